@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR Apache-2.0 OR MIT */
+/*
+ * /dev/vpmu: the shared-page door to the paravirtual PMU.
+ *
+ * VPMU_IOC_OPEN takes the arguments of perf_event_open(2) and returns a file
+ * descriptor with perf's own interface: read, poll, mmap and the
+ * PERF_EVENT_IOC_* calls, with perf's numbers and meanings.
+ */
+#ifndef _UAPI_VPMU_H
+#define _UAPI_VPMU_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* struct vpmu_info::count_mode */
+#define VPMU_COUNT_GUEST	0	/* only while the guest runs */
+#define VPMU_COUNT_VCPU		1	/* host work for the vCPU included */
+
+/**
+ * struct vpmu_info - what this device is
+ * @version: of the device interface
+ * @vcpus: number of vCPUs it counts on
+ * @max_events: most events open at once
+ * @max_ring_pages: most data pages of one ring
+ * @catalogue_len: number of catalogue entries
+ * @count_mode: VPMU_COUNT_*
+ * @time_zero: see @time_mult
+ * @time_mult: record time = time_zero + ((tsc * time_mult) >> time_shift)
+ * @time_shift: see @time_mult
+ * @pmu_type: perf_event_attr::type of the vpmu PMU
+ * @tsc_khz: guest TSC frequency
+ * @reserved: zero
+ */
+struct vpmu_info {
+	__u32 version;
+	__u32 vcpus;
+	__u32 max_events;
+	__u32 max_ring_pages;
+	__u32 catalogue_len;
+	__u32 count_mode;
+	__u64 time_zero;
+	__u32 time_mult;
+	__u32 time_shift;
+	__u32 pmu_type;
+	__u32 tsc_khz;
+	__u64 reserved[2];
+};
+
+/**
+ * struct vpmu_open - the arguments of perf_event_open(2)
+ * @attr: address of a struct perf_event_attr; type is perf's HARDWARE, SOFTWARE,
+ *        HW_CACHE or RAW, or the vpmu PMU's own (struct vpmu_info::pmu_type)
+ * @pid: 0 for the caller, a thread, or -1 for every task on @cpu
+ * @cpu: -1 for any, or a CPU number
+ * @group_fd: -1
+ * @reserved: zero
+ * @flags: PERF_FLAG_FD_CLOEXEC or zero
+ */
+struct vpmu_open {
+	__u64 attr;
+	__s32 pid;
+	__s32 cpu;
+	__s32 group_fd;
+	__u32 reserved;
+	__u64 flags;
+};
+
+/**
+ * struct vpmu_catalogue - read catalogue entries
+ * @first: first entry wanted
+ * @count: most entries wanted
+ * @entries: address of an array of struct vpmu_catalogue_entry (256 bytes each)
+ */
+struct vpmu_catalogue {
+	__u32 first;
+	__u32 count;
+	__u64 entries;
+};
+
+/**
+ * struct vpmu_catalogue_entry - one event that this host can count
+ * @kind: which kind of event; see VPMU_CONFIG
+ * @flags: can sample (1), leaves host work out (2), takes any config (4),
+ *         honours exclude_user and exclude_kernel (8)
+ * @config: which event of the kind
+ * @name: as written after "vperf -e"
+ * @unit: of the count
+ * @source: what counts it
+ * @counts: what exactly is counted
+ */
+struct vpmu_catalogue_entry {
+	__u32 kind;
+	__u32 flags;
+	__u64 config;
+	char name[40];
+	char unit[16];
+	char source[56];
+	char counts[128];
+};
+
+/*
+ * perf_event_attr::config of the vpmu PMU: the kind in bits 48-63, the event of
+ * that kind in bits 0-47.
+ */
+#define VPMU_CONFIG_KIND_SHIFT	48
+#define VPMU_CONFIG(kind, event) \
+	(((__u64)(kind) << VPMU_CONFIG_KIND_SHIFT) | (event))
+
+#define VPMU_IOC_MAGIC		0xb6
+
+#define VPMU_IOC_INFO		_IOR(VPMU_IOC_MAGIC, 0, struct vpmu_info)
+/* Returns the event's file descriptor. */
+#define VPMU_IOC_OPEN		_IOW(VPMU_IOC_MAGIC, 1, struct vpmu_open)
+/* Returns the number of entries written. */
+#define VPMU_IOC_CATALOGUE	_IOW(VPMU_IOC_MAGIC, 2, struct vpmu_catalogue)
+/* Places a mark on the CPU the caller runs on; the argument is its value. */
+#define VPMU_IOC_MARK		_IO(VPMU_IOC_MAGIC, 3)
+
+#endif /* _UAPI_VPMU_H */

@@ -1,0 +1,3 @@
+//! The paravirtual PMU: the device, for any rust-vmm VMM.
+
+pub mod abi;
