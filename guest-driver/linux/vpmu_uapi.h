@@ -79,9 +79,8 @@ struct vpmu_catalogue {
 
 /**
  * struct vpmu_catalogue_entry - one event that this host can count
- * @kind: which kind of event; see VPMU_CONFIG
- * @flags: can sample (1), leaves host work out (2), takes any config (4),
- *         honours exclude_user and exclude_kernel (8)
+ * @kind: VPMU_KIND_*; see VPMU_CONFIG
+ * @flags: VPMU_CATALOGUE_*
  * @config: which event of the kind
  * @name: as written after "vperf -e"
  * @unit: of the count
@@ -97,6 +96,32 @@ struct vpmu_catalogue_entry {
 	char source[56];
 	char counts[128];
 };
+
+/* struct vpmu_catalogue_entry::kind */
+#define VPMU_KIND_HARDWARE	0	/* config: PERF_COUNT_HW_* */
+#define VPMU_KIND_SOFTWARE	1	/* the host's, on the vCPU thread; PERF_COUNT_SW_* */
+#define VPMU_KIND_HW_CACHE	3	/* config: as for PERF_TYPE_HW_CACHE */
+#define VPMU_KIND_RAW		4	/* where the operator allows it */
+#define VPMU_KIND_TSC		0x100	/* guest TSC ticks; config 0 */
+#define VPMU_KIND_EXITS		0x101	/* VM exits; config: VPMU_EXIT_* */
+#define VPMU_KIND_HALTS		0x102	/* times that the vCPU halted; config 0 */
+#define VPMU_KIND_GUEST_TIME	0x103	/* ns with a CPU inside the run call; config 0 */
+#define VPMU_KIND_MARK		0x104	/* marks; config: the value to count */
+
+/* config of VPMU_KIND_EXITS */
+#define VPMU_EXIT_ALL		0	/* those that the host kernel handles included */
+#define VPMU_EXIT_USER		1	/* all that reached the VMM */
+#define VPMU_EXIT_IO		2	/* port I/O that reached the VMM */
+#define VPMU_EXIT_MMIO		3	/* memory-mapped I/O that reached the VMM */
+#define VPMU_EXIT_HLT		4	/* HLT that reached the VMM */
+#define VPMU_EXIT_SIGNAL	5	/* a signal to the vCPU thread */
+#define VPMU_EXIT_OTHER		6	/* any other that reached the VMM */
+
+/* struct vpmu_catalogue_entry::flags */
+#define VPMU_CATALOGUE_SAMPLES		(1U << 0)	/* can sample */
+#define VPMU_CATALOGUE_GUEST_ONLY	(1U << 1)	/* host work is left out */
+#define VPMU_CATALOGUE_ANY_CONFIG	(1U << 2)	/* config may be any value */
+#define VPMU_CATALOGUE_EXCLUDES		(1U << 3)	/* exclude_user, _kernel honoured */
 
 /*
  * perf_event_attr::config of the vpmu PMU: the kind in bits 48-63, the event of

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * The wire between the virtio PMU and its driver: sizes, offsets and values.
+ *
+ * The C twin of vpmu/src/abi.rs, which is the source of truth and is compared
+ * with this header field by field. vpmu/SPEC.md gives the meaning. All integers
+ * are little-endian; reserved fields are zero. What programs see as well (event
+ * kinds, the catalogue) is in vpmu_uapi.h.
+ */
+#ifndef _VPMU_ABI_H
+#define _VPMU_ABI_H
+
+#include <linux/types.h>
+
+#include "vpmu_uapi.h"
+
+#define VPMU_DEVICE_ID		63	/* not assigned by the virtio specification */
+#define VPMU_PAGE_SIZE		4096
+#define VPMU_VERSION		1	/* vpmu_config::version */
+
+/* Feature bits */
+#define VPMU_F_RING		0	/* samples go to rings in guest memory */
+#define VPMU_F_TASK_PAGE	1	/* who runs is read from a page per vCPU */
+#define VPMU_F_DOORBELL		2	/* shared memory region VPMU_SHM_DOORBELL exists */
+
+/* Virtqueues */
+#define VPMU_QUEUE_CONTROL	0
+#define VPMU_QUEUE_EVENT	1
+#define VPMU_QUEUE_VCPU		2	/* vCPU n has VPMU_QUEUE_VCPU + n */
+
+/* Shared memory region: a 32-bit write at its offset 0 is a mark */
+#define VPMU_SHM_DOORBELL	0
+
+/**
+ * struct vpmu_config - the device's configuration space
+ * @version: VPMU_VERSION
+ * @vcpus: number of vCPUs, and so of vCPU queues
+ * @max_events: most events open at once in this VM
+ * @max_ring_pages: most data pages of one ring, a power of two
+ * @catalogue_len: number of entries in the catalogue
+ * @count_mode: VPMU_COUNT_*
+ * @time_zero: added to the scaled TSC, in nanoseconds
+ * @time_mult: record time = @time_zero + ((tsc * @time_mult) >> @time_shift),
+ *             the product taken in 128 bits
+ * @time_shift: see @time_mult
+ * @reserved: zero
+ * @tsc_khz: guest TSC frequency
+ * @reserved2: zero
+ */
+struct vpmu_config {
+	__le32 version;
+	__le32 vcpus;
+	__le32 max_events;
+	__le32 max_ring_pages;
+	__le32 catalogue_len;
+	__le32 count_mode;
+	__le64 time_zero;
+	__le32 time_mult;
+	__le16 time_shift;
+	__le16 reserved;
+	__le32 tsc_khz;
+	__le32 reserved2;
+};
+
+/* vpmu_control_header::op, with what follows and what answers */
+#define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */
+#define VPMU_CONTROL_CLOSE	2	/* header only, vpmu_control_reply */
+#define VPMU_CONTROL_MAP	3	/* vpmu_map_request + pages, vpmu_control_reply */
+#define VPMU_CONTROL_UNMAP	4	/* header only, vpmu_control_reply */
+#define VPMU_CONTROL_CATALOGUE	5	/* vpmu_catalogue_request, vpmu_control_reply + entries */
+#define VPMU_CONTROL_TASK_PAGE	6	/* vpmu_task_page_request, vpmu_control_reply */
+
+/**
+ * struct vpmu_control_header - first words of every control request
+ * @op: VPMU_CONTROL_*
+ * @reserved: zero
+ * @event: the event meant; zero where the operation has none
+ */
+struct vpmu_control_header {
+	__le32 op;
+	__le32 reserved;
+	__le64 event;
+};
+
+/**
+ * struct vpmu_control_reply - the answer where nothing but success is returned
+ * @status: 0 or a positive Linux errno
+ * @value: entries returned for the catalogue, else zero
+ */
+struct vpmu_control_reply {
+	__le32 status;
+	__le32 value;
+};
+
+/* vpmu_open_request::context: the driver schedules the event on vCPU queues */
+#define VPMU_CONTEXT_TASK	0xffffffffU
+
+/* vpmu_open_request::flags */
+#define VPMU_OPEN_ENABLED		(1U << 0)
+#define VPMU_OPEN_EXCLUDE_USER		(1U << 1)
+#define VPMU_OPEN_EXCLUDE_KERNEL	(1U << 2)
+#define VPMU_OPEN_WATERMARK		(1U << 3)	/* wakeup is in bytes */
+
+/* vpmu_open_request::sample_type: IP, TID, TIME, ID, CPU, PERIOD, STREAM_ID, IDENTIFIER */
+#define VPMU_SAMPLE_ALLOWED \
+	((1U << 0) | (1U << 1) | (1U << 2) | (1U << 6) | (1U << 7) | \
+	 (1U << 8) | (1U << 9) | (1U << 16))
+
+/* vpmu_open_request::engine */
+#define VPMU_ENGINE_ANY		0	/* the device chooses */
+#define VPMU_ENGINE_EXIT	1	/* the overflow ends the run call */
+#define VPMU_ENGINE_BATCHED	2	/* the host samples, the device rewrites */
+
+/**
+ * struct vpmu_open_request - VPMU_CONTROL_OPEN
+ * @header: event is zero
+ * @kind: VPMU_KIND_*
+ * @context: a vCPU index or VPMU_CONTEXT_TASK
+ * @config: which event of the kind
+ * @period: a sample every so many; zero counts only
+ * @sample_type: perf's PERF_SAMPLE_*, out of VPMU_SAMPLE_ALLOWED
+ * @flags: VPMU_OPEN_*
+ * @wakeup: a wakeup every so many records, or bytes with VPMU_OPEN_WATERMARK;
+ *          zero: every full page
+ * @engine: VPMU_ENGINE_*
+ * @reserved: zero
+ * @parent: zero, or the event whose ring and id the records use
+ */
+struct vpmu_open_request {
+	struct vpmu_control_header header;
+	__le32 kind;
+	__le32 context;
+	__le64 config;
+	__le64 period;
+	__le64 sample_type;
+	__le32 flags;
+	__le32 wakeup;
+	__le32 engine;
+	__le32 reserved;
+	__le64 parent;
+};
+
+/**
+ * struct vpmu_open_reply - the answer to VPMU_CONTROL_OPEN
+ * @status: 0 or a positive Linux errno
+ * @engine: the engine chosen; VPMU_ENGINE_ANY for an event that only counts
+ * @id: of the event: never zero, never used again while the VM lives
+ */
+struct vpmu_open_reply {
+	__le32 status;
+	__le32 engine;
+	__le64 id;
+};
+
+/* vpmu_map_request::flags: the reader moves data_tail; without it the ring overwrites */
+#define VPMU_MAP_WRITABLE	(1U << 0)
+
+/**
+ * struct vpmu_map_request - VPMU_CONTROL_MAP; @pages 64-bit addresses follow
+ * @header: event names the event
+ * @pages: 1 or 1 + 2^n
+ * @flags: VPMU_MAP_*
+ */
+struct vpmu_map_request {
+	struct vpmu_control_header header;
+	__le32 pages;
+	__le32 flags;
+};
+
+/**
+ * struct vpmu_catalogue_request - VPMU_CONTROL_CATALOGUE
+ * @header: event is zero
+ * @first: first entry wanted
+ * @count: most entries wanted
+ */
+struct vpmu_catalogue_request {
+	struct vpmu_control_header header;
+	__le32 first;
+	__le32 count;
+};
+
+/**
+ * struct vpmu_task_page_request - VPMU_CONTROL_TASK_PAGE
+ * @header: event is zero
+ * @vcpu: whose page
+ * @reserved: zero
+ * @address: guest-physical, page-aligned; zero takes the page away
+ */
+struct vpmu_task_page_request {
+	struct vpmu_control_header header;
+	__le32 vcpu;
+	__le32 reserved;
+	__le64 address;
+};
+
+/**
+ * struct vpmu_task_page - who runs on a vCPU
+ * @pid: process id; written with @tid as one aligned 64-bit word
+ * @tid: thread id
+ * @since: guest TSC at the switch
+ */
+struct vpmu_task_page {
+	__le32 pid;
+	__le32 tid;
+	__le64 since;
+};
+
+/* vpmu_command::op */
+#define VPMU_COMMAND_VCPU	1	/* which vCPU notified; the answer's value */
+#define VPMU_COMMAND_ENABLE	2	/* leave "off"; the count goes on */
+#define VPMU_COMMAND_DISABLE	3	/* become "off" */
+#define VPMU_COMMAND_IN		4	/* a task event's task begins to run here */
+#define VPMU_COMMAND_OUT	5	/* it ceases to */
+#define VPMU_COMMAND_READ	6	/* nothing but the answer */
+#define VPMU_COMMAND_RESET	7	/* the count becomes zero; the times stay */
+#define VPMU_COMMAND_PERIOD	8	/* a new period, from this moment */
+
+/**
+ * struct vpmu_command - one command on a vCPU queue
+ * @op: VPMU_COMMAND_*
+ * @reserved: zero
+ * @event: the event meant; zero for VPMU_COMMAND_VCPU
+ * @value: the new period for VPMU_COMMAND_PERIOD, else zero
+ * @reserved2: zero
+ */
+struct vpmu_command {
+	__le32 op;
+	__le32 reserved;
+	__le64 event;
+	__le64 value;
+	__le64 reserved2;
+};
+
+/* vpmu_reply::state */
+#define VPMU_STATE_ERROR	(-2)	/* backing lost, the count stands still */
+#define VPMU_STATE_OFF		(-1)	/* disabled */
+#define VPMU_STATE_INACTIVE	0	/* enabled, its context not running */
+#define VPMU_STATE_ACTIVE	1	/* counting */
+
+/**
+ * struct vpmu_reply - the event as it is after a command
+ * @status: 0 or a positive Linux errno
+ * @state: VPMU_STATE_*, two's complement
+ * @value: the count
+ * @time_enabled: nanoseconds enabled with its context scheduled in
+ * @time_running: nanoseconds of those in which the backing counted
+ */
+struct vpmu_reply {
+	__le32 status;
+	__le32 state;
+	__le64 value;
+	__le64 time_enabled;
+	__le64 time_running;
+};
+
+/* vpmu_notice::kind */
+#define VPMU_NOTICE_WAKEUP	1	/* the ring has crossed its wakeup mark */
+#define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
+
+/**
+ * struct vpmu_notice - what the device tells the driver on the event queue
+ * @kind: VPMU_NOTICE_*
+ * @reserved: zero
+ * @event: the event meant
+ */
+struct vpmu_notice {
+	__le32 kind;
+	__le32 reserved;
+	__le64 event;
+};
+
+#endif /* _VPMU_ABI_H */
