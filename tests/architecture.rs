@@ -1,0 +1,107 @@
+//! Who may know whom. The tree promises it in words; this holds it to them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Direct dependencies of a workspace member that end up in its users' builds.
+fn dependencies(package: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "cargo metadata failed");
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|p| p["name"] == package)
+        .unwrap_or_else(|| panic!("no package {package} in the workspace"))["dependencies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|d| d["kind"].is_null())
+        .map(|d| d["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Every `.rs` file below `dir`.
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The code of a file, comments left out.
+fn code(path: &Path) -> String {
+    fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .filter(|l| !l.trim_start().starts_with("//"))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[test]
+fn the_device_knows_neither_kvm_nor_event_loops_nor_command_lines() {
+    let found = dependencies("vpmu");
+    for forbidden in ["kvm-ioctls", "kvm-bindings", "event-manager", "clap", "vmm"] {
+        assert!(!found.contains(forbidden), "vpmu depends on {forbidden}");
+    }
+}
+
+#[test]
+fn the_guest_half_shares_nothing_but_the_wire_with_the_device() {
+    let found = dependencies("vpmu-client");
+    for forbidden in ["vpmu", "vmm", "images", "kvm-ioctls"] {
+        assert!(!found.contains(forbidden), "vpmu-client depends on {forbidden}");
+    }
+}
+
+#[test]
+fn the_tests_drive_programs_and_import_no_internals() {
+    let found = dependencies("tests");
+    for forbidden in ["vpmu", "vmm"] {
+        assert!(!found.contains(forbidden), "tests depends on {forbidden}");
+    }
+}
+
+#[test]
+fn only_the_host_module_of_the_device_calls_perf() {
+    let src = root().join("vpmu/src");
+    let files = sources(&src);
+    assert!(files.len() > 5, "the device's sources moved");
+    for file in files {
+        let inside = file.starts_with(src.join("host"));
+        if !inside {
+            let code = code(&file);
+            for word in ["perf_event_open", "unsafe {"] {
+                assert!(!code.contains(word), "{} has {word}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn only_the_arch_module_of_the_vmm_names_an_architecture() {
+    let src = root().join("vmm/src");
+    for file in sources(&src) {
+        if !file.starts_with(src.join("arch")) {
+            assert!(!code(&file).contains("target_arch"), "{}", file.display());
+        }
+    }
+}
