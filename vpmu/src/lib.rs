@@ -1,3 +1,20 @@
 //! The paravirtual PMU: the device, for any rust-vmm VMM.
+//!
+//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (what the device asks of it) and a
+//! [`Source`] (what counts: [`host::PerfSource`] on a real host), carries it on a virtio
+//! transport, and tells it when each vCPU enters and leaves the guest. The crate knows guest
+//! memory and perf; it knows nothing of KVM, event loops or command lines.
 
 pub mod abi;
+mod device;
+pub mod host;
+mod machine;
+mod metrics;
+mod settings;
+pub mod source;
+
+pub use device::{Error, Vpmu};
+pub use machine::{ExitReason, GuestRegs, Machine, Registers};
+pub use metrics::{ExitCounts, Metrics};
+pub use settings::{Limits, Settings};
+pub use source::Source;

@@ -1,0 +1,53 @@
+//! What the device did, for the operator's report.
+
+/// Exits that reached the VMM, by reason, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExitCounts {
+    /// Port I/O.
+    pub io: u64,
+    /// Memory-mapped I/O.
+    pub mmio: u64,
+    /// HLT.
+    pub hlt: u64,
+    /// Signals to the vCPU thread.
+    pub signal: u64,
+    /// Anything else.
+    pub other: u64,
+}
+
+impl ExitCounts {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.io + self.mmio + self.hlt + self.signal + self.other
+    }
+}
+
+/// What the device did since the start; a reset does not zero it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Events opened.
+    pub events_opened: u64,
+    /// Requests taken from the control queue.
+    pub control_requests: u64,
+    /// Commands taken from vCPU queues.
+    pub commands: u64,
+    /// Notifications of each vCPU queue: the exits that commands cost.
+    pub kicks: Vec<u64>,
+    /// Sample records written to guest rings.
+    pub samples_written: u64,
+    /// Sample records that found no room, or no ring.
+    pub samples_lost: u64,
+    /// Exits by signal that brought host overflows.
+    pub overflow_exits: u64,
+    /// Used-buffer interrupts raised.
+    pub interrupts: u64,
+    /// Notices delivered on the event queue.
+    pub notices: u64,
+    /// Marks placed.
+    pub marks: u64,
+    /// Wakeup marks that rings crossed.
+    pub wakeups: u64,
+    /// Guest requests that could not even be answered.
+    pub bad_requests: u64,
+}

@@ -1,0 +1,30 @@
+//! What an operator decides about one VM's device.
+
+/// The fixed facts of one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Number of vCPUs, and so of vCPU queues.
+    pub vcpus: u32,
+    /// Guest TSC frequency in kHz.
+    pub tsc_khz: u32,
+    /// What one guest may use up.
+    pub limits: Limits,
+}
+
+/// What one guest may use up of its host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Most events open at once; each may hold one host file descriptor per vCPU.
+    pub max_events: u32,
+    /// Most data pages of one ring, a power of two.
+    pub max_ring_pages: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_events: 1024,
+            max_ring_pages: 4096,
+        }
+    }
+}
