@@ -1,1 +1,56 @@
-//! Skeleton.
+//! The guest programs' side of the paravirtual PMU.
+//!
+//! There are two doors into the device, and one [`Event`] behind both:
+//! - [`Vpmu`] is the shared-page door, `/dev/vpmu`: events that count and sample, whose rings
+//!   the host writes directly into this process's pages.
+//! - [`perf::PerfPmu`] is the perf core door, `perf_event_open(2)` on the PMU named `vpmu`:
+//!   events that count.
+//!
+//! Count the caller's own events by reason of exit:
+//! ```no_run
+//! # fn main() -> Result<(), vpmu_client::Error> {
+//! let vpmu = vpmu_client::Vpmu::open()?;
+//! let event = vpmu.open_event(&vpmu.attr("exits-io")?)?;
+//! event.enable()?;
+//! // ... the work to measure ...
+//! event.disable()?;
+//! println!("{} exits", event.read()?.value);
+//! # Ok(())
+//! # }
+//! ```
+//! Take a sample every millisecond of CPU time, and read them from the ring:
+//! ```no_run
+//! # fn main() -> Result<(), vpmu_client::Error> {
+//! use vpmu_client::{Record, Vpmu};
+//! let vpmu = Vpmu::open()?;
+//! let event = vpmu.open_event(&vpmu.attr("task-clock")?.sampling(1_000_000))?;
+//! let mut ring = event.map(4)?;
+//! event.enable()?;
+//! event.poll(None)?;
+//! for record in ring.records() {
+//!     if let Record::Sample(sample) = record? {
+//!         println!("{:#x} in thread {}", sample.ip, sample.tid);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod attr;
+pub mod catalogue;
+pub mod device;
+pub mod error;
+pub mod event;
+mod map;
+pub mod perf;
+pub mod record;
+pub mod ring;
+mod sys;
+
+pub use attr::EventAttr;
+pub use catalogue::{Catalogue, Entry};
+pub use device::{Info, Vpmu};
+pub use error::Error;
+pub use event::{Event, Reading};
+pub use record::{Record, Sample};
+pub use ring::{Metadata, Ring};

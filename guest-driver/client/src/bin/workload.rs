@@ -1,0 +1,149 @@
+//! Programs whose profile is known beforehand: what demos and tests of `vperf` measure.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Parser, Subcommand};
+use vpmu_client::{Vpmu, error};
+
+/// Programs whose profile is known beforehand.
+///
+/// Examples:
+///   workload hot --ms 500      3/4 of the time in one function, 1/4 in another
+///   workload hot --rounds 100  the same, as a fixed amount of work
+///   workload spin 200          200 ms of CPU time in one function
+///   workload ports 1000        1000 writes to a port that no device has: 1000 VM exits
+///   workload marks 10 7        10 marks of the value 7
+#[derive(Debug, Parser)]
+#[command(version, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    work: Work,
+}
+
+#[derive(Debug, Subcommand)]
+enum Work {
+    /// Spend 3/4 of the work in `hot_three_quarters`, 1/4 in `warm_one_quarter`.
+    Hot(Amount),
+    /// Spend CPU time in `spin`.
+    Spin {
+        /// Milliseconds.
+        ms: u64,
+    },
+    /// Write to port 0x80, through /dev/port.
+    Ports {
+        /// How often.
+        count: u64,
+    },
+    /// Place marks through the vPMU.
+    Marks {
+        /// How many.
+        count: u64,
+        /// Of which value.
+        value: u32,
+    },
+}
+
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct Amount {
+    /// For so many milliseconds.
+    #[arg(long, default_value_t = 1000)]
+    ms: u64,
+    /// So many rounds of work, however long they take.
+    #[arg(long)]
+    rounds: Option<u64>,
+}
+
+/// Steps of the generator in a quarter of a round: some tens of microseconds.
+const QUARTER: u32 = 10_000;
+
+/// The same steps in both functions, so that time goes by their number alone.
+#[inline(always)]
+fn steps(mut state: u64, count: u32) -> u64 {
+    for _ in 0..count {
+        state = black_box(
+            state
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e),
+        );
+    }
+    state
+}
+
+#[inline(never)]
+fn hot_three_quarters(state: u64) -> u64 {
+    steps(state, 3 * QUARTER)
+}
+
+#[inline(never)]
+fn warm_one_quarter(state: u64) -> u64 {
+    steps(state ^ 1, QUARTER)
+}
+
+#[inline(never)]
+fn spin(until: Instant) -> u64 {
+    let mut state = 1;
+    while Instant::now() < until {
+        state = steps(state, QUARTER);
+    }
+    state
+}
+
+fn hot(amount: &Amount) -> u64 {
+    let until = Instant::now() + Duration::from_millis(amount.ms);
+    let mut state = 1;
+    let mut rounds = 0;
+    while amount
+        .rounds
+        .map_or_else(|| Instant::now() < until, |wanted| rounds < wanted)
+    {
+        state = warm_one_quarter(hot_three_quarters(state));
+        rounds += 1;
+    }
+    println!("hot: {rounds} rounds");
+    state
+}
+
+fn ports(count: u64) -> io::Result<()> {
+    let port = File::options().write(true).open("/dev/port")?;
+    for _ in 0..count {
+        port.write_all_at(&[0], 0x80)?;
+    }
+    Ok(())
+}
+
+fn marks(count: u64, value: u32) -> Result<(), vpmu_client::Error> {
+    let vpmu = Vpmu::open()?;
+    for _ in 0..count {
+        vpmu.mark(value)?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().work {
+        Work::Hot(amount) => {
+            black_box(hot(&amount));
+            Ok(())
+        }
+        Work::Spin { ms } => {
+            black_box(spin(Instant::now() + Duration::from_millis(ms)));
+            Ok(())
+        }
+        Work::Ports { count } => ports(count).map_err(|error| format!("/dev/port: {error}")),
+        Work::Marks { count, value } => marks(count, value).map_err(|error| error::chain(&error)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Where stderr is closed there is nobody to tell.
+            let _ = writeln!(io::stderr(), "workload: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

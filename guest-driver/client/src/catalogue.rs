@@ -1,0 +1,324 @@
+//! What this host can count: the events by name, and the finding of them. Opens nothing.
+
+use crate::attr::{AttrError, EventAttr};
+use crate::sys::RawEntry;
+
+const SAMPLES: u32 = 1 << 0;
+const GUEST_ONLY: u32 = 1 << 1;
+const ANY_CONFIG: u32 = 1 << 2;
+const EXCLUDES: u32 = 1 << 3;
+
+const KIND_SHIFT: u32 = 48;
+
+/// What is wrong with an event's name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogueError {
+    /// The catalogue has no such name.
+    #[error("no event {name:?} on this host{}; `vperf list` shows all", suggestion(.near))]
+    Unknown {
+        /// As asked for.
+        name: String,
+        /// Names like it.
+        near: Vec<String>,
+    },
+    /// A value where the event takes none.
+    #[error("event {0:?} takes no value: write it without \"=\"")]
+    NoValue(String),
+    /// A value that is no number, or too large.
+    #[error(
+        "{value:?} is not a value for event {name:?}: a number below 2^48, or 0x and hexadecimal digits"
+    )]
+    Value {
+        /// The event.
+        name: String,
+        /// As given.
+        value: String,
+    },
+    /// A modifier on an event that counts user mode and kernel alike.
+    #[error(
+        "event {0:?} cannot tell user mode from the kernel on this host: write it without \":\""
+    )]
+    NoExclude(String),
+    /// A modifier that there is not.
+    #[error("event {name:?}")]
+    Modifier {
+        /// The event.
+        name: String,
+        /// Which.
+        source: AttrError,
+    },
+}
+
+fn suggestion(names: &[String]) -> String {
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!(": did you mean {}?", names.join(" or "))
+    }
+}
+
+/// One event that this host can count.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Entry {
+    /// As written after `-e`.
+    pub name: String,
+    /// Of the count: empty for plain numbers, else `ns`, `ticks`.
+    pub unit: String,
+    /// What exactly is counted.
+    pub counts: String,
+    /// What counts it.
+    pub source: String,
+    /// Can sample.
+    pub samples: bool,
+    /// Leaves host work for the vCPU out.
+    pub guest_only: bool,
+    /// `name=value` chooses which (a mark's value).
+    pub takes_value: bool,
+    /// `exclude_user` and `exclude_kernel` are honoured.
+    pub excludes: bool,
+    /// Which kind of event, in the device's numbers.
+    pub kind: u32,
+    /// Which event of the kind.
+    pub config: u64,
+}
+
+impl Entry {
+    pub(crate) fn from_raw(raw: &RawEntry) -> Self {
+        Self {
+            name: text(&raw.name),
+            unit: text(&raw.unit),
+            counts: text(&raw.counts),
+            source: text(&raw.source),
+            samples: raw.flags & SAMPLES != 0,
+            guest_only: raw.flags & GUEST_ONLY != 0,
+            takes_value: raw.flags & ANY_CONFIG != 0,
+            excludes: raw.flags & EXCLUDES != 0,
+            kind: raw.kind,
+            config: raw.config,
+        }
+    }
+}
+
+/// Up to the first zero; what is not UTF-8 shows as replacement characters.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// Every event that this host can count.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Catalogue {
+    entries: Vec<Entry>,
+}
+
+impl Catalogue {
+    pub(crate) fn new(entries: Vec<Entry>) -> Self {
+        Self { entries }
+    }
+
+    /// In the device's order.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The entry of that very name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+
+    /// The event that `spec` names: a name of the catalogue, `=value` where it takes one,
+    /// `:u`, `:k` or `:uk` where it honours it. `pmu_type` is [`crate::Info::pmu_type`].
+    ///
+    /// # Errors
+    /// [`CatalogueError`] says which part is wrong and what would do.
+    pub fn attr(&self, pmu_type: u32, spec: &str) -> Result<EventAttr, CatalogueError> {
+        let (entry, value, modifiers) = self.split(spec)?;
+        let config = match value {
+            None => entry.config,
+            Some(value) => number(value).ok_or_else(|| CatalogueError::Value {
+                name: entry.name.clone(),
+                value: value.into(),
+            })?,
+        };
+        let attr = EventAttr::new(pmu_type, u64::from(entry.kind) << KIND_SHIFT | config);
+        let Some(modifiers) = modifiers else {
+            return Ok(attr);
+        };
+        let attr = attr
+            .modified(modifiers)
+            .map_err(|source| CatalogueError::Modifier {
+                name: entry.name.clone(),
+                source,
+            })?;
+        if !entry.excludes && (attr.exclude_user || attr.exclude_kernel) {
+            return Err(CatalogueError::NoExclude(entry.name.clone()));
+        }
+        Ok(attr)
+    }
+
+    /// The entry that `spec` names.
+    ///
+    /// # Errors
+    /// As [`Catalogue::attr`], of the name.
+    pub fn entry(&self, spec: &str) -> Result<&Entry, CatalogueError> {
+        self.split(spec).map(|(entry, ..)| entry)
+    }
+
+    /// The entry, the value and the modifiers.
+    fn split<'a>(
+        &self,
+        spec: &'a str,
+    ) -> Result<(&Entry, Option<&'a str>, Option<&'a str>), CatalogueError> {
+        let (rest, modifiers) = match spec.split_once(':') {
+            Some((rest, modifiers)) => (rest, Some(modifiers)),
+            None => (spec, None),
+        };
+        let (name, value) = match rest.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (rest, None),
+        };
+        let entry = self.get(name).ok_or_else(|| CatalogueError::Unknown {
+            name: name.into(),
+            near: self.near(name),
+        })?;
+        if value.is_some() && !entry.takes_value {
+            return Err(CatalogueError::NoValue(name.into()));
+        }
+        Ok((entry, value, modifiers))
+    }
+
+    /// At most three names like `name`, the likest first.
+    fn near(&self, name: &str) -> Vec<String> {
+        let mut ranked: Vec<(usize, &str)> = self
+            .entries
+            .iter()
+            .filter_map(|entry| {
+                let candidate = entry.name.as_str();
+                let part =
+                    name.len() >= 3 && (candidate.contains(name) || name.contains(candidate));
+                let distance = if part { 1 } else { distance(name, candidate) };
+                (distance <= 1 + name.len() / 4).then_some((distance, candidate))
+            })
+            .collect();
+        ranked.sort_unstable();
+        ranked
+            .into_iter()
+            .take(3)
+            .map(|(_, name)| name.to_owned())
+            .collect()
+    }
+}
+
+fn number(text: &str) -> Option<u64> {
+    let value = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    value.ok().filter(|value| value >> KIND_SHIFT == 0)
+}
+
+/// Levenshtein's: how many single-character edits lead from one to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(name: &str, kind: u32, config: u64, flags: u32) -> Entry {
+        let mut bytes = [0; 40];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        let (unit, source, counts) = ([0; 16], [b's'; 56], [0xff; 128]);
+        Entry::from_raw(&RawEntry {
+            kind,
+            flags,
+            config,
+            name: bytes,
+            unit,
+            source,
+            counts,
+        })
+    }
+
+    fn catalogue() -> Catalogue {
+        Catalogue::new(vec![
+            raw("task-clock", 1, 1, SAMPLES),
+            raw("cycles", 0, 0, SAMPLES | EXCLUDES | GUEST_ONLY),
+            raw("exits-io", 0x101, 2, 0),
+            raw("mark", 0x104, 0, SAMPLES | ANY_CONFIG),
+        ])
+    }
+
+    #[test]
+    fn entries_end_at_their_zero_or_their_room() {
+        let entry = raw("cycles", 0, 0, 0);
+        assert_eq!((entry.name.as_str(), entry.unit.as_str()), ("cycles", ""));
+        assert_eq!(entry.source.len(), 56);
+        assert_eq!(entry.counts.chars().count(), 128);
+    }
+
+    #[test]
+    fn names_values_and_modifiers_become_configs() {
+        let catalogue = catalogue();
+        let config = |spec| catalogue.attr(9, spec).map(|attr| attr.config);
+        assert_eq!(config("exits-io"), Ok(0x101 << 48 | 2));
+        assert_eq!(config("mark"), Ok(0x104 << 48));
+        assert_eq!(config("mark=7"), Ok(0x104 << 48 | 7));
+        assert_eq!(
+            config("mark=0xffffffffffff"),
+            Ok(0x104 << 48 | 0xffff_ffff_ffff)
+        );
+        let attr = catalogue.attr(9, "cycles:u").unwrap();
+        assert!(attr.exclude_kernel && !attr.exclude_user && attr.pmu_type == 9);
+        assert!(catalogue.attr(9, "task-clock:uk").is_ok());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let catalogue = catalogue();
+        let error = |spec: &str| catalogue.attr(9, spec).unwrap_err();
+        assert_eq!(error("cycles=1"), CatalogueError::NoValue("cycles".into()));
+        assert_eq!(
+            error("task-clock:u"),
+            CatalogueError::NoExclude("task-clock".into())
+        );
+        for value in ["", "x", "-1", "0x1000000000000"] {
+            let expected = CatalogueError::Value {
+                name: "mark".into(),
+                value: value.into(),
+            };
+            assert_eq!(error(&format!("mark={value}")), expected);
+        }
+        assert!(matches!(error("cycles:z"), CatalogueError::Modifier { .. }));
+        assert_eq!(
+            error("cycels").to_string(),
+            "no event \"cycels\" on this host: did you mean cycles?; `vperf list` shows all"
+        );
+        assert_eq!(
+            error("exits").to_string(),
+            "no event \"exits\" on this host: did you mean exits-io?; `vperf list` shows all"
+        );
+        assert_eq!(
+            error("llc-misses").to_string(),
+            "no event \"llc-misses\" on this host; `vperf list` shows all"
+        );
+    }
+}

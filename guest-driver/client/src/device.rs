@@ -1,0 +1,271 @@
+//! `/dev/vpmu`, the shared-page door: what the device is, what it counts, its events.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use zerocopy::FromZeros;
+
+use crate::Error;
+use crate::attr::EventAttr;
+use crate::catalogue::{Catalogue, Entry};
+use crate::event::Event;
+use crate::sys::{self, RawEntry};
+
+/// Where the driver puts its device.
+pub const PATH: &str = "/dev/vpmu";
+
+/// Most catalogue entries read at once.
+const CHUNK: usize = 32;
+/// The one version of the device interface that this library speaks.
+const VERSION: u32 = 1;
+const COUNT_VCPU: u32 = 1;
+
+/// What the device refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// No device file.
+    #[error("no {}: load the driver with `modprobe virtio_pmu`; if that fails, this machine's VMM offers no vPMU", .0.display())]
+    Missing(PathBuf),
+    /// It cannot be opened.
+    #[error("opening {}", path.display())]
+    Open {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not the vPMU, or dead.
+    #[error("asking the vPMU what it is")]
+    Info(#[source] io::Error),
+    /// The device and this library are of different times.
+    #[error(
+        "the vPMU has interface version {0}, this program knows {VERSION} alone: use the client that came with the VMM"
+    )]
+    Version(u32),
+    /// The catalogue cannot be read.
+    #[error("reading the vPMU's catalogue")]
+    Catalogue(#[source] io::Error),
+    /// A mark was refused.
+    #[error("placing a mark")]
+    Mark(#[source] io::Error),
+    /// The event was refused.
+    #[error("opening the event{}", hint(.0))]
+    OpenEvent(#[source] io::Error),
+}
+
+/// What to do about a refusal, where the error number alone would leave a person guessing.
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => " (this host cannot count it: see `vperf list`)",
+        Some(libc::EACCES | libc::EPERM) => {
+            " (whole CPUs and other users' tasks need CAP_PERFMON; own tasks do not)"
+        }
+        Some(libc::EOPNOTSUPP) => " (the device cannot do this with this event)",
+        Some(libc::ENOSPC | libc::EMFILE | libc::ENFILE) => {
+            " (too many events are open in this machine: close some)"
+        }
+        Some(libc::ESRCH) => " (the task is gone)",
+        Some(libc::ENODEV) => " (no such CPU, or it is offline)",
+        Some(libc::E2BIG) => " (the driver is too old for this program)",
+        _ => "",
+    }
+}
+
+/// What the device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Info {
+    /// Of the device interface.
+    pub version: u32,
+    /// vCPUs that it counts on.
+    pub vcpus: u32,
+    /// Most events open at once, in the whole machine.
+    pub max_events: u32,
+    /// Most data pages of one ring.
+    pub max_ring_pages: u32,
+    /// Counts hold host work for the vCPU where the backing cannot leave it out by itself.
+    pub host_work_counted: bool,
+    /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`, nanoseconds.
+    pub time_zero: u64,
+    /// See [`Info::time_zero`].
+    pub time_mult: u32,
+    /// See [`Info::time_zero`].
+    pub time_shift: u32,
+    /// The type of this PMU's events.
+    pub pmu_type: u32,
+    /// Frequency of the guest's TSC.
+    pub tsc_khz: u32,
+}
+
+impl Info {
+    /// Record time, in nanoseconds, of a value of the guest's TSC.
+    #[must_use]
+    pub fn time_of(&self, tsc: u64) -> u64 {
+        let scaled = (u128::from(tsc) * u128::from(self.time_mult))
+            .checked_shr(self.time_shift)
+            .unwrap_or(0);
+        #[expect(clippy::cast_possible_truncation, reason = "the clock is modulo 2^64")]
+        let scaled = scaled as u64;
+        self.time_zero.wrapping_add(scaled)
+    }
+}
+
+/// The open device.
+#[derive(Debug)]
+pub struct Vpmu {
+    file: File,
+    info: Info,
+    catalogue: Catalogue,
+}
+
+impl Vpmu {
+    /// Opens [`PATH`] and reads what the device is and can count.
+    ///
+    /// # Errors
+    /// [`DeviceError`], above all that the driver is not loaded.
+    pub fn open() -> Result<Self, DeviceError> {
+        Self::open_at(Path::new(PATH))
+    }
+
+    /// Opens another path.
+    ///
+    /// # Errors
+    /// As [`Vpmu::open`].
+    pub fn open_at(path: &Path) -> Result<Self, DeviceError> {
+        // For writing too: that is what the driver may ask for where state is changed.
+        let file =
+            File::options()
+                .read(true)
+                .write(true)
+                .open(path)
+                .map_err(|source| match source.kind() {
+                    io::ErrorKind::NotFound => DeviceError::Missing(path.into()),
+                    _ => DeviceError::Open {
+                        path: path.into(),
+                        source,
+                    },
+                })?;
+        let raw = sys::info(file.as_fd()).map_err(DeviceError::Info)?;
+        if raw.version != VERSION {
+            return Err(DeviceError::Version(raw.version));
+        }
+        let info = Info {
+            version: raw.version,
+            vcpus: raw.vcpus,
+            max_events: raw.max_events,
+            max_ring_pages: raw.max_ring_pages,
+            host_work_counted: raw.count_mode == COUNT_VCPU,
+            time_zero: raw.time_zero,
+            time_mult: raw.time_mult,
+            time_shift: raw.time_shift,
+            pmu_type: raw.pmu_type,
+            tsc_khz: raw.tsc_khz,
+        };
+        let catalogue = read_catalogue(&file, raw.catalogue_len)?;
+        Ok(Self {
+            file,
+            info,
+            catalogue,
+        })
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// What this host can count.
+    #[must_use]
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    /// The event that `spec` names, as in [`Catalogue::attr`]: of the calling thread,
+    /// disabled, counting.
+    ///
+    /// # Errors
+    /// [`Error::Catalogue`] names what is wrong with it.
+    pub fn attr(&self, spec: &str) -> Result<EventAttr, Error> {
+        Ok(self.catalogue.attr(self.info.pmu_type, spec)?)
+    }
+
+    /// Opens an event whose ring the host writes.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's error number as its source.
+    pub fn open_event(&self, attr: &EventAttr) -> Result<Event, Error> {
+        let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), attr.pid, attr.cpu)
+            .map_err(DeviceError::OpenEvent)?;
+        Ok(Event::new(fd, attr))
+    }
+
+    /// Places the mark `value` on the CPU that the caller runs on: one VM exit.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device takes no marks.
+    pub fn mark(&self, value: u32) -> Result<(), Error> {
+        Ok(sys::mark(self.file.as_fd(), value).map_err(DeviceError::Mark)?)
+    }
+}
+
+fn read_catalogue(file: &File, len: u32) -> Result<Catalogue, DeviceError> {
+    let mut entries = Vec::new();
+    let mut first = 0;
+    while first < len {
+        let mut raw = [RawEntry::new_zeroed(); CHUNK];
+        let filled =
+            sys::catalogue(file.as_fd(), first, &mut raw).map_err(DeviceError::Catalogue)?;
+        if filled == 0 {
+            break;
+        }
+        entries.extend(raw[..filled].iter().map(Entry::from_raw));
+        first = first.saturating_add(u32::try_from(filled).unwrap_or(u32::MAX));
+    }
+    Ok(Catalogue::new(entries))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_driver_is_named_with_its_remedy() {
+        let error = Vpmu::open_at(Path::new("/nonexistent/vpmu")).unwrap_err();
+        assert!(error.to_string().contains("modprobe virtio_pmu"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_a_vpmu_is_refused() {
+        let error = Vpmu::open_at(Path::new("/dev/null")).unwrap_err();
+        assert!(matches!(error, DeviceError::Info(_)), "{error}");
+    }
+
+    #[test]
+    fn tsc_becomes_time() {
+        let info = Info {
+            version: 1,
+            vcpus: 1,
+            max_events: 1,
+            max_ring_pages: 1,
+            host_work_counted: false,
+            time_zero: 5,
+            time_mult: 1 << 31,
+            time_shift: 32,
+            pmu_type: 9,
+            tsc_khz: 2_000_000,
+        };
+        assert_eq!(info.time_of(2_000), 1_005);
+        assert_eq!(info.time_of(u64::MAX), (u64::MAX >> 1) + 5);
+        assert_eq!(
+            Info {
+                time_shift: 500,
+                ..info
+            }
+            .time_of(2_000),
+            5
+        );
+    }
+}

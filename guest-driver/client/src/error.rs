@@ -1,0 +1,59 @@
+//! One type for callers that use several modules, and the one-line form of any error.
+
+use crate::{attr, catalogue, device, event, perf, ring};
+
+/// Any error of this library.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(
+    clippy::error_impl_error,
+    reason = "the crate's one, as io::Error is of io"
+)]
+pub enum Error {
+    /// From the device file.
+    #[error(transparent)]
+    Device(#[from] device::DeviceError),
+    /// From an event's name.
+    #[error(transparent)]
+    Catalogue(#[from] catalogue::CatalogueError),
+    /// From an event's description.
+    #[error(transparent)]
+    Attr(#[from] attr::AttrError),
+    /// From an open event.
+    #[error(transparent)]
+    Event(#[from] event::EventError),
+    /// From an event's ring.
+    #[error(transparent)]
+    Ring(#[from] ring::RingError),
+    /// From the perf core door.
+    #[error(transparent)]
+    Perf(#[from] perf::PerfError),
+}
+
+/// `error` and its causes on one line, joined by ": ".
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        // A transparent wrapper shows its source's text as its own.
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = error.source();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_names_every_cause_once() {
+        let error = Error::from(event::EventError::Read(std::io::Error::other("gone")));
+        assert_eq!(chain(&error), "reading the event: gone");
+    }
+}

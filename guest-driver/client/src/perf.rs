@@ -1,0 +1,330 @@
+//! The perf core door: `perf_event_open(2)` on the PMU that the driver registers, described
+//! by sysfs as any PMU is. Events of this door count; the other door samples, too.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::attr::EventAttr;
+use crate::event::Event;
+use crate::sys;
+
+/// Where the kernel describes the PMU.
+pub const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
+
+/// What is missing in sysfs, or was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PerfError {
+    /// No such PMU.
+    #[error("no PMU at {}: load the driver with `modprobe virtio_pmu`, and mount sysfs", .0.display())]
+    Missing(PathBuf),
+    /// A file that cannot be read.
+    #[error("reading {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The type is no number.
+    #[error("{} holds {text:?}, which is not a PMU's type", path.display())]
+    Type {
+        /// Which file.
+        path: PathBuf,
+        /// What it says.
+        text: String,
+    },
+    /// No event of that name.
+    #[error("the PMU has no event {name:?}, only: {}", known.join(", "))]
+    Unknown {
+        /// As asked for.
+        name: String,
+        /// All that there are.
+        known: Vec<String>,
+    },
+    /// A format that is not ranges of bits of `config`.
+    #[error("the format {format:?} of {term:?} is not ranges of bits of config")]
+    Format {
+        /// Whose.
+        term: String,
+        /// As sysfs says.
+        format: String,
+    },
+    /// A term of an event that is not `name`, `name=number`, or does not fit its bits.
+    #[error("the term {0:?} is not a name and a number that fits its bits")]
+    Term(String),
+    /// The kernel refused the event.
+    #[error("perf_event_open")]
+    Open(#[source] io::Error),
+}
+
+/// The PMU, as sysfs describes it.
+#[derive(Debug)]
+pub struct PerfPmu {
+    path: PathBuf,
+    pmu_type: u32,
+}
+
+impl PerfPmu {
+    /// Reads the PMU's type from [`SYSFS`].
+    ///
+    /// # Errors
+    /// [`PerfError`], above all that the driver is not loaded.
+    pub fn open() -> Result<Self, PerfError> {
+        Self::open_at(Path::new(SYSFS))
+    }
+
+    /// Reads another directory.
+    ///
+    /// # Errors
+    /// As [`PerfPmu::open`].
+    pub fn open_at(path: &Path) -> Result<Self, PerfError> {
+        let file = path.join("type");
+        let text = match read(&file) {
+            Err(PerfError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Err(PerfError::Missing(path.into()));
+            }
+            text => text?,
+        };
+        let pmu_type = text
+            .parse()
+            .map_err(|_| PerfError::Type { path: file, text })?;
+        Ok(Self {
+            path: path.into(),
+            pmu_type,
+        })
+    }
+
+    /// `perf_event_attr::type` of its events.
+    #[must_use]
+    pub fn pmu_type(&self) -> u32 {
+        self.pmu_type
+    }
+
+    /// The names of its events, sorted.
+    ///
+    /// # Errors
+    /// [`PerfError::Read`].
+    pub fn events(&self) -> Result<Vec<String>, PerfError> {
+        let path = self.path.join("events");
+        let error = |source| PerfError::Read {
+            path: path.clone(),
+            source,
+        };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&path).map_err(error)? {
+            names.push(
+                entry
+                    .map_err(error)?
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned(),
+            );
+        }
+        // Beside an event may stand files about it: its unit and its scale.
+        names.retain(|name| !name.contains('.'));
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The event that sysfs names so: of the calling thread, disabled, counting.
+    ///
+    /// # Errors
+    /// [`PerfError::Unknown`], or what is wrong with its description.
+    pub fn attr(&self, name: &str) -> Result<EventAttr, PerfError> {
+        let known = self.events()?;
+        if !known.iter().any(|known| known == name) {
+            return Err(PerfError::Unknown {
+                name: name.into(),
+                known,
+            });
+        }
+        self.attr_of_terms(&read(&self.path.join("events").join(name))?)
+    }
+
+    /// The event of perf's terms, as between the slashes of `vpmu/kind=0x101,event=2/`.
+    ///
+    /// # Errors
+    /// [`PerfError::Term`] or [`PerfError::Format`].
+    pub fn attr_of_terms(&self, terms: &str) -> Result<EventAttr, PerfError> {
+        let mut config = 0;
+        for term in terms.split(',') {
+            let wrong = || PerfError::Term(term.into());
+            let (name, value) = term.split_once('=').unwrap_or((term, "1"));
+            let value = number(value).ok_or_else(wrong)?;
+            if name == "config" {
+                config |= value;
+                continue;
+            }
+            // A name is a name of a file, and not a way to other directories.
+            if name.is_empty() || name.contains('/') || name.starts_with('.') {
+                return Err(wrong());
+            }
+            let format = read(&self.path.join("format").join(name))?;
+            let bits = bits(&format).ok_or_else(|| PerfError::Format {
+                term: name.into(),
+                format: format.clone(),
+            })?;
+            config |= spread(value, &bits).ok_or_else(wrong)?;
+        }
+        Ok(EventAttr::new(self.pmu_type, config))
+    }
+
+    /// Opens an event with `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// [`PerfError::Open`] with the kernel's error number as its source.
+    pub fn open_event(&self, attr: &EventAttr) -> Result<Event, PerfError> {
+        let fd = sys::perf_event_open(&mut attr.to_raw(), attr.pid, attr.cpu)
+            .map_err(PerfError::Open)?;
+        Ok(Event::new(fd, attr))
+    }
+}
+
+fn read(path: &Path) -> Result<String, PerfError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text.trim_end().to_owned()),
+        Err(source) => Err(PerfError::Read {
+            path: path.into(),
+            source,
+        }),
+    }
+}
+
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The bits, lowest first, of a format such as `config:0-7,32-35`.
+fn bits(format: &str) -> Option<Vec<u32>> {
+    let mut bits = Vec::new();
+    for range in format.strip_prefix("config:")?.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        if first > last || last > 63 {
+            return None;
+        }
+        bits.extend(first..=last);
+    }
+    Some(bits)
+}
+
+/// Puts the bits of `value` where the format has them; `None` if it has more than they hold.
+fn spread(value: u64, bits: &[u32]) -> Option<u64> {
+    if bits.len() < 64 && value >> bits.len() != 0 {
+        return None;
+    }
+    let set = bits
+        .iter()
+        .enumerate()
+        .filter(|&(index, _)| index < 64 && value >> index & 1 != 0);
+    Some(set.fold(0, |config, (_, bit)| config | 1 << bit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pmu() -> (tempfile::TempDir, PerfPmu) {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("type", "9\n");
+        put("format/event", "config:0-47\n");
+        put("format/kind", "config:48-63\n");
+        put("format/split", "config:0-1,62-63\n");
+        put("format/other", "config1:0-7\n");
+        put("events/exits-io", "event=0x2,kind=0x101\n");
+        put("events/tsc", "kind=256\n");
+        put("events/tsc.unit", "ticks\n");
+        let pmu = PerfPmu::open_at(dir.path()).unwrap();
+        (dir, pmu)
+    }
+
+    #[test]
+    fn names_become_configs() {
+        let (_dir, pmu) = pmu();
+        assert_eq!(pmu.pmu_type(), 9);
+        assert_eq!(pmu.events().unwrap(), ["exits-io", "tsc"]);
+        let attr = pmu.attr("exits-io").unwrap();
+        assert_eq!((attr.pmu_type, attr.config), (9, 0x101 << 48 | 2));
+        assert_eq!(pmu.attr("tsc").unwrap().config, 0x100 << 48);
+        assert_eq!(pmu.attr_of_terms("config=0x30").unwrap().config, 0x30);
+        assert_eq!(pmu.attr_of_terms("split=0xd").unwrap().config, 3 << 62 | 1);
+        assert_eq!(pmu.attr_of_terms("kind").unwrap().config, 1 << 48);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let (_dir, pmu) = pmu();
+        let error = pmu.attr("cycles").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the PMU has no event \"cycles\", only: exits-io, tsc"
+        );
+        for term in ["kind=0x10000", "kind=x", "../type=1", "=1", "split=16"] {
+            let error = pmu.attr_of_terms(term).unwrap_err();
+            assert!(
+                matches!(error, PerfError::Term(ref t) if t == term),
+                "{error}"
+            );
+        }
+        assert!(matches!(
+            pmu.attr_of_terms("other=1"),
+            Err(PerfError::Format { .. })
+        ));
+        assert!(matches!(
+            pmu.attr_of_terms("missing=1"),
+            Err(PerfError::Read { .. })
+        ));
+        let missing = PerfPmu::open_at(Path::new("/nonexistent")).unwrap_err();
+        assert!(
+            missing.to_string().contains("modprobe virtio_pmu"),
+            "{missing}"
+        );
+    }
+
+    #[test]
+    fn formats_that_make_no_sense_are_refused() {
+        for format in [
+            "",
+            "config",
+            "config:",
+            "config:5-3",
+            "config:0-64",
+            "config:x",
+            "config1:0",
+        ] {
+            assert_eq!(bits(format), None, "{format}");
+        }
+        assert_eq!(bits("config:3"), Some(vec![3]));
+    }
+
+    #[test]
+    fn the_kernels_own_door_opens_here_too() {
+        // The CPU's own software clock, through the same code; every kernel has it.
+        let attr = EventAttr::new(1, 1);
+        let pmu = PerfPmu {
+            path: PathBuf::new(),
+            pmu_type: 1,
+        };
+        let event = pmu.open_event(&attr).unwrap();
+        event.enable().unwrap();
+        let work: u64 = (0..200_000u64).map(std::hint::black_box).sum();
+        std::hint::black_box(work);
+        event.disable().unwrap();
+        let reading = event.read().unwrap();
+        assert!(reading.value > 0 && reading.time_running > 0, "{reading:?}");
+        assert!(reading.time_running <= reading.time_enabled);
+        assert_eq!(reading.id, event.id().unwrap());
+        event.reset().unwrap();
+        assert_eq!(event.read().unwrap().value, 0);
+    }
+}

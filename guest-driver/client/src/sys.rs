@@ -1,0 +1,251 @@
+//! The system calls, each behind a safe function: device and event ioctls, perf_event_open,
+//! poll. Knows the layout of the driver's structs and nothing of their meaning.
+#![expect(unsafe_code, reason = "the edge to the kernel")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// `struct vpmu_info`.
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct RawInfo {
+    pub(crate) version: u32,
+    pub(crate) vcpus: u32,
+    pub(crate) max_events: u32,
+    pub(crate) max_ring_pages: u32,
+    pub(crate) catalogue_len: u32,
+    pub(crate) count_mode: u32,
+    pub(crate) time_zero: u64,
+    pub(crate) time_mult: u32,
+    pub(crate) time_shift: u32,
+    pub(crate) pmu_type: u32,
+    pub(crate) tsc_khz: u32,
+    pub(crate) reserved: [u64; 2],
+}
+
+/// `struct vpmu_open`.
+#[derive(Debug, Clone, Copy, Default, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawOpen {
+    attr: u64,
+    pid: i32,
+    cpu: i32,
+    group_fd: i32,
+    reserved: u32,
+    flags: u64,
+}
+
+/// `struct vpmu_catalogue`.
+#[derive(Debug, Clone, Copy, Default, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawCatalogue {
+    first: u32,
+    count: u32,
+    entries: u64,
+}
+
+/// `struct vpmu_catalogue_entry`.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct RawEntry {
+    pub(crate) kind: u32,
+    pub(crate) flags: u32,
+    pub(crate) config: u64,
+    pub(crate) name: [u8; 40],
+    pub(crate) unit: [u8; 16],
+    pub(crate) source: [u8; 56],
+    pub(crate) counts: [u8; 128],
+}
+
+const MAGIC: u32 = 0xb6;
+const IOC_WRITE: u32 = 1;
+const IOC_READ: u32 = 2;
+
+/// The kernel's `_IOC` encoding, as on x86 and arm64.
+const fn ioc(direction: u32, number: u32, size: usize) -> u32 {
+    assert!(size < 1 << 14);
+    #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
+    let size = size as u32;
+    direction << 30 | size << 16 | MAGIC << 8 | number
+}
+
+const IOC_INFO: u32 = ioc(IOC_READ, 0, size_of::<RawInfo>());
+const IOC_OPEN: u32 = ioc(IOC_WRITE, 1, size_of::<RawOpen>());
+const IOC_CATALOGUE: u32 = ioc(IOC_WRITE, 2, size_of::<RawCatalogue>());
+const IOC_MARK: u32 = ioc(0, 3, 0);
+
+/// perf's ioctls that take no argument.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Switch {
+    Enable,
+    Disable,
+    Reset,
+}
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers pass a descriptor that the kernel has just returned to them alone.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<RawInfo> {
+    let mut info = RawInfo::default();
+    // SAFETY: the request writes one RawInfo, which `info` has room for.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), IOC_INFO.into(), &raw mut info) })?;
+    Ok(info)
+}
+
+/// Returns how many of `entries` were filled.
+pub(crate) fn catalogue(
+    device: BorrowedFd<'_>,
+    first: u32,
+    entries: &mut [RawEntry],
+) -> io::Result<usize> {
+    let request = RawCatalogue {
+        first,
+        count: u32::try_from(entries.len()).unwrap_or(u32::MAX),
+        entries: entries.as_mut_ptr().expose_provenance() as u64,
+    };
+    // SAFETY: the driver writes at most `count` entries at `entries`, which is that long and
+    // borrowed mutably until it returns.
+    let filled = checked(unsafe {
+        libc::ioctl(device.as_raw_fd(), IOC_CATALOGUE.into(), &raw const request)
+    })?;
+    Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
+}
+
+pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
+    let value = libc::c_ulong::from(value);
+    // SAFETY: the request takes its argument by value and touches no memory of ours.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), IOC_MARK.into(), value) })?;
+    Ok(())
+}
+
+pub(crate) fn open(
+    device: BorrowedFd<'_>,
+    attr: &mut perf_event_attr,
+    pid: i32,
+    cpu: i32,
+) -> io::Result<OwnedFd> {
+    let request = RawOpen {
+        attr: std::ptr::from_mut(attr).expose_provenance() as u64,
+        pid,
+        cpu,
+        group_fd: -1,
+        reserved: 0,
+        flags: bindings::PERF_FLAG_FD_CLOEXEC.into(),
+    };
+    // SAFETY: the driver reads `request` and the attr it points to, and may write the attr's
+    // size; both live and are borrowed until it returns.
+    let fd =
+        checked(unsafe { libc::ioctl(device.as_raw_fd(), IOC_OPEN.into(), &raw const request) })?;
+    Ok(owned(fd))
+}
+
+pub(crate) fn perf_event_open(
+    attr: &mut perf_event_attr,
+    pid: i32,
+    cpu: i32,
+) -> io::Result<OwnedFd> {
+    let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
+    // SAFETY: the kernel reads the attr and may write its size; it is borrowed mutably. What
+    // an event measures touches no memory of this process.
+    let fd = checked(unsafe { perf_event_open_sys::perf_event_open(attr, pid, cpu, -1, flags) })?;
+    Ok(owned(fd))
+}
+
+pub(crate) fn switch(event: BorrowedFd<'_>, switch: Switch) -> io::Result<()> {
+    let request = match switch {
+        Switch::Enable => bindings::ENABLE,
+        Switch::Disable => bindings::DISABLE,
+        Switch::Reset => bindings::RESET,
+    };
+    // SAFETY: these requests take a number by value and touch no memory of ours.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), 0) })?;
+    Ok(())
+}
+
+pub(crate) fn set_period(event: BorrowedFd<'_>, period: u64) -> io::Result<()> {
+    // SAFETY: the request reads one u64, which outlives the call.
+    checked(unsafe {
+        libc::ioctl(
+            event.as_raw_fd(),
+            bindings::PERIOD.into(),
+            &raw const period,
+        )
+    })?;
+    Ok(())
+}
+
+pub(crate) fn id(event: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut id = 0u64;
+    // SAFETY: the request writes one u64, which `id` has room for.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), bindings::ID.into(), &raw mut id) })?;
+    Ok(id)
+}
+
+/// poll(2) for input on all of `fds`; `None` waits without end. The answer stands in the
+/// order of `fds`: what each returned in `revents`. A signal ends the wait with nothing set.
+pub(crate) fn poll(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Vec<i16>> {
+    let mut polled: Vec<libc::pollfd> = fds
+        .iter()
+        .map(|fd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    // Rounded up: a wait that ends early would have callers spin.
+    let millis = timeout.map_or(-1, |timeout| {
+        i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
+    });
+    // SAFETY: `polled` is an array of as many pollfd as is said.
+    let result = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
+    match checked(result) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(polled.iter().map(|fd| fd.revents).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    // The numbers are those of vpmu_uapi.h on a 64-bit machine.
+    #[test]
+    fn layouts_are_the_drivers() {
+        assert_eq!(size_of::<RawInfo>(), 64);
+        assert_eq!(offset_of!(RawInfo, time_zero), 24);
+        assert_eq!(offset_of!(RawInfo, time_mult), 32);
+        assert_eq!(offset_of!(RawInfo, pmu_type), 40);
+        assert_eq!(offset_of!(RawInfo, reserved), 48);
+        assert_eq!(size_of::<RawOpen>(), 32);
+        assert_eq!(offset_of!(RawOpen, group_fd), 16);
+        assert_eq!(offset_of!(RawOpen, flags), 24);
+        assert_eq!(size_of::<RawCatalogue>(), 16);
+        assert_eq!(size_of::<RawEntry>(), 256);
+        assert_eq!(offset_of!(RawEntry, name), 16);
+        assert_eq!(offset_of!(RawEntry, source), 72);
+        assert_eq!(offset_of!(RawEntry, counts), 128);
+    }
+
+    #[test]
+    fn ioctl_numbers_are_the_drivers() {
+        assert_eq!(IOC_INFO, 0x8040_b600);
+        assert_eq!(IOC_OPEN, 0x4020_b601);
+        assert_eq!(IOC_CATALOGUE, 0x4010_b602);
+        assert_eq!(IOC_MARK, 0xb603);
+    }
+}
