@@ -1,0 +1,172 @@
+//! What a survey finds: plain data, as `vmm check --json` prints it.
+//!
+//! The field names are the keys of the JSON and so a contract with whoever reads it. Nothing here
+//! probes anything and nothing here judges: `verdict` puts the consequences into words.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// Everything `vmm check` knows about this machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Survey {
+    /// Whether a stock Linux kernel can be expected to boot under `vmm run` here.
+    pub stock_kernel: bool,
+    /// The hypervisor as its own capability list describes it.
+    pub kvm: Kvm,
+    /// What small guests did when they were run; `None` where none could be run.
+    pub guest: Option<Guest>,
+    /// What the host's perf events can do for a vCPU thread.
+    pub perf: Perf,
+    /// The same facts line by line, with what follows from each.
+    pub checks: Vec<Check>,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Stable name, `section.subject`.
+    pub name: &'static str,
+    /// What was found.
+    pub value: String,
+    /// What that means for somebody who wants to use this machine.
+    pub consequence: String,
+}
+
+/// `/dev/kvm` and its capabilities.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Kvm {
+    /// `/dev/kvm` exists.
+    pub present: bool,
+    /// It can be opened, speaks the stable API and has all that a guest needs.
+    pub usable: bool,
+    /// Why it is not usable, with the remedy.
+    pub error: Option<String>,
+    /// The loaded vendor module (`kvm_intel`, `kvm_amd`, ...), if the host shows it.
+    pub module: Option<String>,
+    /// `KVM_GET_API_VERSION`; 12 on every kernel since 2.6.22.
+    pub api_version: Option<i32>,
+    /// Most vCPUs in one VM.
+    pub max_vcpus: Option<u32>,
+    /// Capabilities by name, present or not.
+    pub capabilities: BTreeMap<&'static str, bool>,
+    /// Those of them without which no guest runs, and that are absent.
+    pub missing: Vec<&'static str>,
+}
+
+/// A yes or no, with what was seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The machine did what the architecture manual says.
+    pub ok: bool,
+    /// What it did.
+    pub detail: String,
+}
+
+/// Behaviour of real guests of a few instructions.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Guest {
+    /// A guest in long mode ran to a port write and a halt that the VMM saw.
+    pub port_io: Finding,
+    /// Where the instruction pointer stands at a port-write exit.
+    pub port_io_rip: ExitRip,
+    /// A store outside guest memory reached the VMM with its address and data.
+    pub mmio: Finding,
+    /// `syscall` in ring 3 arrived in ring 0, `sysret` went back to ring 3.
+    pub syscall: Finding,
+    /// `int3` in ring 0 raised a breakpoint exception.
+    pub breakpoint: Finding,
+    /// `cmpxchg16b` in ring 0 exchanged (or CPUID does not offer it).
+    pub cmpxchg16b: Finding,
+    /// A hypercall with an unknown number returned an error to the guest.
+    pub hypercall: Finding,
+    /// A signal to the thread of a vCPU that spins in the guest ended the run call.
+    pub signal: Finding,
+    /// Registers copied with the exit equal those read by a system call.
+    pub sync_regs: Finding,
+    /// How the guest's time-stamp counter relates to the host's.
+    pub tsc: GuestTsc,
+}
+
+/// Where the guest's instruction pointer stands when a port write has ended the run call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitRip {
+    /// At the `out` itself; the next run call completes it.
+    At,
+    /// Behind it.
+    After,
+    /// Not observed, or somewhere else.
+    #[default]
+    Unknown,
+}
+
+/// How the guest's time-stamp counter relates to the host's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestTsc {
+    /// Host counter plus the offset that KVM names.
+    Offset,
+    /// The host counter as it is, and KVM names no other offset.
+    Host,
+    /// The host counter as it is, though KVM names another offset.
+    HostDespiteOffset,
+    /// Neither of these, or not observed.
+    #[default]
+    Unknown,
+}
+
+/// What `perf_event_open(2)` offers.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Perf {
+    /// `kernel.perf_event_paranoid`; `None` on a kernel without perf events.
+    pub paranoid: Option<i32>,
+    /// Candidate events by name.
+    pub events: BTreeMap<&'static str, Event>,
+    /// Whether `exclude_host` keeps host work out of a software clock; `None`: not observed.
+    pub software_excludes_host: Option<bool>,
+    /// The same for hardware cycles; `None`: no such counter.
+    pub hardware_excludes_host: Option<bool>,
+    /// Clock samples taken while a guest loop ran in ring 0.
+    pub guest_kernel: Option<Samples>,
+    /// Clock samples taken while a guest loop ran in ring 3.
+    pub guest_user: Option<Samples>,
+    /// The `kvm:` tracepoints as seen through tracefs.
+    pub tracepoints: Finding,
+}
+
+/// Whether one event can be opened on a thread of this process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// `perf_event_open(2)` gave a descriptor.
+    pub opens: bool,
+    /// Only user mode may be counted, for want of privilege.
+    pub user_only: bool,
+    /// The errno's text where it did not open.
+    pub error: Option<String>,
+    /// Its number, for programs.
+    pub errno: Option<i32>,
+}
+
+/// How many samples of a guest loop landed where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Samples {
+    /// All of them.
+    pub total: u32,
+    /// Labelled guest kernel or guest user by the host.
+    pub guest: u32,
+    /// Labelled guest, with the instruction pointer inside the guest's loop.
+    pub in_loop: u32,
+    /// Labelled guest user.
+    pub labelled_user: u32,
+}
+
+impl Samples {
+    /// Fewer than this say nothing.
+    const ENOUGH: u32 = 20;
+
+    /// Whether host samples carry guest instruction pointers; `None`: too few samples to tell.
+    pub fn carry_guest_ips(&self) -> Option<bool> {
+        (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
+    }
+}

@@ -1,0 +1,95 @@
+//! `vmm check`: what this machine can do, and what follows from that.
+//!
+//! Everything is found out by doing it: guests of a few instructions, events that are opened and
+//! counted. Other programs read the JSON to decide where a stock kernel can run. Each probe is
+//! bounded, so that a broken hypervisor is a line in the table and not a hang.
+
+mod code;
+mod facts;
+mod guest;
+mod kvm;
+mod machine;
+mod perf;
+mod table;
+#[cfg(test)]
+mod tests;
+mod verdict;
+mod watch;
+
+use std::error::Error;
+use std::io::{self, Write};
+
+pub use facts::{Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples, Survey};
+
+/// Arguments of `vmm check`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CheckArgs {
+    /// Print the survey as JSON, with keys that stay as they are, instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Why `vmm check` did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// The survey is printed, and its answer is that no guest runs here.
+    #[error("no guest runs on this machine: {0}")]
+    NoGuest(String),
+    /// The survey could not be put into JSON.
+    #[error("cannot write the survey as JSON")]
+    Json(#[source] serde_json::Error),
+    /// Standard output does not take the survey.
+    #[error("cannot write the survey to standard output")]
+    Output(#[source] io::Error),
+}
+
+/// Surveys the machine and prints what it found on standard output.
+///
+/// # Errors
+/// [`CheckError::NoGuest`], after printing, where not even the smallest guest runs.
+pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
+    let survey = survey();
+    let text = if args.json {
+        serde_json::to_string_pretty(&survey).map_err(CheckError::Json)? + "\n"
+    } else {
+        table::render(&survey.checks)
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // The reader has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.map_err(CheckError::Output)?,
+    }
+    match (&survey.guest, survey.kvm.error) {
+        (Some(guest), _) if verdict::runs(guest) => Ok(()),
+        (Some(guest), _) => Err(CheckError::NoGuest(guest.port_io.detail.clone())),
+        (None, error) => Err(CheckError::NoGuest(error.unwrap_or_default())),
+    }
+}
+
+/// Tries everything; takes about a second, and at most a few where KVM is broken.
+///
+/// Takes the real-time signal `SIGRTMIN + 9` for itself.
+pub fn survey() -> Survey {
+    let kvm = kvm::probe();
+    let guest = kvm.usable.then(guest::probe);
+    let perf = perf::probe(guest.as_ref().is_some_and(verdict::runs));
+    Survey {
+        stock_kernel: verdict::stock_kernel(&kvm, guest.as_ref()),
+        checks: verdict::checks(&kvm, guest.as_ref(), &perf),
+        kvm,
+        guest,
+        perf,
+    }
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,247 @@
+//! What the host's perf events can do for somebody who profiles a vCPU thread.
+//!
+//! Opening says which events exist; counting and sampling say what they mean. Everything runs on
+//! short-lived threads of this process and leaves no event open.
+
+mod samples;
+mod sys;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hint::black_box;
+use std::io;
+use std::time::{Duration, Instant};
+
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
+    PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
+    PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_CPU_MIGRATIONS,
+    PERF_COUNT_SW_PAGE_FAULTS, PERF_COUNT_SW_TASK_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_HARDWARE,
+    PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT, perf_event_attr,
+};
+
+use super::facts::{Event, Finding, Perf, Samples};
+use super::guest;
+use super::machine::Ring;
+
+/// How long a guest is sampled.
+const SAMPLED: Duration = Duration::from_millis(200);
+/// One sample every so many nanoseconds of the clock: 1 kHz.
+const PERIOD: u64 = 1_000_000;
+/// How long a thread spins to see whether its own host work is counted.
+const SPUN: Duration = Duration::from_millis(5);
+
+const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+const TSC_TYPE: &str = "/sys/bus/event_source/devices/msr/type";
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// Any one of the `kvm:` events stands for all.
+const TRACEPOINT: &str = "events/kvm/kvm_exit/id";
+
+/// The generic events that are tried; a name of `cycles` and the like is perf's.
+const GENERIC: &[(&str, u32, u32)] = &[
+    (
+        "branch-misses",
+        PERF_TYPE_HARDWARE,
+        PERF_COUNT_HW_BRANCH_MISSES,
+    ),
+    (
+        "branches",
+        PERF_TYPE_HARDWARE,
+        PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
+    ),
+    (
+        "cache-misses",
+        PERF_TYPE_HARDWARE,
+        PERF_COUNT_HW_CACHE_MISSES,
+    ),
+    (
+        "cache-references",
+        PERF_TYPE_HARDWARE,
+        PERF_COUNT_HW_CACHE_REFERENCES,
+    ),
+    (
+        "context-switches",
+        PERF_TYPE_SOFTWARE,
+        PERF_COUNT_SW_CONTEXT_SWITCHES,
+    ),
+    ("cpu-clock", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK),
+    (
+        "cpu-migrations",
+        PERF_TYPE_SOFTWARE,
+        PERF_COUNT_SW_CPU_MIGRATIONS,
+    ),
+    ("cycles", PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES),
+    (
+        "instructions",
+        PERF_TYPE_HARDWARE,
+        PERF_COUNT_HW_INSTRUCTIONS,
+    ),
+    ("page-faults", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_PAGE_FAULTS),
+    ("task-clock", PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK),
+];
+
+/// The names of [`GENERIC`] that a hardware PMU backs.
+pub(super) fn hardware_names() -> impl Iterator<Item = &'static str> {
+    names(PERF_TYPE_HARDWARE)
+}
+
+/// The names of [`GENERIC`] that the kernel itself backs.
+pub(super) fn software_names() -> impl Iterator<Item = &'static str> {
+    names(PERF_TYPE_SOFTWARE)
+}
+
+fn names(kind: u32) -> impl Iterator<Item = &'static str> {
+    GENERIC
+        .iter()
+        .filter(move |generic| generic.1 == kind)
+        .map(|generic| generic.0)
+}
+
+/// Runs every probe; the samples of a guest only where `guests` can run.
+pub(super) fn probe(guests: bool) -> Perf {
+    let mut events: BTreeMap<_, _> = GENERIC
+        .iter()
+        .map(|&(name, kind, config)| (name, try_open(kind, config.into())))
+        .collect();
+    events.insert("msr/tsc", tsc());
+    let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
+    let clock = opens("cpu-clock");
+    let cycles = opens("cycles");
+    let sampled = |ring| {
+        let clock = clock && guests;
+        clock.then(|| sample_guest(ring).ok()).flatten()
+    };
+    Perf {
+        paranoid: fs::read_to_string(PARANOID)
+            .ok()
+            .and_then(|text| text.trim().parse().ok()),
+        software_excludes_host: clock
+            .then(|| excludes_host(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK).ok())
+            .flatten(),
+        hardware_excludes_host: cycles
+            .then(|| excludes_host(PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES).ok())
+            .flatten(),
+        guest_kernel: sampled(Ring::Kernel),
+        guest_user: sampled(Ring::User),
+        tracepoints: tracepoints(),
+        events,
+    }
+}
+
+fn attr(kind: u32, config: u64) -> perf_event_attr {
+    perf_event_attr {
+        type_: kind,
+        config,
+        ..Default::default()
+    }
+}
+
+/// Opens and closes an event; without privilege, with user mode alone.
+fn try_open(kind: u32, config: u64) -> Event {
+    let failed = |error: io::Error| Event {
+        error: Some(error.to_string()),
+        errno: error.raw_os_error(),
+        ..Event::default()
+    };
+    let opened = |user_only| Event {
+        opens: true,
+        user_only,
+        ..Event::default()
+    };
+    let mut attr = attr(kind, config);
+    match sys::Event::open(attr) {
+        Ok(_) => opened(false),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            attr.set_exclude_kernel(1);
+            attr.set_exclude_hv(1);
+            match sys::Event::open(attr) {
+                Ok(_) => opened(true),
+                Err(_) => failed(error),
+            }
+        }
+        Err(error) => failed(error),
+    }
+}
+
+fn tsc() -> Event {
+    let kind = fs::read_to_string(TSC_TYPE)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    match kind {
+        Some(kind) => try_open(kind, 0),
+        None => Event {
+            error: Some(format!("{TSC_TYPE} does not exist")),
+            ..Event::default()
+        },
+    }
+}
+
+/// Spins in this very thread, which is all host, and looks whether `exclude_host` counts nothing.
+fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
+    let mut attr = attr(kind, config.into());
+    attr.set_exclude_host(1);
+    let event = match sys::Event::open(attr) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            attr.set_exclude_kernel(1);
+            sys::Event::open(attr)?
+        }
+        other => other?,
+    };
+    event.enable()?;
+    let begin = Instant::now();
+    while begin.elapsed() < SPUN {
+        black_box(0);
+    }
+    event.disable()?;
+    Ok(event.count()? == 0)
+}
+
+/// Samples the clock of a thread whose vCPU loops in `ring`.
+fn sample_guest(ring: Ring) -> Result<Samples, String> {
+    let text = |error: io::Error| error.to_string();
+    let start = move || {
+        let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into());
+        attr.__bindgen_anon_1.sample_period = PERIOD;
+        attr.sample_type = PERF_SAMPLE_IP.into();
+        let event = sys::Event::open(attr).map_err(text)?;
+        let ring = event.ring().map_err(text)?;
+        event.enable().map_err(text)?;
+        Ok((event, ring))
+    };
+    let finish = move |(event, ring): (sys::Event, sys::Ring)| {
+        event.disable().map_err(text)?;
+        Ok(samples::count(&ring.records(), guest::in_loop))
+    };
+    guest::spin(SAMPLED, ring, start, finish)
+}
+
+fn tracepoints() -> Finding {
+    let no = |detail: String| Finding { ok: false, detail };
+    let mut refused = None;
+    for root in TRACEFS {
+        let path = format!("{root}/{TRACEPOINT}");
+        let id = match fs::read_to_string(&path) {
+            Ok(text) => text.trim().parse(),
+            Err(error) => {
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    refused = Some(no(format!("no permission to read {path}: run as root")));
+                }
+                continue;
+            }
+        };
+        let Ok(id) = id else {
+            return no(format!("{path} holds no number"));
+        };
+        let event = try_open(PERF_TYPE_TRACEPOINT, id);
+        return match event.error {
+            None => Finding {
+                ok: true,
+                detail: format!("kvm:kvm_exit opens, from {root}"),
+            },
+            Some(error) => no(format!("kvm:kvm_exit does not open: {error}")),
+        };
+    }
+    refused.unwrap_or_else(|| {
+        no("no kvm events in tracefs: mount -t tracefs none /sys/kernel/tracing".into())
+    })
+}

@@ -1,0 +1,130 @@
+//! `perf_event_open(2)`, its ring, and nothing that interprets either.
+
+#![expect(unsafe_code, reason = "system calls and a shared mapping")]
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use perf_event_open_sys::bindings::{perf_event_attr, perf_event_mmap_page};
+use perf_event_open_sys::ioctls;
+
+const PAGE: usize = 4096;
+/// Data pages of a ring: a power of two.
+const DATA_PAGES: usize = 8;
+
+/// One event on the calling thread.
+#[derive(Debug)]
+pub(super) struct Event {
+    file: File,
+}
+
+impl Event {
+    /// Opens a disabled event on the calling thread, on whatever CPU that runs.
+    ///
+    /// # Errors
+    /// Whatever perf_event_open(2) answers.
+    pub(super) fn open(mut attr: perf_event_attr) -> io::Result<Self> {
+        attr.size = u32::try_from(size_of::<perf_event_attr>()).map_err(io::Error::other)?;
+        attr.set_disabled(1);
+        let cloexec = perf_event_open_sys::bindings::PERF_FLAG_FD_CLOEXEC;
+        // SAFETY: `attr` is initialised and its size says how much of it there is to read.
+        let fd = unsafe {
+            perf_event_open_sys::perf_event_open(&raw mut attr, 0, -1, -1, cloexec.into())
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor and nobody else knows it.
+        let file = unsafe { File::from_raw_fd(fd) };
+        Ok(Event { file })
+    }
+
+    /// Lets it count.
+    pub(super) fn enable(&self) -> io::Result<()> {
+        // SAFETY: the descriptor is a perf event's as long as `file` lives.
+        let answer = unsafe { ioctls::ENABLE(self.file.as_raw_fd(), 0) };
+        if answer < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Makes it stop.
+    pub(super) fn disable(&self) -> io::Result<()> {
+        // SAFETY: as in `enable`.
+        let answer = unsafe { ioctls::DISABLE(self.file.as_raw_fd(), 0) };
+        if answer < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Its count.
+    pub(super) fn count(&self) -> io::Result<u64> {
+        let mut count = [0; 8];
+        (&self.file).read_exact(&mut count)?;
+        Ok(u64::from_ne_bytes(count))
+    }
+
+    /// Gives it a ring for its samples.
+    pub(super) fn ring(&self) -> io::Result<Ring> {
+        let length = (1 + DATA_PAGES) * PAGE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Ring { base, length })
+    }
+}
+
+/// The pages that the kernel writes samples to.
+#[derive(Debug)]
+pub(super) struct Ring {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+impl Ring {
+    /// What was written since the ring was mapped; nothing is ever consumed, so the kernel stops
+    /// when the ring is full. The event has to be disabled.
+    pub(super) fn records(&self) -> Vec<u8> {
+        let page = self.base.cast::<perf_event_mmap_page>();
+        // SAFETY: the first page of the mapping is a perf_event_mmap_page; no reference is made.
+        let head = unsafe { &raw mut (*page.as_ptr()).data_head };
+        // SAFETY: an aligned word that is only ever accessed as a whole, here and in the kernel.
+        let head = unsafe { AtomicU64::from_ptr(head) };
+        let written = head.load(Ordering::Acquire);
+        fence(Ordering::Acquire);
+        let size = self.length - PAGE;
+        let written = usize::try_from(written).map_or(size, |written| written.min(size));
+        let mut records = vec![0; written];
+        // SAFETY: the data pages follow the first one within the mapping.
+        let data = unsafe { self.base.add(PAGE) };
+        // SAFETY: `written` bytes lie within the data pages, and the event is disabled, so the
+        // kernel does not write to them.
+        let data = unsafe { std::slice::from_raw_parts(data.as_ptr(), written) };
+        records.copy_from_slice(data);
+        records
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping that `Event::ring` made; no reference to it is left.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}

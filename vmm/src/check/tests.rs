@@ -1,0 +1,138 @@
+//! One survey of the machine at hand, held against facts that are found out in other ways.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+fn surveyed() -> &'static Survey {
+    static SURVEY: OnceLock<(Survey, Duration)> = OnceLock::new();
+    let (survey, took) = SURVEY.get_or_init(|| {
+        let begin = Instant::now();
+        (survey(), begin.elapsed())
+    });
+    assert!(*took < Duration::from_secs(20), "the survey took {took:?}");
+    survey
+}
+
+/// The errno of a raw system call for a generic hardware or software event; zero: it opened.
+#[expect(unsafe_code, reason = "perf_event_open without the code under test")]
+fn perf_event_open(kind: u32, config: u64) -> i32 {
+    // The first published size of the structure: type, size, config, and 48 bytes of zero,
+    // with the flag word at byte 40 saying disabled.
+    let mut attr = [0_u64; 8];
+    attr[0] = u64::from(kind) | 64 << 32;
+    attr[1] = config;
+    attr[5] = 1;
+    // SAFETY: `attr` holds the 64 bytes that its size field announces.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), 0, -1, -1, 0) };
+    if fd < 0 {
+        return io::Error::last_os_error().raw_os_error().unwrap();
+    }
+    // SAFETY: the descriptor was made above and nothing else knows it.
+    unsafe { libc::close(i32::try_from(fd).unwrap()) };
+    0
+}
+
+#[test]
+fn the_device_is_what_the_file_system_says() {
+    let kvm = &surveyed().kvm;
+    assert_eq!(kvm.present, Path::new("/dev/kvm").exists());
+    let opens = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    assert_eq!(kvm.api_version.is_some(), opens.is_ok(), "{kvm:?}");
+    assert_eq!(kvm.usable, kvm.error.is_none());
+    if let Some(module) = &kvm.module {
+        let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
+        let built_in = !modules.lines().any(|line| line.starts_with("kvm "));
+        assert!(built_in || modules.contains(module), "{module}");
+    }
+}
+
+#[test]
+fn a_stock_kernel_needs_hardware_virtualisation() {
+    let survey = surveyed();
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap();
+    let hardware = cpuinfo
+        .split_whitespace()
+        .any(|flag| flag == "vmx" || flag == "svm");
+    assert_eq!(
+        survey.stock_kernel,
+        survey.kvm.usable && hardware,
+        "{:?}",
+        survey.guest
+    );
+}
+
+#[test]
+fn guests_run_wherever_kvm_is_usable() {
+    let survey = surveyed();
+    let Some(guest) = &survey.guest else {
+        assert!(!survey.kvm.usable);
+        return;
+    };
+    for finding in [&guest.port_io, &guest.mmio, &guest.signal, &guest.sync_regs] {
+        assert!(finding.ok, "{finding:?}");
+    }
+    assert_ne!(guest.port_io_rip, ExitRip::Unknown);
+    assert_ne!(guest.tsc, GuestTsc::Unknown);
+}
+
+#[test]
+fn paranoia_is_the_kernels() {
+    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid")
+        .ok()
+        .map(|text| text.trim().parse().unwrap());
+    assert_eq!(surveyed().perf.paranoid, level);
+}
+
+#[test]
+fn events_open_and_fail_as_the_bare_system_call_does() {
+    let events = &surveyed().perf.events;
+    for (name, kind, config) in [
+        ("cycles", 0, 0),
+        ("instructions", 0, 1),
+        ("cpu-clock", 1, 0),
+        ("task-clock", 1, 1),
+        ("page-faults", 1, 2),
+        ("context-switches", 1, 3),
+        ("cpu-migrations", 1, 4),
+    ] {
+        let event = &events[name];
+        match perf_event_open(kind, config) {
+            0 => assert!(event.opens && !event.user_only, "{name}: {event:?}"),
+            libc::EACCES => assert!(event.user_only || !event.opens, "{name}: {event:?}"),
+            errno => assert_eq!(event.errno, Some(errno), "{name}: {event:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_guest_in_ring_3_shows_in_the_hosts_samples() {
+    let survey = surveyed();
+    let clock = survey.perf.events["cpu-clock"].opens;
+    if !(clock && survey.kvm.usable) {
+        assert_eq!(survey.perf.guest_user, None);
+        return;
+    }
+    let samples = survey.perf.guest_user.unwrap();
+    assert!(samples.in_loop <= samples.guest && samples.guest <= samples.total);
+    assert_eq!(samples.carry_guest_ips(), Some(true), "{samples:?}");
+}
+
+#[test]
+fn the_keys_that_others_read_stay() {
+    let json = serde_json::to_value(surveyed()).unwrap();
+    assert!(json["stock_kernel"].is_boolean());
+    for key in ["kvm", "guest", "perf"] {
+        assert!(json.get(key).is_some(), "{key}");
+    }
+    for check in json["checks"].as_array().unwrap() {
+        for key in ["name", "value", "consequence"] {
+            assert!(!check[key].as_str().unwrap().is_empty(), "{check}");
+        }
+    }
+}

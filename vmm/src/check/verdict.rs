@@ -1,0 +1,429 @@
+//! From facts to what follows from them, in words: pure, no probing, no printing.
+
+use super::facts::{Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples};
+use super::perf;
+
+/// Whether a stock kernel can be expected to boot: what one does before its first user program
+/// and in it has to work in the small.
+pub(super) fn stock_kernel(kvm: &Kvm, guest: Option<&Guest>) -> bool {
+    kvm.usable && guest.is_some_and(|guest| obstacles(guest).is_empty())
+}
+
+/// What a stock kernel needs and this machine got wrong.
+fn obstacles(guest: &Guest) -> Vec<&'static str> {
+    [
+        ("port I/O", &guest.port_io),
+        ("MMIO", &guest.mmio),
+        ("syscall", &guest.syscall),
+        ("int3", &guest.breakpoint),
+        ("cmpxchg16b", &guest.cmpxchg16b),
+        ("signals", &guest.signal),
+    ]
+    .into_iter()
+    .filter(|(_, finding)| !finding.ok)
+    .map(|(name, _)| name)
+    .collect()
+}
+
+/// Whether any guest runs at all.
+pub(super) fn runs(guest: &Guest) -> bool {
+    guest.port_io.ok
+}
+
+/// The table, top to bottom.
+pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check> {
+    let mut checks = vec![device(kvm)];
+    if kvm.api_version.is_some() {
+        checks.extend(capabilities(kvm));
+    }
+    if let Some(guest) = guest {
+        checks.extend(guests(guest));
+    }
+    checks.extend(counters(perf));
+    if guest.is_some() {
+        checks.push(sampled("perf.guest-kernel", "kernel", perf.guest_kernel));
+        checks.push(sampled("perf.guest-user", "user", perf.guest_user));
+    }
+    checks.push(choose(
+        "perf.tracepoints",
+        &perf.tracepoints,
+        "exits can be traced with reason and guest address on the host",
+        "exits are counted from KVM's statistics alone",
+    ));
+    checks.push(verdict(kvm, guest));
+    checks
+}
+
+fn check(name: &'static str, value: impl Into<String>, consequence: impl Into<String>) -> Check {
+    Check {
+        name,
+        value: value.into(),
+        consequence: consequence.into(),
+    }
+}
+
+/// A line whose value is what was seen and whose consequence hangs on whether it is right.
+fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Check {
+    let consequence = if finding.ok { good } else { bad };
+    check(name, finding.detail.as_str(), consequence)
+}
+
+fn device(kvm: &Kvm) -> Check {
+    let name = "kvm.device";
+    match (&kvm.error, &kvm.module) {
+        (Some(error), _) if kvm.api_version.is_none() => {
+            check(name, error.as_str(), "no guest runs on this machine")
+        }
+        (_, module) => {
+            let module = module.as_deref().unwrap_or("of unknown kind");
+            check(name, format!("opens ({module})"), "guests can be created")
+        }
+    }
+}
+
+fn capabilities(kvm: &Kvm) -> Vec<Check> {
+    let has = |name| kvm.capabilities.get(name) == Some(&true);
+    let required = if kvm.missing.is_empty() {
+        check(
+            "kvm.required",
+            "all present",
+            "interrupts, doorbells and exits as the VMM needs them",
+        )
+    } else {
+        let missing = format!("missing: {}", kvm.missing.join(", "));
+        check("kvm.required", missing, "`vmm run` cannot work here")
+    };
+    let statistics = if has("binary_stats") {
+        ("present", "exits that never reach the VMM can be counted")
+    } else {
+        ("absent", "only exits that reach the VMM can be counted")
+    };
+    let vcpus = kvm.max_vcpus.unwrap_or(0);
+    vec![
+        required,
+        check("kvm.statistics", statistics.0, statistics.1),
+        check(
+            "kvm.vcpus",
+            vcpus.to_string(),
+            format!("a guest can have at most {vcpus} vCPUs"),
+        ),
+    ]
+}
+
+fn guests(guest: &Guest) -> Vec<Check> {
+    let rip = match guest.port_io_rip {
+        ExitRip::At => (
+            "at the instruction",
+            "samples at a port write name the write",
+        ),
+        ExitRip::After => (
+            "behind the instruction",
+            "samples at a port write name the instruction after it",
+        ),
+        ExitRip::Unknown => (
+            "unknown",
+            "addresses of samples at a port write are uncertain",
+        ),
+    };
+    let tsc = match guest.tsc {
+        GuestTsc::Offset => (
+            "host's plus KVM's offset",
+            "guest times are exact on the host, too",
+        ),
+        GuestTsc::Host => ("the host's", "guest and host share one clock"),
+        GuestTsc::HostDespiteOffset => (
+            "the host's, although KVM names an offset",
+            "KVM's offset cannot be trusted: guest times have to be taken from the host's counter",
+        ),
+        GuestTsc::Unknown => (
+            "no relation found",
+            "times in samples may not agree with the guest's clock",
+        ),
+    };
+    vec![
+        choose(
+            "guest.port-io",
+            &guest.port_io,
+            "small guests run",
+            "no guest runs on this machine",
+        ),
+        check("guest.port-io-rip", rip.0, rip.1),
+        choose(
+            "guest.mmio",
+            &guest.mmio,
+            "virtio devices and the doorbell work",
+            "virtio devices cannot work",
+        ),
+        choose(
+            "guest.syscall",
+            &guest.syscall,
+            "programs can call a guest kernel",
+            "a stock kernel dies at the first system call of its first program",
+        ),
+        choose(
+            "guest.breakpoint",
+            &guest.breakpoint,
+            "a kernel can patch its own code",
+            "a stock kernel dies when it patches its own code",
+        ),
+        choose(
+            "guest.cmpxchg16b",
+            &guest.cmpxchg16b,
+            "a kernel's memory allocator works",
+            "a stock kernel's memory allocator dies",
+        ),
+        choose(
+            "guest.hypercall",
+            &guest.hypercall,
+            "a kernel can call its hypervisor",
+            "a guest that makes a hypercall hangs or dies",
+        ),
+        choose(
+            "guest.signal",
+            &guest.signal,
+            "an overflow can stop a vCPU: exact samples",
+            "vCPUs cannot be stopped: no sampling, no clean end",
+        ),
+        choose(
+            "guest.sync-regs",
+            &guest.sync_regs,
+            "registers for a sample cost no system call",
+            "registers for a sample cost two system calls",
+        ),
+        check("guest.tsc", tsc.0, tsc.1),
+    ]
+}
+
+fn counters(perf: &Perf) -> Vec<Check> {
+    let open = |name: &&str| perf.events.get(name).is_some_and(|event| event.opens);
+    let list = |names: Vec<&str>| match names.as_slice() {
+        [] => "none".to_owned(),
+        names => names.join(", "),
+    };
+    let hardware: Vec<_> = perf::hardware_names().filter(open).collect();
+    let software: Vec<_> = perf::software_names().filter(open).collect();
+    let no_hardware = hardware.is_empty();
+    let tsc = perf.events.get("msr/tsc");
+    vec![
+        paranoid(perf),
+        check(
+            "perf.hardware",
+            list(hardware),
+            if no_hardware {
+                "no cycles or instructions for guests; the device offers what is left"
+            } else {
+                "guests can count these"
+            },
+        ),
+        check(
+            "perf.software",
+            list(software),
+            "what a guest can count of its vCPU's thread",
+        ),
+        check(
+            "perf.msr-tsc",
+            match tsc {
+                Some(Event { opens: true, .. }) => "opens",
+                Some(Event {
+                    error: Some(error), ..
+                }) => error.as_str(),
+                _ => "not tried",
+            },
+            "the tsc event is the device's own: it works either way",
+        ),
+        excludes("perf.exclude-host", perf.software_excludes_host),
+        match perf.hardware_excludes_host {
+            Some(_) => excludes("perf.exclude-host-hw", perf.hardware_excludes_host),
+            None => check(
+                "perf.exclude-host-hw",
+                "no counter to try",
+                "nothing that could count guest-only work in hardware",
+            ),
+        },
+    ]
+}
+
+fn paranoid(perf: &Perf) -> Check {
+    let name = "perf.paranoid";
+    let Some(level) = perf.paranoid else {
+        return check(name, "no perf events", "the device has no host events");
+    };
+    let limited = perf.events.values().any(|event| event.user_only);
+    let refused = perf
+        .events
+        .values()
+        .any(|event| matches!(event.errno, Some(libc::EACCES | libc::EPERM)));
+    let consequence = if refused {
+        "host events are refused: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON"
+    } else if limited {
+        "only user mode can be counted: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON"
+    } else {
+        "host events may be opened with this process's privileges"
+    };
+    check(name, level.to_string(), consequence)
+}
+
+fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
+    match honoured {
+        Some(true) => check(name, "honoured", "counts hold the guest's work alone"),
+        Some(false) => check(
+            name,
+            "not honoured",
+            "counts hold the host's work for the vCPU, too; the catalogue says so",
+        ),
+        None => check(name, "not observed", "the catalogue claims nothing"),
+    }
+}
+
+fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
+    let Some(samples) = samples else {
+        let what = "samples of the host cannot be relied on for guest addresses";
+        return check(name, "not observed", what);
+    };
+    let value = format!(
+        "{} of {} samples in the guest's loop",
+        samples.in_loop, samples.total
+    );
+    let consequence = match samples.carry_guest_ips() {
+        Some(true) => format!("host samples name guest {mode} addresses"),
+        Some(false) => {
+            format!("host samples do not see guest {mode} mode: the exit engine is needed")
+        }
+        None => "too few samples to tell".into(),
+    };
+    check(name, value, consequence)
+}
+
+fn verdict(kvm: &Kvm, guest: Option<&Guest>) -> Check {
+    let name = "stock-kernel";
+    match guest {
+        _ if stock_kernel(kvm, guest) => {
+            check(name, "yes", "stock Linux guests boot here: direct KVM")
+        }
+        Some(guest) if runs(guest) => check(
+            name,
+            format!("no: {}", obstacles(guest).join(", ")),
+            "small guests only; stock Linux guests need the lab",
+        ),
+        _ => check(name, "no", "no guest runs here; everything needs the lab"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Finding {
+        Finding {
+            ok: true,
+            detail: "good".into(),
+        }
+    }
+
+    fn good_guest() -> Guest {
+        Guest {
+            port_io: good(),
+            mmio: good(),
+            syscall: good(),
+            breakpoint: good(),
+            cmpxchg16b: good(),
+            signal: good(),
+            ..Guest::default()
+        }
+    }
+
+    fn good_kvm() -> Kvm {
+        Kvm {
+            present: true,
+            usable: true,
+            api_version: Some(12),
+            ..Kvm::default()
+        }
+    }
+
+    #[test]
+    fn a_stock_kernel_needs_every_one_of_its_instructions() {
+        assert!(stock_kernel(&good_kvm(), Some(&good_guest())));
+        assert!(!stock_kernel(&Kvm::default(), Some(&good_guest())));
+        assert!(!stock_kernel(&good_kvm(), None));
+        let spoil: [fn(&mut Guest); 6] = [
+            |g| g.port_io.ok = false,
+            |g| g.mmio.ok = false,
+            |g| g.syscall.ok = false,
+            |g| g.breakpoint.ok = false,
+            |g| g.cmpxchg16b.ok = false,
+            |g| g.signal.ok = false,
+        ];
+        for spoil in spoil {
+            let mut guest = good_guest();
+            spoil(&mut guest);
+            assert!(!stock_kernel(&good_kvm(), Some(&guest)), "{guest:?}");
+        }
+    }
+
+    #[test]
+    fn the_verdict_tells_no_guest_from_small_guests() {
+        let small = Guest {
+            port_io: good(),
+            ..Guest::default()
+        };
+        let says = |guest| verdict(&good_kvm(), guest).consequence;
+        assert!(says(Some(&small)).contains("small guests only"));
+        assert!(says(None).contains("no guest runs"));
+        assert!(says(Some(&good_guest())).contains("direct KVM"));
+    }
+
+    #[test]
+    fn a_missing_device_is_one_line_with_its_remedy_and_no_guest_lines() {
+        let kvm = Kvm {
+            error: Some("no permission to open /dev/kvm: join group kvm".into()),
+            ..Kvm::default()
+        };
+        let checks = checks(&kvm, None, &Perf::default());
+        assert!(checks[0].value.contains("group kvm"));
+        assert!(checks.iter().all(|c| !c.name.starts_with("guest.")));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let kvm = good_kvm();
+        let mut names: Vec<_> = checks(&kvm, Some(&good_guest()), &Perf::default())
+            .into_iter()
+            .map(|check| check.name)
+            .collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn shares_of_samples_decide() {
+        let of = |total, in_loop| Samples {
+            total,
+            in_loop,
+            ..Samples::default()
+        };
+        assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
+        assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
+        assert_eq!(of(3, 3).carry_guest_ips(), None);
+    }
+
+    #[test]
+    fn refused_events_name_the_remedy() {
+        let event = Event {
+            errno: Some(libc::EACCES),
+            ..Event::default()
+        };
+        let perf = Perf {
+            paranoid: Some(3),
+            events: [("cpu-clock", event)].into(),
+            ..Perf::default()
+        };
+        assert!(
+            paranoid(&perf)
+                .consequence
+                .contains("perf_event_paranoid=1")
+        );
+    }
+}

@@ -1,0 +1,165 @@
+//! Runs a probe on a thread of its own and gets it back within a bound.
+//!
+//! A broken hypervisor can spin in one guest instruction for ever, so every probe runs watched:
+//! when its time is over a signal ends the run call. Knows nothing of what is probed.
+
+#![expect(
+    unsafe_code,
+    reason = "an ioctl that kvm-ioctls does not wrap, and pthread_kill"
+)]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use libc::{c_int, c_void, siginfo_t};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
+use vmm_sys_util::signal::{SIGRTMIN, block_signal, register_signal_handler};
+
+use self::WatchError::{Signal, Spawn, Stuck};
+
+/// How long a signalled probe may take to come back before it is left behind.
+const GRACE: Duration = Duration::from_secs(1);
+
+ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, kvm_bindings::KVMIO, 0x8b, u32);
+
+/// Why a probe gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WatchError {
+    /// No thread to run it on.
+    #[error("cannot start a probe thread")]
+    Spawn(#[source] io::Error),
+    /// The signal that bounds it could not be prepared.
+    #[error("cannot prepare the signal that bounds a probe")]
+    Signal(#[source] io::Error),
+    /// It did not even react to the signal.
+    #[error("no answer, not even to a signal")]
+    Stuck,
+}
+
+/// Handed to a probe: whether its time is over, and how KVM learns of it.
+#[derive(Debug, Clone)]
+pub(super) struct Watch {
+    over: Arc<AtomicBool>,
+}
+
+impl Watch {
+    /// True from the moment the probe has to end.
+    pub(super) fn over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Makes the bounding signal end run calls of this vCPU, and nothing else.
+    ///
+    /// The thread keeps the signal blocked and KVM unblocks it within the run call alone: one
+    /// that arrives just before the call stays pending and ends it at once.
+    pub(super) fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
+        #[repr(C)]
+        struct Mask {
+            length: u32,
+            blocked: [u8; 8],
+        }
+        let mask = Mask {
+            length: 8,
+            blocked: [0; 8],
+        };
+        // SAFETY: `mask` is a kvm_signal_mask with the 8 bytes of set that its length announces;
+        // KVM only reads it.
+        let answer = unsafe { ioctl_with_ref(vcpu, KVM_SET_SIGNAL_MASK(), &mask) };
+        if answer < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+/// Runs `probe` for at most `budget`, then signals it, and returns what it returned.
+///
+/// A probe has to check [`Watch::over`] before each run call and after each interruption; being
+/// stopped may be its ordinary end. One that ignores the signal for [`GRACE`] is left behind.
+pub(super) fn watched<T: Send + 'static>(
+    budget: Duration,
+    probe: impl FnOnce(&Watch) -> T + Send + 'static,
+) -> Result<T, WatchError> {
+    let signal = SIGRTMIN() + 9;
+    // Without a handler the signal would end the process. Setting it again changes nothing.
+    register_signal_handler(signal, ignore).map_err(|e| Signal(e.into()))?;
+
+    let watch = Watch {
+        over: Arc::new(AtomicBool::new(false)),
+    };
+    let over = Arc::clone(&watch.over);
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let thread = thread::Builder::new()
+        .name("probe".into())
+        .spawn(move || {
+            let answer = match block_signal(signal) {
+                Ok(()) => Ok(probe(&watch)),
+                Err(e) => Err(Signal(io::Error::other(e.to_string()))),
+            };
+            // Nobody listens any more if the probe was left behind.
+            drop(sender.send(answer));
+        })
+        .map_err(Spawn)?;
+
+    match receiver.recv_timeout(budget) {
+        Ok(answer) => return answer,
+        Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
+        Err(RecvTimeoutError::Timeout) => {}
+    }
+    // The flag first: a probe that has not blocked the signal yet sees the flag instead.
+    over.store(true, Ordering::Release);
+    kick(&thread, signal).map_err(Signal)?;
+    receiver.recv_timeout(GRACE).unwrap_or(Err(Stuck))
+}
+
+/// Sends `signal` to a thread that has not been joined.
+fn kick<T>(thread: &thread::JoinHandle<T>, signal: c_int) -> io::Result<()> {
+    // SAFETY: the handle was not joined, so the thread's identity is still its own, even if it
+    // has ended.
+    let answer = unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) };
+    match answer {
+        // Ended on its own between the time-out and here: its answer is in the channel.
+        0 | libc::ESRCH => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+extern "C" fn ignore(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_in_time_comes_through() {
+        assert_eq!(watched(Duration::from_secs(10), |_| 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_probe_that_looks_at_the_watch_ends_when_its_time_is_over() {
+        let spun = watched(Duration::from_millis(5), |watch| {
+            while !watch.over() {
+                thread::yield_now();
+            }
+            "stopped"
+        });
+        assert_eq!(spun.unwrap(), "stopped");
+    }
+
+    #[test]
+    fn a_panicking_probe_is_an_error_and_no_hang() {
+        let outcome = watched(Duration::from_secs(10), |_| {
+            std::panic::resume_unwind(Box::new("quiet"))
+        });
+        let outcome: Result<(), WatchError> = outcome;
+        assert!(matches!(outcome, Err(Stuck)));
+    }
+}
