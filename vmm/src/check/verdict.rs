@@ -249,10 +249,11 @@ fn paranoid(perf: &Perf) -> Check {
         return check(name, "no perf events", "the device has no host events");
     };
     let limited = perf.events.values().any(|event| event.user_only);
+    // The plainest event of all: who may not open this one may open none.
     let refused = perf
         .events
-        .values()
-        .any(|event| matches!(event.errno, Some(libc::EACCES | libc::EPERM)));
+        .get("cpu-clock")
+        .is_some_and(|event| matches!(event.errno, Some(libc::EACCES | libc::EPERM)));
     let consequence = if refused {
         "host events are refused: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON"
     } else if limited {
@@ -285,6 +286,10 @@ fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
         samples.in_loop, samples.total
     );
     let consequence = match samples.carry_guest_ips() {
+        Some(true) if mode == "kernel" && samples.labelled_user > 0 => format!(
+            "host samples name guest kernel addresses, but the host calls {} of them user mode",
+            samples.labelled_user
+        ),
         Some(true) => format!("host samples name guest {mode} addresses"),
         Some(false) => {
             format!("host samples do not see guest {mode} mode: the exit engine is needed")
