@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Where kernels differ: the only place that asks for a kernel version.
+ */
+#ifndef _VPMU_COMPAT_H
+#define _VPMU_COMPAT_H
+
+#include <linux/err.h>
+#include <linux/mm.h>
+#include <linux/perf_event.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/version.h>
+#include <linux/virtio_config.h>
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 3, 0)
+static inline void vpmu_vm_flags_set(struct vm_area_struct *vma, vm_flags_t flags)
+{
+	vma->vm_flags |= flags;
+}
+
+static inline void vpmu_vm_flags_clear(struct vm_area_struct *vma, vm_flags_t flags)
+{
+	vma->vm_flags &= ~flags;
+}
+#else
+#define vpmu_vm_flags_set	vm_flags_set
+#define vpmu_vm_flags_clear	vm_flags_clear
+#endif
+
+/**
+ * vpmu_find_vqs() - set up virtqueues
+ * @vdev: the device
+ * @count: how many
+ * @vqs: filled in
+ * @callbacks: one per queue, NULL for a queue that is never waited for
+ * @names: one per queue
+ *
+ * Return: 0 or a negative errno.
+ */
+static inline int vpmu_find_vqs(struct virtio_device *vdev, unsigned int count,
+				struct virtqueue **vqs, vq_callback_t **callbacks,
+				const char **names)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 11, 0)
+	return virtio_find_vqs(vdev, count, vqs, callbacks, names, NULL);
+#else
+	struct virtqueue_info *info;
+	unsigned int i;
+	int err;
+
+	info = kcalloc(count, sizeof(*info), GFP_KERNEL);
+	if (!info)
+		return -ENOMEM;
+	for (i = 0; i < count; i++) {
+		info[i].name = names[i];
+		info[i].callback = callbacks[i];
+	}
+	err = virtio_find_vqs(vdev, count, vqs, info, NULL);
+	kfree(info);
+	return err;
+#endif
+}
+
+/**
+ * vpmu_anchor_task_context() - make sure that a task's software context is not ours
+ * @task: whose
+ *
+ * Before 6.2 a task's perf context remembers for good the PMU of the event that
+ * made it. Were that the vpmu, the context would outlive the module. So a
+ * software event, which is gone again at once, makes it first.
+ *
+ * Return: 0 or a negative errno.
+ */
+static inline int vpmu_anchor_task_context(struct task_struct *task)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	struct perf_event_attr attr = {
+		.type = PERF_TYPE_SOFTWARE,
+		.size = sizeof(attr),
+		.config = PERF_COUNT_SW_DUMMY,
+		.disabled = 1,
+	};
+	struct perf_event *event;
+
+	if (READ_ONCE(task->perf_event_ctxp[perf_sw_context]))
+		return 0;
+
+	event = perf_event_create_kernel_counter(&attr, -1, task, NULL, NULL);
+	if (IS_ERR(event))
+		return PTR_ERR(event);
+	perf_event_release_kernel(event);
+#endif
+	return 0;
+}
+
+#endif /* _VPMU_COMPAT_H */

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /dev/vpmu: what the device is, what it can count, marks, and opening events.
+ */
+#include <linux/fs.h>
+#include <linux/io.h>
+#include <linux/minmax.h>
+#include <linux/module.h>
+#include <linux/uaccess.h>
+
+#include "vpmu.h"
+
+static struct vpmu_device *to_vpmu(struct file *filp)
+{
+	return container_of(filp->private_data, struct vpmu_device, misc);
+}
+
+static int cdev_open(struct inode *inode, struct file *filp)
+{
+	/* The misc core keeps the device from being unregistered meanwhile. */
+	vpmu_device_get(to_vpmu(filp));
+	return nonseekable_open(inode, filp);
+}
+
+static int cdev_release(struct inode *inode, struct file *filp)
+{
+	vpmu_device_put(to_vpmu(filp));
+	return 0;
+}
+
+static long cdev_catalogue(struct vpmu_device *dev, void __user *arg)
+{
+	struct vpmu_catalogue wanted;
+	u32 count;
+
+	if (copy_from_user(&wanted, arg, sizeof(wanted)))
+		return -EFAULT;
+	if (wanted.first >= dev->info.catalogue_len)
+		return 0;
+	count = min(wanted.count, dev->info.catalogue_len - wanted.first);
+	if (copy_to_user(u64_to_user_ptr(wanted.entries), &dev->catalogue[wanted.first],
+			 count * sizeof(*dev->catalogue)))
+		return -EFAULT;
+	return count;
+}
+
+static long cdev_open_event(struct vpmu_device *dev, void __user *arg)
+{
+	struct vpmu_open args;
+
+	if (copy_from_user(&args, arg, sizeof(args)))
+		return -EFAULT;
+	return vpmu_open(dev, &args);
+}
+
+static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
+{
+	struct vpmu_device *dev = to_vpmu(filp);
+	void __user *user = (void __user *)arg;
+
+	switch (cmd) {
+	case VPMU_IOC_INFO:
+		return copy_to_user(user, &dev->info, sizeof(dev->info)) ? -EFAULT : 0;
+	case VPMU_IOC_OPEN:
+		return cdev_open_event(dev, user);
+	case VPMU_IOC_CATALOGUE:
+		return cdev_catalogue(dev, user);
+	case VPMU_IOC_MARK:
+		if (!dev->doorbell)
+			return -EOPNOTSUPP;
+		if (arg > U32_MAX)
+			return -EINVAL;
+		writel(arg, dev->doorbell);
+		return 0;
+	default:
+		return -ENOTTY;
+	}
+}
+
+static const struct file_operations cdev_fops = {
+	.owner		= THIS_MODULE,
+	.open		= cdev_open,
+	.release	= cdev_release,
+	.unlocked_ioctl	= cdev_ioctl,
+	.compat_ioctl	= compat_ptr_ioctl,
+	.llseek		= no_llseek,
+};
+
+/**
+ * vpmu_cdev_register() - make /dev/vpmu
+ * @dev: the device
+ *
+ * Everybody may open it; what may be counted is checked as for perf_event_open(2).
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_cdev_register(struct vpmu_device *dev)
+{
+	dev->misc = (struct miscdevice) {
+		.minor = MISC_DYNAMIC_MINOR,
+		.name = "vpmu",
+		.fops = &cdev_fops,
+		.parent = &dev->vdev->dev,
+		.mode = 0666,
+	};
+	return misc_register(&dev->misc);
+}
+
+/**
+ * vpmu_cdev_unregister() - take /dev/vpmu away; open files of it live on
+ * @dev: the device
+ */
+void vpmu_cdev_unregister(struct vpmu_device *dev)
+{
+	misc_deregister(&dev->misc);
+}

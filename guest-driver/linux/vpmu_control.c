@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The control queue: requests that may sleep, one at a time.
+ */
+#include <linux/completion.h>
+#include <linux/mm.h>
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+#include <linux/virtio_config.h>
+
+#include "vpmu.h"
+
+/* Catalogue entries asked for in one request. */
+#define CATALOGUE_STEP	16
+
+/**
+ * vpmu_control_callback() - interrupt of the control queue
+ * @vq: the control queue
+ */
+void vpmu_control_callback(struct virtqueue *vq)
+{
+	struct vpmu_device *dev = vq->vdev->priv;
+
+	complete(&dev->control_done);
+}
+
+/*
+ * Sends a request and waits for its answer; both from kmalloc. Returns the bytes
+ * answered or a negative errno.
+ */
+static int control_send(struct vpmu_device *dev, void *request, size_t request_len,
+			void *reply, size_t reply_len)
+{
+	struct scatterlist out, in, *sgs[] = { &out, &in };
+	unsigned int len;
+	int err;
+
+	sg_init_one(&out, request, request_len);
+	sg_init_one(&in, reply, reply_len);
+
+	mutex_lock(&dev->control_lock);
+	reinit_completion(&dev->control_done);
+	err = virtqueue_add_sgs(dev->control, sgs, 1, 1, request, GFP_KERNEL);
+	if (err)
+		goto unlock;
+	virtqueue_kick(dev->control);
+	/*
+	 * The buffers belong to the device until it has answered, so neither a
+	 * signal nor a timeout may end this wait.
+	 */
+	while (!virtqueue_get_buf(dev->control, &len)) {
+		if (virtqueue_is_broken(dev->control)) {
+			err = -EIO;
+			goto unlock;
+		}
+		wait_for_completion(&dev->control_done);
+	}
+	err = min_t(size_t, len, reply_len);
+unlock:
+	mutex_unlock(&dev->control_lock);
+	return err;
+}
+
+/* Sends a request that a vpmu_control_reply answers. */
+static int control_call(struct vpmu_device *dev, void *request, size_t len)
+{
+	struct vpmu_control_reply *reply;
+	int ret;
+
+	reply = kzalloc(sizeof(*reply), GFP_KERNEL);
+	if (!reply)
+		return -ENOMEM;
+	ret = control_send(dev, request, len, reply, sizeof(*reply));
+	if (ret >= 0)
+		ret = ret < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
+	kfree(reply);
+	return ret;
+}
+
+/**
+ * vpmu_control_open() - open an event
+ * @dev: the device
+ * @wanted: the request; its header is filled in here
+ * @id: the event's, on success
+ *
+ * Return: 0 or a negative errno, the device's own included.
+ */
+int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id)
+{
+	struct {
+		struct vpmu_open_request request;
+		struct vpmu_open_reply reply;
+	} *call;
+	int ret;
+
+	call = kzalloc(sizeof(*call), GFP_KERNEL);
+	if (!call)
+		return -ENOMEM;
+	call->request = *wanted;
+	call->request.header.op = cpu_to_le32(VPMU_CONTROL_OPEN);
+
+	ret = control_send(dev, &call->request, sizeof(call->request),
+			   &call->reply, sizeof(call->reply));
+	if (ret >= 0)
+		ret = ret < sizeof(call->reply) ? -EPROTO : -(int)le32_to_cpu(call->reply.status);
+	if (!ret) {
+		*id = le64_to_cpu(call->reply.id);
+		if (!*id)
+			ret = -EPROTO;
+	}
+	kfree(call);
+	return ret;
+}
+
+static int control_event(struct vpmu_device *dev, u32 op, u64 id)
+{
+	struct vpmu_control_header *header;
+	int ret;
+
+	header = kzalloc(sizeof(*header), GFP_KERNEL);
+	if (!header)
+		return -ENOMEM;
+	header->op = cpu_to_le32(op);
+	header->event = cpu_to_le64(id);
+	ret = control_call(dev, header, sizeof(*header));
+	kfree(header);
+	return ret;
+}
+
+/**
+ * vpmu_control_close() - close an event
+ * @dev: the device
+ * @id: the event's
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_close(struct vpmu_device *dev, u64 id)
+{
+	return control_event(dev, VPMU_CONTROL_CLOSE, id);
+}
+
+/**
+ * vpmu_control_map() - give an event its ring
+ * @dev: the device
+ * @id: the event's
+ * @pages: the metadata page, then the data pages
+ * @count: of @pages
+ * @flags: VPMU_MAP_*
+ *
+ * Return: 0, then the device writes to the pages until vpmu_control_unmap(); or
+ * a negative errno.
+ */
+int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags)
+{
+	struct vpmu_map_request *request;
+	__le64 *addresses;
+	size_t len;
+	u32 i;
+	int ret;
+
+	len = sizeof(*request) + count * sizeof(*addresses);
+	request = kzalloc(len, GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_MAP);
+	request->header.event = cpu_to_le64(id);
+	request->pages = cpu_to_le32(count);
+	request->flags = cpu_to_le32(flags);
+	addresses = (__le64 *)(request + 1);
+	for (i = 0; i < count; i++)
+		addresses[i] = cpu_to_le64(page_to_phys(pages[i]));
+	ret = control_call(dev, request, len);
+	kfree(request);
+	return ret;
+}
+
+/**
+ * vpmu_control_unmap() - take an event's ring away
+ * @dev: the device
+ * @id: the event's
+ *
+ * Return: 0, then the device writes there no more; or a negative errno, then it
+ * may.
+ */
+int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
+{
+	return control_event(dev, VPMU_CONTROL_UNMAP, id);
+}
+
+/**
+ * vpmu_control_task_page() - say where a vCPU's task page lies
+ * @dev: the device
+ * @vcpu: whose
+ * @address: of the page, zero for none
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address)
+{
+	struct vpmu_task_page_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_TASK_PAGE);
+	request->vcpu = cpu_to_le32(vcpu);
+	request->address = cpu_to_le64(address);
+	ret = control_call(dev, request, sizeof(*request));
+	kfree(request);
+	return ret;
+}
+
+/* Reads entries from @first on; returns how many came, or a negative errno. */
+static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
+{
+	struct vpmu_catalogue_entry *entry, *from;
+	struct vpmu_catalogue_request *request;
+	struct vpmu_control_reply *reply;
+	size_t len;
+	u32 got, i;
+	int ret = -ENOMEM;
+
+	len = sizeof(*reply) + count * sizeof(*entry);
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	reply = kzalloc(len, GFP_KERNEL);
+	if (!request || !reply)
+		goto free;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_CATALOGUE);
+	request->first = cpu_to_le32(first);
+	request->count = cpu_to_le32(count);
+
+	ret = control_send(dev, request, sizeof(*request), reply, len);
+	if (ret < 0)
+		goto free;
+	len = ret;
+	ret = len < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
+	if (ret)
+		goto free;
+	got = le32_to_cpu(reply->value);
+	ret = -EPROTO;
+	if (!got || got > count || len < sizeof(*reply) + got * sizeof(*entry))
+		goto free;
+
+	from = (struct vpmu_catalogue_entry *)(reply + 1);
+	for (i = 0; i < got; i++) {
+		entry = &dev->catalogue[first + i];
+		*entry = from[i];
+		entry->kind = le32_to_cpu((__force __le32)from[i].kind);
+		entry->flags = le32_to_cpu((__force __le32)from[i].flags);
+		entry->config = le64_to_cpu((__force __le64)from[i].config);
+		entry->name[sizeof(entry->name) - 1] = '\0';
+		entry->unit[sizeof(entry->unit) - 1] = '\0';
+		entry->source[sizeof(entry->source) - 1] = '\0';
+		entry->counts[sizeof(entry->counts) - 1] = '\0';
+	}
+	ret = got;
+free:
+	kfree(reply);
+	kfree(request);
+	return ret;
+}
+
+/**
+ * vpmu_control_catalogue() - read the whole catalogue
+ * @dev: the device; its catalogue has room for info.catalogue_len entries
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_catalogue(struct vpmu_device *dev)
+{
+	u32 len = dev->info.catalogue_len, first = 0;
+
+	while (first < len) {
+		int got = control_catalogue_step(dev, first, min_t(u32, len - first, CATALOGUE_STEP));
+
+		if (got < 0)
+			return got;
+		first += got;
+	}
+	return 0;
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /sys/bus/event_source/devices/vpmu: the format, and the events of this host.
+ *
+ * There is no cpumask: perf would take the PMU for an uncore one and refuse tasks.
+ */
+#include <linux/ctype.h>
+#include <linux/device.h>
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+#include <linux/sysfs.h>
+
+#include "vpmu.h"
+
+PMU_FORMAT_ATTR(event, "config:0-47");
+PMU_FORMAT_ATTR(kind, "config:48-63");
+
+static struct attribute *format_attrs[] = {
+	&format_attr_event.attr,
+	&format_attr_kind.attr,
+	NULL,
+};
+
+static const struct attribute_group format_group = {
+	.name = "format",
+	.attrs = format_attrs,
+};
+
+/**
+ * struct text_attr - a file with a fixed text
+ * @attr: the file
+ * @name: its name
+ * @text: its text
+ */
+struct text_attr {
+	struct device_attribute attr;
+	char name[sizeof_field(struct vpmu_catalogue_entry, name) + sizeof(".unit")];
+	char text[48];
+};
+
+static ssize_t text_show(struct device *device, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", container_of(attr, struct text_attr, attr)->text);
+}
+
+/* The device chose the name; a file gets only what perf can parse back. */
+static bool name_fits(const char *name)
+{
+	if (!islower(*name))
+		return false;
+	for (; *name; name++)
+		if (!islower(*name) && !isdigit(*name) && *name != '-')
+			return false;
+	return true;
+}
+
+static struct attribute *text_attr_init(struct text_attr *text)
+{
+	sysfs_attr_init(&text->attr.attr);
+	text->attr.attr.name = text->name;
+	text->attr.attr.mode = 0444;
+	text->attr.show = text_show;
+	return &text->attr.attr;
+}
+
+/**
+ * vpmu_sysfs_init() - make the attribute groups of the PMU out of the catalogue
+ * @dev: the device
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int vpmu_sysfs_init(struct vpmu_device *dev)
+{
+	const struct vpmu_catalogue_entry *entry;
+	u32 i, len = dev->info.catalogue_len;
+	struct attribute_group *group;
+	struct attribute **attrs;
+	struct text_attr *text;
+
+	/* One allocation: the group, the list with its end, an event and a unit each. */
+	group = kvzalloc(sizeof(*group) + (2 * len + 1) * sizeof(*attrs) +
+			 2 * len * sizeof(*text), GFP_KERNEL);
+	if (!group)
+		return -ENOMEM;
+	attrs = (struct attribute **)(group + 1);
+	text = (struct text_attr *)(attrs + 2 * len + 1);
+	group->name = "events";
+	group->attrs = attrs;
+
+	for (i = 0; i < len; i++) {
+		entry = &dev->catalogue[i];
+		if (!name_fits(entry->name) || entry->config >> VPMU_CONFIG_KIND_SHIFT ||
+		    entry->kind >> 16) {
+			dev_warn(&dev->vdev->dev, "catalogue entry %u cannot be named in sysfs\n",
+				 i);
+			continue;
+		}
+		strscpy(text->name, entry->name, sizeof(text->name));
+		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG)
+			snprintf(text->text, sizeof(text->text), "event=?,kind=0x%x", entry->kind);
+		else
+			snprintf(text->text, sizeof(text->text), "event=0x%llx,kind=0x%x",
+				 entry->config, entry->kind);
+		*attrs++ = text_attr_init(text++);
+
+		if (!*entry->unit)
+			continue;
+		snprintf(text->name, sizeof(text->name), "%s.unit", entry->name);
+		strscpy(text->text, entry->unit, sizeof(text->text));
+		*attrs++ = text_attr_init(text++);
+	}
+
+	dev->event_attrs = group;
+	dev->attr_groups[0] = &format_group;
+	dev->attr_groups[1] = group;
+	return 0;
+}
+
+/**
+ * vpmu_sysfs_exit() - free them, after the PMU was unregistered
+ * @dev: the device
+ */
+void vpmu_sysfs_exit(struct vpmu_device *dev)
+{
+	kvfree(dev->event_attrs);
+	dev->event_attrs = NULL;
+}

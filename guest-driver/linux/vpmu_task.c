@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Who runs: a page per CPU that the device reads when it writes a sample.
+ *
+ * Costs a store per task switch while somebody samples, and nothing otherwise.
+ */
+#include <linux/cpu.h>
+#include <linux/mm.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/tracepoint.h>
+#include <linux/virtio_config.h>
+
+#include <asm/msr.h>
+
+#include "vpmu.h"
+
+/* One device per guest, so its pages need no look-up in the switch path. */
+static DEFINE_PER_CPU(struct vpmu_task_page *, task_page);
+static DEFINE_PER_CPU(bool, task_page_told);
+static struct tracepoint *sched_switch;
+
+/*
+ * Two locks, because patching the tracepoint in waits for CPU hotplug, and CPU
+ * hotplug waits for vpmu_task_online(): users_lock is taken first and never there.
+ */
+static DEFINE_MUTEX(users_lock);
+static unsigned int task_users;
+static DEFINE_MUTEX(tell_lock);
+static bool telling;
+
+static void task_write(struct task_struct *task)
+{
+	struct vpmu_task_page *page = this_cpu_read(task_page);
+	u64 who;
+
+	if (!page)
+		return;
+	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
+	/* The device interrupts this CPU between instructions, so it sees either both or neither. */
+	WRITE_ONCE(*(__le64 *)&page->pid, cpu_to_le64(who));
+	WRITE_ONCE(page->since, cpu_to_le64(rdtsc()));
+}
+
+static void task_switch(void *data, bool preempt, struct task_struct *prev,
+			struct task_struct *next, unsigned int prev_state)
+{
+	task_write(next);
+}
+
+static void task_write_current(void *unused)
+{
+	task_write(current);
+}
+
+static void task_find(struct tracepoint *tracepoint, void *unused)
+{
+	if (!strcmp(tracepoint->name, "sched_switch"))
+		sched_switch = tracepoint;
+}
+
+/* Tells the device of @cpu's page; its queue must be known. */
+static int task_tell(struct vpmu_device *dev, unsigned int cpu)
+{
+	struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, cpu);
+	void *page = per_cpu(task_page, cpu);
+	int err;
+
+	lockdep_assert_held(&tell_lock);
+	if (!vcpu || !page || per_cpu(task_page_told, cpu))
+		return 0;
+	err = vpmu_control_task_page(dev, vcpu->index, virt_to_phys(page));
+	if (!err)
+		per_cpu(task_page_told, cpu) = true;
+	return err;
+}
+
+/**
+ * vpmu_task_get() - start telling who runs
+ * @dev: the device
+ *
+ * Sleeps. Paired with vpmu_task_put().
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_task_get(struct vpmu_device *dev)
+{
+	unsigned int cpu;
+	int err = 0;
+
+	if (!virtio_has_feature(dev->vdev, VPMU_F_TASK_PAGE))
+		return -EOPNOTSUPP;
+
+	mutex_lock(&users_lock);
+	if (task_users)
+		goto out;
+	err = tracepoint_probe_register(sched_switch, task_switch, NULL);
+	if (err)
+		goto unlock;
+
+	/* A CPU that comes now is either seen here or sees @telling. */
+	mutex_lock(&tell_lock);
+	telling = true;
+	for_each_online_cpu(cpu) {
+		err = task_tell(dev, cpu);
+		if (err) {
+			telling = false;
+			break;
+		}
+	}
+	mutex_unlock(&tell_lock);
+	if (err) {
+		tracepoint_probe_unregister(sched_switch, task_switch, NULL);
+		goto unlock;
+	}
+	on_each_cpu(task_write_current, NULL, 1);
+out:
+	task_users++;
+unlock:
+	mutex_unlock(&users_lock);
+	return err;
+}
+
+/**
+ * vpmu_task_put() - stop telling, when nobody else wants to know
+ * @dev: the device
+ */
+void vpmu_task_put(struct vpmu_device *dev)
+{
+	mutex_lock(&users_lock);
+	if (!--task_users) {
+		tracepoint_probe_unregister(sched_switch, task_switch, NULL);
+		mutex_lock(&tell_lock);
+		telling = false;
+		mutex_unlock(&tell_lock);
+	}
+	mutex_unlock(&users_lock);
+}
+
+/**
+ * vpmu_task_online() - a CPU has come
+ * @dev: the device
+ * @cpu: which; the caller runs on it
+ */
+void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
+{
+	int err = 0;
+
+	mutex_lock(&tell_lock);
+	if (telling) {
+		err = task_tell(dev, cpu);
+		task_write(current);
+	}
+	mutex_unlock(&tell_lock);
+	if (err)
+		dev_err(&dev->vdev->dev, "CPU %u: samples will not name their task (%d)\n",
+			cpu, err);
+}
+
+/**
+ * vpmu_task_init() - find the tracepoint, allocate the pages
+ * @dev: the device
+ *
+ * Return: 0 or a negative errno; vpmu_task_exit() undoes either.
+ */
+int vpmu_task_init(struct vpmu_device *dev)
+{
+	unsigned int cpu;
+
+	if (!virtio_has_feature(dev->vdev, VPMU_F_TASK_PAGE))
+		return 0;
+	for_each_kernel_tracepoint(task_find, NULL);
+	if (!sched_switch)
+		return -ENOENT;
+	for_each_possible_cpu(cpu) {
+		void *page = (void *)get_zeroed_page(GFP_KERNEL);
+
+		if (!page)
+			return -ENOMEM;
+		per_cpu(task_page, cpu) = page;
+	}
+	return 0;
+}
+
+/**
+ * vpmu_task_exit() - free the pages, after the device was reset
+ * @dev: the device
+ */
+void vpmu_task_exit(struct vpmu_device *dev)
+{
+	unsigned int cpu;
+
+	tracepoint_synchronize_unregister();
+	for_each_possible_cpu(cpu) {
+		free_page((unsigned long)per_cpu(task_page, cpu));
+		per_cpu(task_page, cpu) = NULL;
+		per_cpu(task_page_told, cpu) = false;
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The vCPU queues: commands with interrupts off, answered before the kick returns.
+ *
+ * The host handles the kick of a vCPU queue on the thread of that vCPU, so the
+ * answers stand in the used ring when the notifying store retires: no interrupt,
+ * no waiting. Commands gather while perf core holds the PMU disabled and leave
+ * with one kick, so that a context switch costs one exit for any number of
+ * events of a context.
+ */
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+#include <linux/smp.h>
+
+#include "vpmu.h"
+
+/* Printing is not possible where the scheduler's locks may be held; here it is. */
+static void vcpu_alarm(struct irq_work *work)
+{
+	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, alarm);
+
+	dev_err(&vcpu->dev->vdev->dev,
+		"vCPU queue %u did not answer its kick at once; events on it stand still from now on\n",
+		vcpu->index);
+}
+
+/**
+ * vpmu_vcpu_init() - prepare a queue
+ * @vcpu: its zeroed state, with @vq set
+ * @dev: the device
+ * @index: which vCPU
+ *
+ * Return: 0 or -ENOMEM; vpmu_vcpu_exit() undoes either.
+ */
+int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
+{
+	vcpu->dev = dev;
+	vcpu->index = index;
+	raw_spin_lock_init(&vcpu->lock);
+	init_irq_work(&vcpu->alarm, vcpu_alarm);
+	vcpu->commands = kcalloc(VPMU_BATCH + 1, sizeof(*vcpu->commands), GFP_KERNEL);
+	vcpu->replies = kcalloc(VPMU_BATCH + 1, sizeof(*vcpu->replies), GFP_KERNEL);
+	if (!vcpu->commands || !vcpu->replies)
+		return -ENOMEM;
+	virtqueue_disable_cb(vcpu->vq);
+	return 0;
+}
+
+/**
+ * vpmu_vcpu_exit() - free a queue's buffers, after the device was reset
+ * @vcpu: the queue
+ */
+void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
+{
+	irq_work_sync(&vcpu->alarm);
+	kfree(vcpu->commands);
+	kfree(vcpu->replies);
+}
+
+/* Sends @count commands from slot @first on; their answers stand in the same slots. */
+static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int count)
+{
+	struct scatterlist out, in, *sgs[] = { &out, &in };
+	unsigned int len;
+	void *token;
+	int err;
+
+	lockdep_assert_held(&vcpu->lock);
+	if (vcpu->broken)
+		return -EIO;
+
+	sg_init_one(&out, &vcpu->commands[first], count * sizeof(*vcpu->commands));
+	sg_init_one(&in, &vcpu->replies[first], count * sizeof(*vcpu->replies));
+	err = virtqueue_add_sgs(vcpu->vq, sgs, 1, 1, vcpu, GFP_ATOMIC);
+	if (err)
+		return err;
+	virtqueue_kick(vcpu->vq);
+	token = virtqueue_get_buf(vcpu->vq, &len);
+	if (likely(token && len >= count * sizeof(*vcpu->replies)))
+		return 0;
+	if (token)
+		return -EPROTO;
+
+	/* The device may write to the buffers at any later time: never use them again. */
+	vcpu->broken = true;
+	irq_work_queue(&vcpu->alarm);
+	return -EIO;
+}
+
+static void vcpu_flush(struct vpmu_vcpu *vcpu)
+{
+	unsigned int i, count = vcpu->pending;
+	int err;
+
+	lockdep_assert_held(&vcpu->lock);
+	if (!count)
+		return;
+	err = vcpu_send(vcpu, 0, count);
+	vcpu->pending = 0;
+	for (i = 0; i < count; i++)
+		vpmu_pmu_answer(vcpu->events[i], le32_to_cpu(vcpu->commands[i].op),
+				err ? NULL : &vcpu->replies[i]);
+}
+
+/**
+ * vpmu_vcpu_flush() - send what has gathered
+ * @vcpu: this CPU's queue
+ */
+void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
+{
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&vcpu->lock, flags);
+	vcpu_flush(vcpu);
+	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+}
+
+/**
+ * vpmu_vcpu_append() - a command for an event
+ * @vcpu: this CPU's queue
+ * @event: whose; interrupts are off, and stay off until it is sent
+ * @op: VPMU_COMMAND_* without a value
+ *
+ * It is sent at once, or at the end of perf core's bracket. The answer goes to
+ * vpmu_pmu_answer().
+ */
+void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_command *command;
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&vcpu->lock, flags);
+	if (vcpu->pending == VPMU_BATCH)
+		vcpu_flush(vcpu);
+	command = &vcpu->commands[vcpu->pending];
+	memset(command, 0, sizeof(*command));
+	command->op = cpu_to_le32(op);
+	command->event = cpu_to_le64(own->id);
+	vcpu->events[vcpu->pending++] = event;
+	if (!vcpu->bracket && !vcpu->reading)
+		vcpu_flush(vcpu);
+	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+}
+
+/**
+ * vpmu_vcpu_command() - one command, sent at once
+ * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
+ * @op: VPMU_COMMAND_*
+ * @event: the event meant or zero
+ * @value: for VPMU_COMMAND_PERIOD
+ * @reply: the answer, on success
+ *
+ * Call with preemption off. What has gathered on the queue stays where it is: it
+ * may be another CPU's, in the midst of its bracket.
+ *
+ * Return: 0 or a negative errno, the device's own included.
+ */
+int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
+		      struct vpmu_reply *reply)
+{
+	struct vpmu_command *command;
+	unsigned long flags;
+	int err;
+
+	raw_spin_lock_irqsave(&vcpu->lock, flags);
+	command = &vcpu->commands[VPMU_BATCH];
+	memset(command, 0, sizeof(*command));
+	command->op = cpu_to_le32(op);
+	command->event = cpu_to_le64(event);
+	command->value = cpu_to_le64(value);
+	err = vcpu_send(vcpu, VPMU_BATCH, 1);
+	if (!err) {
+		*reply = vcpu->replies[VPMU_BATCH];
+		err = -(int)le32_to_cpu(reply->status);
+	}
+	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+	return err;
+}
+
+/**
+ * vpmu_vcpu_discover() - find the queue of the CPU that runs this
+ * @dev: the device
+ *
+ * The guest's numbering of CPUs need not be the host's, so the device is asked.
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_vcpu_discover(struct vpmu_device *dev)
+{
+	struct vpmu_reply reply;
+	u64 index;
+	int cpu, err;
+
+	cpu = get_cpu();
+	err = vpmu_vcpu_command(&dev->vcpus[cpu % dev->info.vcpus], VPMU_COMMAND_VCPU, 0, 0,
+				&reply);
+	if (!err) {
+		index = le64_to_cpu(reply.value);
+		if (index < dev->info.vcpus)
+			*this_cpu_ptr(dev->cpu_vcpu) = &dev->vcpus[index];
+		else
+			err = -EPROTO;
+	}
+	put_cpu();
+	return err;
+}
+
+/**
+ * vpmu_vcpu_local() - this CPU's queue
+ * @dev: the device
+ *
+ * Call with preemption off.
+ *
+ * Return: the queue, or NULL where none was found.
+ */
+struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev)
+{
+	return *this_cpu_ptr(dev->cpu_vcpu);
+}
