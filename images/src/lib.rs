@@ -1,1 +1,30 @@
-//! Skeleton.
+//! What boots, and where. Fetches a stock kernel, builds the guest's driver and static
+//! programs, packs initramfs archives, and runs a command in a guest: on this machine's KVM,
+//! or in the lab where that cannot boot a stock kernel.
+//!
+//! Everything made is kept under `images/cache` by the content of what it was made from.
+
+pub mod boot;
+pub mod cache;
+pub mod cpio;
+pub mod digest;
+pub mod frame;
+pub mod host;
+pub mod initramfs;
+pub mod kernel;
+pub mod kmod;
+pub mod lab;
+pub mod lz4;
+pub mod machine;
+pub mod module;
+pub mod packages;
+pub mod place;
+pub mod process;
+pub mod programs;
+pub mod progress;
+pub mod sys;
+pub mod vmlinux;
+
+pub use boot::{Boot, Error, Outcome};
+pub use kernel::Sources;
+pub use place::{Place, PlaceChoice};

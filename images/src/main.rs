@@ -1,2 +1,95 @@
-//! Skeleton.
-fn main() {}
+//! The `images` program.
+
+mod cli;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use cli::{Action, BootArgs, Cli, KernelArgs};
+use images::cache::Cache;
+use images::kernel::Kernel;
+use images::programs::Programs;
+use images::{initramfs, module};
+
+fn main() -> ExitCode {
+    match run(Cli::parse().action) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("images: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
+    let cache = Cache::project();
+    match action {
+        Action::Kernel(which) => {
+            let kernel = kernel(&cache, which)?;
+            println!("kernel {}", kernel.image.display());
+            println!("bzimage {}", kernel.bzimage.display());
+            println!("headers {}", kernel.headers.display());
+            if let Some(modules) = kernel.modules {
+                println!("modules {}", modules.display());
+            }
+        }
+        Action::Module(which) => println!("{}", driver(&cache, &kernel(&cache, which)?)?.display()),
+        Action::Programs { programs } => {
+            for (name, file) in Programs::build(&programs)?.all() {
+                println!("{name} {}", file.display());
+            }
+        }
+        Action::Initramfs {
+            kernel: which,
+            programs: tests,
+        } => {
+            let kernel = kernel(&cache, which)?;
+            let driver = driver(&cache, &kernel)?;
+            let programs = Programs::build(&tests)?;
+            let file = initramfs::guest(&cache, &kernel, &driver, &programs, &tests)?;
+            println!("{}", file.display());
+        }
+        Action::Boot(arguments) => return boot(&arguments),
+        Action::Clean => cache.clear()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn kernel(cache: &Cache, which: KernelArgs) -> Result<Kernel, Box<dyn Error>> {
+    Ok(Kernel::get(cache, &which.sources())?)
+}
+
+fn driver(cache: &Cache, kernel: &Kernel) -> Result<PathBuf, Box<dyn Error>> {
+    Ok(module::build(cache, kernel)?)
+}
+
+fn boot(arguments: &BootArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let outcome = arguments.boot()?.run()?;
+    eprintln!(
+        "ran on {}: exit code {}, {:.1} s",
+        outcome.place,
+        outcome.status,
+        outcome.wall.as_secs_f64()
+    );
+    if let Some(file) = &arguments.report {
+        let report = serde_json::to_vec_pretty(&outcome.report)?;
+        std::fs::write(file, report)
+            .map_err(|e| format!("cannot write {}: {e}", file.display()))?;
+    }
+    Ok(ExitCode::from(
+        u8::try_from(outcome.status).unwrap_or(u8::MAX),
+    ))
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

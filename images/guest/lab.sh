@@ -1,0 +1,33 @@
+#!/bin/sh
+# The lab's first process: makes /dev/kvm appear, runs the VMM, hands over what it left.
+export PATH=/bin HOME=/root TERM=linux
+. /run/settings
+
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tracefs tracefs /sys/kernel/tracing
+mount -t tmpfs tmpfs /tmp
+while read -r module; do
+	insmod "/lib/modules/$module"
+done < /etc/modules
+echo -1 > /proc/sys/kernel/perf_event_paranoid
+
+cd /root
+# The guest's console comes with carriage returns of its own.
+stty -onlcr < /dev/console
+if [ -n "$INTERACTIVE" ]; then
+	stty raw -echo < /dev/console
+	setsid cttyhack sh /run/vmm 2> /tmp/log
+else
+	sh /run/vmm < /dev/null 2> /tmp/log
+fi
+printf '\n@@vpmu:%s vmm %s\n' "$MARK" $?
+printf '\n@@vpmu:%s log\n' "$MARK"
+cat /tmp/log
+printf '\n@@vpmu:%s report\n' "$MARK"
+cat /tmp/report 2> /dev/null
+printf '\n@@vpmu:%s end\n' "$MARK"
+# Setting the terminal waits until all output is out.
+stty opost < /dev/console
+outb "$EXIT_PORT" 0

@@ -1,0 +1,222 @@
+//! Results by content: what was made from the same inputs is not made again, and what was made
+//! from others is never taken. Knows nothing of what it keeps.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use thiserror::Error;
+
+use crate::sys::Lock;
+
+/// How many results of one kind stay: several branches' worth, not every build ever made.
+const KEPT: usize = 4;
+
+/// Why the cache cannot be used.
+#[derive(Debug, Error)]
+pub enum CacheError {
+    /// Something in it cannot be made, moved or removed.
+    #[error("cannot {action} {path}; check permissions and free space")]
+    Access {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A directory of results, shared by any number of processes.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+impl Cache {
+    /// The project's own, `images/cache`.
+    pub fn project() -> Self {
+        Self::at(Path::new(env!("CARGO_MANIFEST_DIR")).join("cache"))
+    }
+
+    /// In another place.
+    pub fn at(directory: PathBuf) -> Self {
+        Self { directory }
+    }
+
+    /// Where it lies.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The directory of the result `kind` for `key`. If there is none, `make` fills one; it
+    /// gets a fresh directory, and only when it succeeds does that become the result.
+    ///
+    /// # Errors
+    /// Those of `make`, and [`CacheError`].
+    pub fn get<E: From<CacheError>>(
+        &self,
+        kind: &str,
+        key: &str,
+        make: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<PathBuf, E> {
+        let place = self.directory.join(kind).join(key);
+        if place.is_dir() {
+            return Ok(place);
+        }
+        let _lock = self.lock(kind)?;
+        if place.is_dir() {
+            return Ok(place); // made while we waited
+        }
+        let home = self.directory.join(kind);
+        let fresh = tempfile::Builder::new()
+            .prefix(".making-")
+            .tempdir_in(&home)
+            .map_err(|source| failed("write in", &home, source))?;
+        make(fresh.path())?;
+        fs::rename(fresh.path(), &place).map_err(|source| failed("write", &place, source))?;
+        self.prune(kind, &place)?;
+        Ok(place)
+    }
+
+    /// Takes the lock `name`, so that others who take it wait.
+    ///
+    /// # Errors
+    /// [`CacheError`].
+    pub fn lock(&self, name: &str) -> Result<Lock, CacheError> {
+        let home = self.directory.join(name);
+        fs::create_dir_all(&home).map_err(|source| failed("make", &home, source))?;
+        let path = self.directory.join(format!("{name}.lock"));
+        Lock::take(&path, || {
+            eprintln!("waiting for another process to finish with {name}…")
+        })
+        .map_err(|source| failed("lock", &path, source))
+    }
+
+    /// Removes everything.
+    ///
+    /// # Errors
+    /// [`CacheError`].
+    pub fn clear(&self) -> Result<(), CacheError> {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("remove", &self.directory, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the oldest results of `kind`, and what makers that were killed left behind.
+    fn prune(&self, kind: &str, newest: &Path) -> Result<(), CacheError> {
+        let home = self.directory.join(kind);
+        let entries = fs::read_dir(&home).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.map_err(|source| failed("read", &home, source))?;
+        let mut results: Vec<(SystemTime, PathBuf)> = Vec::new();
+        for path in entries
+            .iter()
+            .map(fs::DirEntry::path)
+            .filter(|path| path != newest)
+        {
+            let modified = fs::metadata(&path).and_then(|m| m.modified());
+            let modified = modified.map_err(|source| failed("read", &path, source))?;
+            let half_made = path
+                .file_name()
+                .is_some_and(|n| n.as_encoded_bytes()[0] == b'.');
+            results.push((
+                if half_made {
+                    SystemTime::UNIX_EPOCH
+                } else {
+                    modified
+                },
+                path,
+            ));
+        }
+        results.sort();
+        results.reverse();
+        let half_made = |time: &SystemTime| *time == SystemTime::UNIX_EPOCH;
+        for (index, (time, path)) in results.iter().enumerate() {
+            if index + 1 >= KEPT || half_made(time) {
+                fs::remove_dir_all(path).map_err(|source| failed("remove", path, source))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> CacheError {
+    CacheError::Access {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(path: &Path) -> usize {
+        fs::read_dir(path).unwrap().count()
+    }
+
+    #[test]
+    fn a_result_is_made_once_per_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().join("cache"));
+        let mut made = 0;
+        for key in ["a", "a", "b", "a"] {
+            let place = cache.get("kind", key, |dir| {
+                made += 1;
+                fs::write(dir.join("content"), key).unwrap();
+                Ok::<_, CacheError>(())
+            });
+            assert_eq!(
+                fs::read_to_string(place.unwrap().join("content")).unwrap(),
+                key
+            );
+        }
+        assert_eq!(made, 2);
+        cache.clear().unwrap();
+        cache.clear().unwrap();
+        assert!(!cache.directory().exists());
+    }
+
+    #[test]
+    fn what_failed_half_way_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().to_owned());
+        let failed = cache.get("kind", "a", |dir| {
+            fs::write(dir.join("half"), "").unwrap();
+            Err(CacheError::Access {
+                action: "fail at",
+                path: dir.to_owned(),
+                source: io::ErrorKind::Other.into(),
+            })
+        });
+        assert!(failed.is_err());
+        assert_eq!(count(&directory.path().join("kind")), 0);
+    }
+
+    #[test]
+    fn old_results_and_killed_makers_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().to_owned());
+        fs::create_dir_all(directory.path().join("kind/.making-killed")).unwrap();
+        for key in 0..KEPT + 3 {
+            cache
+                .get("kind", &key.to_string(), |_| Ok::<_, CacheError>(()))
+                .unwrap();
+        }
+        assert_eq!(count(&directory.path().join("kind")), KEPT);
+        assert!(
+            directory
+                .path()
+                .join("kind")
+                .join((KEPT + 2).to_string())
+                .is_dir()
+        );
+        assert!(!directory.path().join("kind/.making-killed").exists());
+    }
+}

@@ -1,0 +1,221 @@
+//! The command line: its words, and what they mean to the library.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use images::{Boot, PlaceChoice, Sources};
+
+/// Makes what boots, and boots it.
+///
+/// Everything is fetched and built when it is first needed and kept under images/cache. A
+/// guest runs on this machine's KVM if a stock kernel boots there, else in the lab: QEMU
+/// emulates a CPU with SVM, and a stock kernel on it has a standard /dev/kvm.
+#[derive(Debug, Parser)]
+#[command(name = "images", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+const EXAMPLES: &str = "Examples:
+  images boot -- vperf list              what can be counted in a guest
+  images boot --vcpus 4 -- 'cat /proc/cpuinfo | grep MHz'
+  images boot --lab --exact -- vperf stat true
+  images kernel --kernel-version 6.12    only fetch a kernel, print where it is
+
+Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's own.";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Fetch a stock kernel with its headers; print where they are
+    Kernel(KernelArgs),
+    /// Build the guest's driver for a kernel; print where it is
+    Module(KernelArgs),
+    /// Build our programs statically; print where they are
+    Programs {
+        /// Programs of the tests crate to build as well
+        #[arg(long = "program", value_name = "NAME")]
+        programs: Vec<String>,
+    },
+    /// Pack the guest's initramfs; print where it is
+    Initramfs {
+        #[command(flatten)]
+        kernel: KernelArgs,
+        /// Programs of the tests crate to put in as well
+        #[arg(long = "program", value_name = "NAME")]
+        programs: Vec<String>,
+    },
+    /// Run a command in a guest; its exit code becomes ours
+    Boot(BootArgs),
+    /// Remove everything that was fetched and made
+    Clean,
+}
+
+/// Which kernel.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct KernelArgs {
+    /// Series or release of Debian's cloud kernel [default: the newest 6.1]
+    #[arg(long, value_name = "VERSION", conflicts_with = "kernel")]
+    kernel_version: Option<String>,
+    /// A kernel of your own: vmlinux or bzImage; needs --headers
+    #[arg(long, value_name = "FILE", requires = "headers")]
+    kernel: Option<PathBuf>,
+    /// Its build directory, like /lib/modules/VERSION/build
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    headers: Option<PathBuf>,
+    /// Its modules, like /lib/modules/VERSION [default: all it needs is built in]
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    modules: Option<PathBuf>,
+    /// An initramfs of your own to lay below ours: what has no counterpart in ours stays
+    #[arg(long, value_name = "FILE")]
+    initramfs: Option<PathBuf>,
+}
+
+impl KernelArgs {
+    pub(crate) fn sources(self) -> Sources {
+        Sources {
+            version: self.kernel_version,
+            kernel: self.kernel,
+            headers: self.headers,
+            modules: self.modules,
+            initramfs: self.initramfs,
+        }
+    }
+}
+
+/// What to boot, where and for what.
+#[derive(Args, Debug)]
+pub(crate) struct BootArgs {
+    #[command(flatten)]
+    kernel: KernelArgs,
+    /// Run in the lab, whatever this machine can do
+    #[arg(long, conflicts_with = "direct")]
+    lab: bool,
+    /// Run on this machine's KVM, whatever `vmm check` says
+    #[arg(long)]
+    direct: bool,
+    /// In the lab, let time be instructions retired: runs repeat bit for bit
+    #[arg(long, conflicts_with = "direct")]
+    exact: bool,
+    /// Number of vCPUs
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
+    vcpus: u32,
+    /// The guest's memory in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256,
+          value_parser = clap::value_parser!(u32).range(64..=65536))]
+    memory: u32,
+    /// Seconds after which the guest is ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 180,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Programs of the tests crate to put into the guest
+    #[arg(long = "program", value_name = "NAME")]
+    programs: Vec<String>,
+    /// A file to put into the guest, by its path there
+    #[arg(long = "file", value_name = "PATH=FILE")]
+    files: Vec<String>,
+    /// One more argument for `vmm run`; may be given again
+    #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
+    vmm_args: Vec<String>,
+    /// Write the VMM's report (JSON) here
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// For the guest's shell; words are joined by blanks
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+impl BootArgs {
+    /// What to boot; the complaint is one line.
+    pub(crate) fn boot(&self) -> Result<Boot, String> {
+        let mut files = Vec::new();
+        for file in &self.files {
+            let (inside, outside) = file
+                .split_once('=')
+                .ok_or_else(|| format!("--file {file}: say PATH=FILE, like root/data=./data"))?;
+            let contents = fs::read(outside).map_err(|e| format!("cannot read {outside}: {e}"))?;
+            files.push((inside.trim_start_matches('/').to_owned(), contents));
+        }
+        let place = match (self.exact, self.lab, self.direct) {
+            (true, ..) => PlaceChoice::Exact,
+            (_, true, _) => PlaceChoice::Lab,
+            (.., true) => PlaceChoice::Direct,
+            _ => PlaceChoice::Auto,
+        };
+        Ok(Boot {
+            command: self.command.join(" "),
+            vcpus: self.vcpus,
+            memory_mib: self.memory,
+            programs: self.programs.clone(),
+            files,
+            place,
+            timeout: Duration::from_secs(self.timeout),
+            vmm_args: self.vmm_args.clone(),
+            echo: true,
+            sources: self.kernel.clone().sources(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boot(arguments: &[&str]) -> Result<Boot, String> {
+        let cli = Cli::try_parse_from(["images", "boot"].iter().chain(arguments));
+        match cli.map_err(|error| error.to_string())?.action {
+            Action::Boot(arguments) => arguments.boot(),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn words_become_a_boot() {
+        let boot = boot(&[
+            "--lab",
+            "--vcpus",
+            "3",
+            "--vmm-arg",
+            "--no-vpmu",
+            "--",
+            "echo",
+            "hi",
+        ]);
+        let boot = boot.unwrap();
+        assert_eq!((boot.command.as_str(), boot.vcpus), ("echo hi", 3));
+        assert_eq!(
+            (boot.place, boot.vmm_args),
+            (PlaceChoice::Lab, vec!["--no-vpmu".to_owned()])
+        );
+    }
+
+    #[test]
+    fn wrong_words_are_refused() {
+        for wrong in [
+            &["--vcpus", "0", "--", "true"][..],
+            &["--memory", "1", "--", "true"],
+            &["--lab", "--direct", "--", "true"],
+            &["--exact", "--direct", "--", "true"],
+            &["--kernel", "x", "--", "true"],
+            &[
+                "--kernel",
+                "x",
+                "--headers",
+                "y",
+                "--kernel-version",
+                "6.1",
+                "--",
+                "true",
+            ],
+            &["--file", "nonsense", "--", "true"],
+            &["--file", "a=/no/such/file", "--", "true"],
+            &["--frobnicate", "--", "true"],
+            &[],
+        ] {
+            assert!(boot(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

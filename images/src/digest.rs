@@ -1,0 +1,135 @@
+//! Keys of the cache: a digest over everything that decides a result.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+/// An input that could not be read.
+#[derive(Debug, Error)]
+#[error("cannot read {path}")]
+pub struct DigestError {
+    path: String,
+    #[source]
+    source: io::Error,
+}
+
+/// Collects inputs. Every input goes in with its length and a label, so that no two different
+/// lists of inputs look alike.
+#[derive(Clone, Debug)]
+pub struct Key(Sha256);
+
+impl Key {
+    /// For results of kind `what`.
+    pub fn new(what: &str) -> Self {
+        Self(Sha256::new()).bytes("kind", what.as_bytes())
+    }
+
+    /// A value.
+    #[must_use]
+    pub fn text(self, label: &str, value: &str) -> Self {
+        self.bytes(label, value.as_bytes())
+    }
+
+    /// Raw bytes.
+    #[must_use]
+    pub fn bytes(mut self, label: &str, value: &[u8]) -> Self {
+        for part in [label.as_bytes(), value] {
+            self.0.update(part.len().to_le_bytes());
+            self.0.update(part);
+        }
+        self
+    }
+
+    /// A file's contents.
+    ///
+    /// # Errors
+    /// [`DigestError`] when it cannot be read.
+    pub fn file(self, label: &str, path: &Path) -> Result<Self, DigestError> {
+        let contents = fs::read(path).map_err(|source| failed(path, source))?;
+        Ok(self.bytes(label, &contents))
+    }
+
+    /// Names and contents of all regular files below `directory`.
+    ///
+    /// # Errors
+    /// [`DigestError`] when something in it cannot be read.
+    pub fn tree(mut self, label: &str, directory: &Path) -> Result<Self, DigestError> {
+        let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let mut entries = entries.map_err(|source| failed(directory, source))?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let name = format!("{label}/{}", entry.file_name().to_string_lossy());
+            let kind = entry
+                .file_type()
+                .map_err(|source| failed(&entry.path(), source))?;
+            self = if kind.is_dir() {
+                self.tree(&name, &entry.path())?
+            } else {
+                self.file(&name, &entry.path())?
+            };
+        }
+        Ok(self)
+    }
+
+    /// 16 hexadecimal digits.
+    pub fn hex(self) -> String {
+        self.0
+            .finalize()
+            .iter()
+            .take(8)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> DigestError {
+    DigestError {
+        path: path.display().to_string(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_change_of_any_input_changes_the_key() {
+        let key = |a: &str, b: &str| Key::new("x").text("a", a).text("b", b).hex();
+        assert_eq!(key("1", "2"), key("1", "2"));
+        assert_ne!(key("1", "2"), key("2", "1"));
+        assert_ne!(key("12", ""), key("1", "2"));
+        assert_ne!(Key::new("x").hex(), Key::new("y").hex());
+        assert_eq!(key("1", "2").len(), 16);
+    }
+
+    #[test]
+    fn a_tree_is_its_names_and_contents() {
+        let directory = tempfile::tempdir().unwrap();
+        let hex = || Key::new("t").tree("t", directory.path()).unwrap().hex();
+        fs::create_dir(directory.path().join("sub")).unwrap();
+        fs::write(directory.path().join("sub/a"), "1").unwrap();
+        let first = hex();
+        assert_eq!(first, hex());
+        fs::write(directory.path().join("sub/a"), "2").unwrap();
+        let second = hex();
+        assert_ne!(first, second);
+        fs::rename(
+            directory.path().join("sub/a"),
+            directory.path().join("sub/b"),
+        )
+        .unwrap();
+        assert_ne!(second, hex());
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = Key::new("t")
+            .file("f", Path::new("/no/such/file"))
+            .unwrap_err();
+        assert!(error.to_string().contains("/no/such/file"));
+    }
+}

@@ -1,0 +1,206 @@
+//! Tells a command's output from everything else on a console. The guest's and the lab's
+//! `/init` put marked lines round each part; a program cannot write them by accident, because
+//! the mark carries a digest of the run.
+
+const START: &str = "\n@@vpmu:";
+
+/// What a console said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Transcript {
+    /// The command's output.
+    pub output: Vec<u8>,
+    /// The command's exit code, once it ended.
+    pub status: Option<i32>,
+    /// The VMM's exit code, in the lab.
+    pub vmm: Option<i32>,
+    /// What the VMM wrote to stderr, in the lab.
+    pub log: Vec<u8>,
+    /// The VMM's report, in the lab.
+    pub report: Vec<u8>,
+    /// Whether the command ever started.
+    pub begun: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Elsewhere,
+    Output,
+    Log,
+    Report,
+}
+
+/// Takes a console apart as it comes in. Carriage returns before a newline vanish.
+#[derive(Debug)]
+pub struct Frames {
+    mark: Vec<u8>,
+    held: Vec<u8>,
+    part: Part,
+    /// What is held begins with the newline of the last mark.
+    after_mark: bool,
+    transcript: Transcript,
+}
+
+impl Frames {
+    /// For marks that carry `token`.
+    pub fn new(token: &str) -> Self {
+        let mark = format!("{START}{token} ").into_bytes();
+        // The console's first byte begins a line.
+        Self {
+            mark,
+            held: vec![b'\n'],
+            part: Part::Elsewhere,
+            after_mark: false,
+            transcript: Transcript::default(),
+        }
+    }
+
+    /// Takes the next bytes; returns those that were the command's output.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
+        for &byte in bytes {
+            if byte == b'\n' && self.held.last() == Some(&b'\r') {
+                self.held.pop();
+            }
+            self.held.push(byte);
+        }
+        let shown = self.transcript.output.len();
+        while self.step() {}
+        self.transcript.output[shown..].to_vec()
+    }
+
+    /// Ends the console.
+    pub fn finish(mut self) -> Transcript {
+        let rest = std::mem::take(&mut self.held);
+        self.keep(&rest);
+        self.transcript
+    }
+
+    /// Deals with everything up to the next mark, then with the mark. False: needs more bytes.
+    fn step(&mut self) -> bool {
+        let Some(at) = find(&self.held, &self.mark) else {
+            let safe = self.held.len() - self.could_begin_a_mark();
+            let passed: Vec<u8> = self.held.drain(..safe).collect();
+            self.keep(&passed);
+            return false;
+        };
+        let line = at + self.mark.len();
+        let Some(end) = self.held[line..].iter().position(|&b| b == b'\n') else {
+            return false;
+        };
+        let word = String::from_utf8_lossy(&self.held[line..line + end])
+            .trim()
+            .to_owned();
+        let before: Vec<u8> = self.held[..at].to_vec();
+        self.keep(&before);
+        // The newline that ends this mark stays held: it may begin the next one.
+        self.held.drain(..line + end);
+        self.mark_says(&word);
+        self.after_mark = true;
+        true
+    }
+
+    fn mark_says(&mut self, words: &str) {
+        let (word, value) = words.split_once(' ').unwrap_or((words, ""));
+        self.part = match word {
+            "begin" => {
+                self.transcript.begun = true;
+                Part::Output
+            }
+            "log" => Part::Log,
+            "report" => Part::Report,
+            _ => Part::Elsewhere,
+        };
+        match word {
+            "exit" => self.transcript.status = value.parse().ok(),
+            "vmm" => self.transcript.vmm = value.parse().ok(),
+            _ => {}
+        }
+    }
+
+    fn keep(&mut self, mut bytes: &[u8]) {
+        if self.after_mark && !bytes.is_empty() {
+            bytes = &bytes[1..];
+            self.after_mark = false;
+        }
+        match self.part {
+            Part::Elsewhere => {}
+            Part::Output => self.transcript.output.extend_from_slice(bytes),
+            Part::Log => self.transcript.log.extend_from_slice(bytes),
+            Part::Report => self.transcript.report.extend_from_slice(bytes),
+        }
+    }
+
+    /// How many bytes at the end of what is held may turn out to be a mark or half a line end.
+    fn could_begin_a_mark(&self) -> usize {
+        let longest = self.mark.len().min(self.held.len());
+        let partial = (1..=longest)
+            .rev()
+            .find(|&n| self.held.ends_with(&self.mark[..n]));
+        partial.unwrap_or_else(|| usize::from(self.held.last() == Some(&b'\r')))
+    }
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|w| w == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONSOLE: &[u8] = b"Linux booting\r\nnoise\r\n@@vpmu:t begin\r\none\r\n\r\ntwo no newline\r\n\
+        @@vpmu:t exit 3\r\n@@vpmu:t vmm 0\r\n@@vpmu:t log\r\nall well\r\n@@vpmu:t report\r\n{\r\n}\r\n@@vpmu:t end\r\nbye";
+
+    fn parsed(chunk: usize) -> (Vec<u8>, Transcript) {
+        let mut frames = Frames::new("t");
+        let mut live = Vec::new();
+        for bytes in CONSOLE.chunks(chunk) {
+            live.extend(frames.push(bytes));
+        }
+        (live, frames.finish())
+    }
+
+    #[test]
+    fn the_parts_come_apart_however_they_arrive() {
+        for chunk in [1, 2, 3, 7, 1000] {
+            let (live, transcript) = parsed(chunk);
+            assert_eq!(
+                transcript.output, b"one\n\ntwo no newline",
+                "chunks of {chunk}"
+            );
+            assert_eq!(live, transcript.output);
+            assert_eq!((transcript.status, transcript.vmm), (Some(3), Some(0)));
+            assert_eq!(transcript.log, b"all well");
+            assert_eq!(transcript.report, b"{\n}");
+        }
+    }
+
+    #[test]
+    fn output_is_shown_as_soon_as_it_cannot_be_a_mark() {
+        let mut frames = Frames::new("t");
+        assert!(frames.push(b"@@vpmu:t begin\r\n").is_empty());
+        assert_eq!(frames.push(b"half a li"), b"half a li");
+        assert_eq!(frames.push(b"ne\n@@vp"), b"ne");
+        assert_eq!(frames.push(b"x"), b"\n@@vpx");
+    }
+
+    #[test]
+    fn empty_output_is_empty() {
+        let mut frames = Frames::new("t");
+        frames.push(b"\n@@vpmu:t begin\n@@vpmu:t exit 0\n");
+        let transcript = frames.finish();
+        assert!(transcript.begun);
+        assert_eq!(
+            (transcript.output, transcript.status),
+            (Vec::new(), Some(0))
+        );
+    }
+
+    #[test]
+    fn another_runs_mark_is_output_and_a_cut_console_has_no_status() {
+        let mut frames = Frames::new("t");
+        frames.push(b"\n@@vpmu:t begin\n@@vpmu:other exit 0\ncut");
+        let transcript = frames.finish();
+        assert_eq!(transcript.output, b"@@vpmu:other exit 0\ncut");
+        assert_eq!(transcript.status, None);
+    }
+}

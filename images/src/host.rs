@@ -1,0 +1,227 @@
+//! What the host must have, and how it comes to have it: Debian's packages, installed when we
+//! may, named when we may not.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::process::{self, ProcessError};
+use crate::progress::Step;
+use crate::sys;
+
+/// Something missing that we cannot bring about.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// Not root, or not Debian.
+    #[error("this host lacks {what}; {remedy}")]
+    Missing {
+        /// Programs and libraries, separated by commas.
+        what: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The installation failed.
+    #[error(
+        "cannot install {packages}; see to it by hand: apt-get update && apt-get install {packages}"
+    )]
+    Install {
+        /// Separated by blanks.
+        packages: String,
+        /// What apt said.
+        #[source]
+        source: ProcessError,
+    },
+    /// The package lists could not be fetched.
+    #[error("cannot fetch the package lists; as root, `apt-get update` must work")]
+    Update(#[source] ProcessError),
+}
+
+/// Something the host must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The machine of the lab.
+    Qemu,
+    /// For the kernel module.
+    Gcc,
+    /// For the kernel module.
+    Make,
+    /// The kernel's build tools load it.
+    LibElf,
+    /// The shell and tools of guests; linked statically.
+    Busybox,
+    /// Fetches packages. Comes with Debian and nothing else.
+    Apt,
+    /// Unpacks some kernels and modules.
+    Xz,
+    /// Unpacks some kernels and modules.
+    Zstd,
+}
+
+impl Need {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu-system-x86_64",
+            Self::Gcc => "gcc",
+            Self::Make => "make",
+            Self::LibElf => "libelf.so.1",
+            Self::Busybox => "a static busybox",
+            Self::Apt => "apt-get",
+            Self::Xz => "xz",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu-system-x86",
+            Self::Gcc => "gcc",
+            Self::Make => "make",
+            Self::LibElf => "libelf-dev",
+            Self::Busybox => "busybox-static",
+            Self::Apt => "apt",
+            Self::Xz => "xz-utils",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    fn is_met(self) -> bool {
+        match self {
+            Self::LibElf => [
+                "/lib64",
+                "/usr/lib64",
+                "/usr/lib/x86_64-linux-gnu",
+                "/usr/lib",
+            ]
+            .iter()
+            .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
+            Self::Busybox => busybox().is_some(),
+            other => find(other.what()).is_some(),
+        }
+    }
+}
+
+/// Sees to it that the host has all of `needs`.
+///
+/// # Errors
+/// [`HostError`], with what to type.
+pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
+    let missing: Vec<Need> = needs
+        .iter()
+        .copied()
+        .filter(|need| !need.is_met())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = |of: fn(Need) -> &'static str, by: &str| {
+        missing
+            .iter()
+            .map(|need| of(*need))
+            .collect::<Vec<_>>()
+            .join(by)
+    };
+    let packages = list(Need::package, " ");
+    let refuse = |remedy: String| HostError::Missing {
+        what: list(Need::what, ", "),
+        remedy,
+    };
+    if find("apt-get").is_none() {
+        return Err(refuse(format!("install what Debian calls {packages}")));
+    }
+    if !sys::is_root() {
+        return Err(refuse(format!(
+            "install with: sudo apt-get install -y {packages}"
+        )));
+    }
+    install(&packages)?;
+    match missing.iter().any(|need| !need.is_met()) {
+        true => Err(refuse(format!(
+            "though {packages} is installed; put it where PATH finds it"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Fetches Debian's package lists.
+///
+/// # Errors
+/// [`HostError`] when not root, or when apt fails.
+pub fn update_lists() -> Result<(), HostError> {
+    if !sys::is_root() {
+        let what = "Debian's package lists".to_owned();
+        return Err(HostError::Missing {
+            what,
+            remedy: "run: sudo apt-get update".to_owned(),
+        });
+    }
+    let step = Step::new("fetching Debian's package lists");
+    process::output(Command::new("apt-get").arg("update")).map_err(HostError::Update)?;
+    step.done();
+    Ok(())
+}
+
+fn install(packages: &str) -> Result<(), HostError> {
+    let step = Step::new(format!("installing {packages}"));
+    let attempt = || {
+        let mut command = Command::new("apt-get");
+        command.args(["install", "-y", "--no-install-recommends"]);
+        command
+            .args(packages.split(' '))
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        process::output(&mut command)
+    };
+    if attempt().is_err() {
+        // Most likely the lists are missing, or older than the archive.
+        update_lists()?;
+        attempt().map_err(|source| HostError::Install {
+            packages: packages.to_owned(),
+            source,
+        })?;
+    }
+    step.done();
+    Ok(())
+}
+
+/// The static busybox of this host.
+pub fn busybox() -> Option<PathBuf> {
+    find("busybox").filter(|path| is_static(path))
+}
+
+/// A program in PATH, or where administrators' programs are.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
+    env::split_paths(&path)
+        .chain(system)
+        .map(|dir| dir.join(program))
+        .find(|file| file.is_file())
+}
+
+fn is_static(path: &Path) -> bool {
+    use object::read::elf::{ElfFile64, ProgramHeader};
+    let Ok(bytes) = std::fs::read(path) else {
+        return false;
+    };
+    let Ok(elf) = ElfFile64::<object::Endianness>::parse(&*bytes) else {
+        return false;
+    };
+    let interpreter =
+        |h: &object::elf::ProgramHeader64<_>| h.p_type(elf.endian()) == object::elf::PT_INTERP;
+    !elf.elf_program_headers().iter().any(interpreter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_and_static_ones_told() {
+        let shell = find("sh").unwrap();
+        assert!(!is_static(&shell));
+        assert!(find("no-such-program-anywhere").is_none());
+        assert!(!is_static(Path::new("/etc/passwd")));
+        assert!(ensure(&[]).is_ok());
+    }
+}

@@ -1,0 +1,200 @@
+//! Packs what guests and the lab boot into. The big part is cached; what differs from run to
+//! run is a small archive of its own behind it, which the kernel unpacks over the first.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::cache::{Cache, CacheError};
+use crate::cpio::{self, Archive, CpioError};
+use crate::digest::{DigestError, Key};
+use crate::host::{self, HostError, Need};
+use crate::kernel::Kernel;
+use crate::kmod::{self, KmodError, Module};
+use crate::module;
+use crate::process::{self, ProcessError};
+use crate::programs::{ProgramError, Programs};
+use crate::progress::Step;
+
+const GUEST_INIT: &str = include_str!("../guest/init.sh");
+const LAB_INIT: &str = include_str!("../guest/lab.sh");
+/// What the guest's devices need: the transport, and a way to tell the VMM of a panic.
+const GUEST_MODULES: [&str; 2] = ["virtio_mmio", "pvpanic_mmio"];
+const LAB_MODULES: [&str; 1] = ["kvm_amd"];
+const FILE: &str = "initramfs.cpio";
+
+/// Why there is no initramfs.
+#[derive(Debug, Error)]
+pub enum InitramfsError {
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A part could not be read.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// A kernel module cannot be had.
+    #[error(transparent)]
+    Kmod(#[from] KmodError),
+    /// A program is not there.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A file cannot go in.
+    #[error(transparent)]
+    Cpio(#[from] CpioError),
+    /// Busybox does not say what it can.
+    #[error("busybox does not list its commands")]
+    Busybox(#[source] ProcessError),
+    /// A file could not be read or written.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The guest's: shell and tools, the driver and what it needs, our programs.
+///
+/// # Errors
+/// [`InitramfsError`].
+pub fn guest(
+    cache: &Cache,
+    kernel: &Kernel,
+    driver: &Path,
+    programs: &Programs,
+    tests: &[String],
+) -> Result<PathBuf, InitramfsError> {
+    let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for (name, file) in programs.guest(tests) {
+        files.insert(format!("bin/{name}"), file.to_owned());
+    }
+    let modules = || -> Result<Vec<Module>, InitramfsError> {
+        let mut modules = match &kernel.modules {
+            Some(directory) => kmod::collect(directory, &GUEST_MODULES)?,
+            None => Vec::new(),
+        };
+        let bytes = fs::read(driver).map_err(|e| failed(driver, e))?;
+        modules.push(Module {
+            name: module::NAME.trim_end_matches(".ko").to_owned(),
+            bytes,
+        });
+        Ok(modules)
+    };
+    let key = Key::new("guest initramfs")
+        .text("kernel", &kernel.id)
+        .file("driver", driver)?;
+    pack(cache, "initramfs", key, GUEST_INIT, &files, modules)
+}
+
+/// The lab's: shell and tools, KVM, the VMM, the guest's kernel.
+///
+/// # Errors
+/// [`InitramfsError`].
+pub fn lab(
+    cache: &Cache,
+    host: &Kernel,
+    guest: &Kernel,
+    programs: &Programs,
+) -> Result<PathBuf, InitramfsError> {
+    let mut files = BTreeMap::from([("guest/kernel".to_owned(), guest.image.clone())]);
+    for name in ["vmm", "outb"] {
+        files.insert(format!("bin/{name}"), programs.one(name)?.to_owned());
+    }
+    let modules = || -> Result<Vec<Module>, InitramfsError> {
+        match &host.modules {
+            Some(directory) => Ok(kmod::collect(directory, &LAB_MODULES)?),
+            None => Ok(Vec::new()),
+        }
+    };
+    let key = Key::new("lab initramfs").text("kernel", &host.id);
+    pack(cache, "lab", key, LAB_INIT, &files, modules)
+}
+
+fn pack(
+    cache: &Cache,
+    kind: &str,
+    mut key: Key,
+    init: &str,
+    files: &BTreeMap<String, PathBuf>,
+    modules: impl FnOnce() -> Result<Vec<Module>, InitramfsError>,
+) -> Result<PathBuf, InitramfsError> {
+    host::ensure(&[Need::Busybox])?;
+    let busybox = host::busybox().unwrap_or_default();
+    key = key
+        .text("recipe", "1")
+        .text("init", init)
+        .file("busybox", &busybox)?;
+    for (name, file) in files {
+        key = key.file(name, file)?;
+    }
+    let place = cache.get(kind, &key.hex(), |dir| {
+        let step = Step::new(format!("packing the {kind} archive"));
+        let mut archive = Archive::new();
+        for directory in ["dev", "proc", "root", "run", "sys", "tmp"] {
+            archive.directory(directory)?;
+        }
+        // The kernel opens it for /init, before anything is mounted.
+        archive.device("dev/console", 5, 1)?;
+        archive.file("init", 0o755, init.as_bytes())?;
+        add(&mut archive, "bin/busybox", &busybox)?;
+        let applets = process::output(Command::new(&busybox).arg("--list"));
+        let applets = applets.map_err(InitramfsError::Busybox)?;
+        for applet in String::from_utf8_lossy(&applets)
+            .lines()
+            .filter(|name| *name != "busybox")
+        {
+            archive.link(&format!("bin/{applet}"), "busybox")?;
+        }
+        let mut order = String::new();
+        for module in modules()? {
+            let name = format!("{}.ko", module.name);
+            archive.file(&format!("lib/modules/{name}"), 0o644, &module.bytes)?;
+            order.push_str(&name);
+            order.push('\n');
+        }
+        archive.file("etc/modules", 0o644, order.as_bytes())?;
+        for (name, file) in files {
+            add(&mut archive, name, file)?;
+        }
+        let path = dir.join(FILE);
+        fs::write(&path, archive.finish()?).map_err(|e| failed(&path, e))?;
+        step.done();
+        Ok::<_, InitramfsError>(())
+    })?;
+    Ok(place.join(FILE))
+}
+
+fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsError> {
+    let bytes = fs::read(file).map_err(|e| failed(file, e))?;
+    Ok(archive.file(name, 0o755, &bytes)?)
+}
+
+/// Archives for the kernel to unpack one after the other.
+///
+/// # Errors
+/// [`InitramfsError::File`].
+pub fn concatenate(archives: &[&Path], last: &[u8]) -> Result<Vec<u8>, InitramfsError> {
+    let mut bytes = Vec::new();
+    for archive in archives {
+        bytes.extend(fs::read(archive).map_err(|e| failed(archive, e))?);
+        cpio::pad(&mut bytes);
+    }
+    bytes.extend_from_slice(last);
+    Ok(bytes)
+}
+
+fn failed(path: &Path, source: io::Error) -> InitramfsError {
+    InitramfsError::File {
+        path: path.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,131 @@
+//! The lab: a KVM host in a box. QEMU emulates a CPU with SVM; a stock kernel loads KVM on it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::host::{self, HostError, Need};
+use crate::process::{self, ProcessError};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// The port of QEMU's `isa-debug-exit`.
+pub const EXIT_PORT: u16 = 0xf4;
+/// What the lab needs besides the guest's memory: kernel, archives and what it copies of them.
+const OWN_MEMORY_MIB: u32 = 768;
+const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
+    random.trust_cpu=on";
+
+/// Why there is no lab.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// The host lacks QEMU.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// QEMU does not tell its version.
+    #[error("cannot use {QEMU}")]
+    Qemu(#[from] ProcessError),
+}
+
+/// A QEMU that can be the lab's machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lab {
+    version: (u32, u32),
+    exact: bool,
+}
+
+impl Lab {
+    /// Finds QEMU. `exact`: time is instructions retired, and runs repeat bit for bit.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn find(exact: bool) -> Result<Self, LabError> {
+        host::ensure(&[Need::Qemu])?;
+        let text = process::output(Command::new(QEMU).arg("--version"))?;
+        Ok(Self {
+            version: version(&String::from_utf8_lossy(&text)),
+            exact,
+        })
+    }
+
+    /// QEMU's version, as in `7.2`.
+    pub fn version(&self) -> String {
+        format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    /// The command that runs the lab. Its exit code is 1 when the lab ended by itself.
+    pub fn command(&self, kernel: &Path, initramfs: &Path, guest_memory_mib: u32) -> Command {
+        let mut qemu = Command::new(host::find(QEMU).unwrap_or_else(|| PathBuf::from(QEMU)));
+        let memory = guest_memory_mib.saturating_add(OWN_MEMORY_MIB);
+        qemu.args(["-M", "q35", "-m", &memory.to_string(), "-smp", "1"]);
+        if self.exact {
+            qemu.args([
+                "-accel",
+                "tcg,thread=single",
+                "-icount",
+                "shift=0,sleep=off",
+            ]);
+            qemu.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
+            qemu.args(["-cpu", "EPYC,+svm,-rdrand,-rdseed"]);
+        } else {
+            qemu.args(["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm"]);
+        }
+        qemu.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ]);
+        qemu.args(["-serial", "stdio"]);
+        qemu.args([
+            "-device",
+            &format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4"),
+        ]);
+        qemu.arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(initramfs)
+            .args(["-append", CMDLINE]);
+        qemu
+    }
+}
+
+fn version(text: &str) -> (u32, u32) {
+    let number = text.split("version ").nth(1).unwrap_or("");
+    let mut parts = number
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|part| part.parse().ok());
+    let mut next = || parts.next().flatten().unwrap_or(0);
+    (next(), next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!(
+            version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)"),
+            (7, 2)
+        );
+        assert_eq!(version("QEMU emulator version 10.0.2"), (10, 0));
+        assert_eq!(version("something else"), (0, 0));
+    }
+
+    #[test]
+    fn the_exact_lab_counts_instructions() {
+        let arguments = |exact| {
+            let lab = Lab {
+                version: (7, 2),
+                exact,
+            };
+            let command = lab.command(Path::new("k"), Path::new("i"), 256);
+            format!("{:?}", command.get_args().collect::<Vec<_>>())
+        };
+        assert!(arguments(true).contains("icount"));
+        assert!(!arguments(false).contains("icount"));
+        assert!(arguments(false).contains("\"1024\""));
+    }
+}

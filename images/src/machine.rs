@@ -1,0 +1,159 @@
+//! Runs a program that is a machine: streams its console, ends it when its time is up, and
+//! never leaves it behind.
+
+use std::io::{self, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::{process, sys};
+
+const CHUNK: usize = 4096;
+
+/// Why a machine did not run to its end.
+#[derive(Debug, Error)]
+pub enum MachineError {
+    /// Not there, or not executable.
+    #[error("cannot start {program}")]
+    Start {
+        /// Its name.
+        program: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Its end could not be waited for.
+    #[error("cannot wait for {program}")]
+    Wait {
+        /// Its name.
+        program: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It took too long and was ended.
+    #[error("no end after {} s", .0.as_secs())]
+    Timeout(Duration),
+}
+
+/// How a machine ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its program's exit status.
+    pub status: ExitStatus,
+    /// What its program wrote to stderr.
+    pub stderr: String,
+}
+
+/// Kills its child unless the child's end has been seen.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Both fail only if the child is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs `command` without input until it ends; hands its stdout on as it comes.
+///
+/// # Errors
+/// [`MachineError`]; the program is dead then.
+pub fn run(
+    command: &mut Command,
+    timeout: Duration,
+    mut console: impl FnMut(&[u8]),
+) -> Result<Ended, MachineError> {
+    let program = process::name(command);
+    let start = |source| MachineError::Start {
+        program: program.clone(),
+        source,
+    };
+    let deadline = Instant::now() + timeout;
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = Guard(sys::dies_with_us(command).spawn().map_err(start)?);
+    let (sender, receiver) = mpsc::channel();
+    let stdout = child.0.stdout.take();
+    let stderr = child.0.stderr.take();
+    thread::spawn(move || stdout.map(|stream| forward(stream, &sender)));
+    let complaints = thread::spawn(move || {
+        let mut text = Vec::new();
+        // A stream that breaks off has said all it will say.
+        stderr.map(|mut stream| stream.read_to_end(&mut text));
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left) {
+            Ok(bytes) => console(&bytes),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => return Err(MachineError::Timeout(timeout)),
+        }
+    }
+    // Its stdout is closed: it is ending.
+    let status = child
+        .0
+        .wait()
+        .map_err(|source| MachineError::Wait { program, source })?;
+    Ok(Ended {
+        status,
+        stderr: complaints.join().unwrap_or_default(),
+    })
+}
+
+fn forward(mut stream: impl Read, sender: &mpsc::Sender<Vec<u8>>) {
+    let mut buffer = [0; CHUNK];
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        if sender.send(buffer[..count].to_vec()).is_err() {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn console_status_and_complaints() {
+        let mut console = Vec::new();
+        let mut command = shell("echo out; echo err >&2; exit 7");
+        let timeout = Duration::from_secs(60);
+        let ended = run(&mut command, timeout, |bytes| {
+            console.extend_from_slice(bytes)
+        })
+        .unwrap();
+        assert_eq!(console, b"out\n");
+        assert_eq!(
+            (ended.status.code(), ended.stderr.as_str()),
+            (Some(7), "err\n")
+        );
+    }
+
+    #[test]
+    fn a_machine_that_does_not_end_is_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pid");
+        let mut command = shell(&format!(
+            "echo $$ > {}; exec tail -f /dev/null",
+            file.display()
+        ));
+        let error = run(&mut command, Duration::from_millis(500), |_| {}).unwrap_err();
+        assert!(matches!(error, MachineError::Timeout(_)));
+        let pid = std::fs::read_to_string(file).unwrap();
+        assert!(!std::path::Path::new("/proc").join(pid.trim()).exists());
+    }
+}

@@ -1,0 +1,164 @@
+//! Builds the guest's driver against a kernel's headers.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::cache::{Cache, CacheError};
+use crate::digest::{DigestError, Key};
+use crate::host::{self, HostError, Need};
+use crate::kernel::Kernel;
+use crate::process::{self, ProcessError};
+use crate::progress::Step;
+
+/// The module's file name.
+pub const NAME: &str = "virtio_pmu.ko";
+
+/// Why there is no module.
+#[derive(Debug, Error)]
+pub enum ModuleError {
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A source could not be read.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// The compiler could not be asked its version.
+    #[error("cannot tell the compiler's version")]
+    Compiler(#[source] ProcessError),
+    /// It does not compile.
+    #[error("the driver does not build against {headers}")]
+    Build {
+        /// The kernel's build directory.
+        headers: PathBuf,
+        /// What make said.
+        #[source]
+        source: ProcessError,
+    },
+    /// A file could not be read or written.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The built module for `kernel`.
+///
+/// # Errors
+/// [`ModuleError`].
+pub fn build(cache: &Cache, kernel: &Kernel) -> Result<PathBuf, ModuleError> {
+    build_from(
+        cache,
+        kernel,
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-driver/linux"),
+    )
+}
+
+fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, ModuleError> {
+    host::ensure(&[Need::Gcc, Need::Make, Need::LibElf])?;
+    let compiler = process::output(Command::new("gcc").arg("--version"));
+    let compiler = compiler.map_err(ModuleError::Compiler)?;
+    let sources = sources(driver)?;
+    let mut key = Key::new("module, recipe 1").text("kernel", &kernel.id);
+    key = key.bytes("compiler", &compiler);
+    for source in &sources {
+        key = key.file(&file_name(source), source)?;
+    }
+    let place = cache.get("module", &key.hex(), |dir| {
+        let step = Step::new("building the guest's driver");
+        for source in &sources {
+            // kbuild leaves its products beside the sources: it gets a copy.
+            fs::copy(source, dir.join(file_name(source))).map_err(|e| failed(source, e))?;
+        }
+        let mut make = Command::new("make");
+        make.arg("-C")
+            .arg(&kernel.headers)
+            .arg(format!("M={}", dir.display()));
+        make.args(["modules", "W=1", "-j2"]);
+        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
+            make.env_remove(variable);
+        }
+        if let Err(source) = process::output(&mut make) {
+            drop(step);
+            if let ProcessError::Failed { everything, .. } = &source {
+                eprint!("{everything}");
+            }
+            return Err(ModuleError::Build {
+                headers: kernel.headers.clone(),
+                source,
+            });
+        }
+        let mut strip = Command::new("strip");
+        strip.arg("--strip-debug").arg(dir.join(NAME));
+        process::output(&mut strip).map_err(|source| ModuleError::Build {
+            headers: kernel.headers.clone(),
+            source,
+        })?;
+        step.done();
+        Ok(())
+    })?;
+    Ok(place.join(NAME))
+}
+
+/// What the driver is made from: not what an earlier build by hand left beside it.
+fn sources(driver: &Path) -> Result<Vec<PathBuf>, ModuleError> {
+    let entries = fs::read_dir(driver).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let entries = entries.map_err(|e| failed(driver, e))?;
+    let mut sources: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
+    sources.retain(|path| {
+        let name = file_name(path);
+        let code = [".c", ".h"].iter().any(|end| name.ends_with(end)) && !name.ends_with(".mod.c");
+        code || name == "Kbuild" || name == "Makefile"
+    });
+    sources.sort();
+    Ok(sources)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn failed(path: &Path, source: io::Error) -> ModuleError {
+    ModuleError::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_no_sources() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in [
+            "a.c", "a.h", "a.o", "x.mod.c", "x.mod", "Kbuild", "Makefile", ".a.o.cmd",
+        ] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        let names: Vec<_> = sources(directory.path())
+            .unwrap()
+            .iter()
+            .map(|p| file_name(p))
+            .collect();
+        assert_eq!(names, ["Kbuild", "Makefile", "a.c", "a.h"]);
+        assert!(matches!(
+            sources(Path::new("/no/dir")),
+            Err(ModuleError::File { .. })
+        ));
+    }
+}

@@ -1,0 +1,333 @@
+//! Debian packages, fetched and unpacked without being installed. Knows how kernels' packages
+//! are called and hang together, not what is in them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::cache::{Cache, CacheError};
+use crate::digest::Key;
+use crate::host::{self, HostError, Need};
+use crate::process::{self, ProcessError};
+use crate::progress::Step;
+
+const LISTS: &str = "/var/lib/apt/lists";
+const FLAVOUR: &str = "-cloud-amd64";
+
+/// Why packages could not be had.
+#[derive(Debug, Error)]
+pub enum PackageError {
+    /// No such kernel in the lists.
+    #[error("Debian's lists have no cloud kernel {wanted}; there are: {known}")]
+    NoKernel {
+        /// The version asked for.
+        wanted: String,
+        /// Those the lists have.
+        known: String,
+    },
+    /// A package that must exist does not.
+    #[error("Debian's lists have no package {0}; run `apt-get update` as root")]
+    NoPackage(String),
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Fetching failed.
+    #[error("cannot fetch {package}; is the network up, are the lists fresh (`apt-get update`)?")]
+    Fetch {
+        /// Its name.
+        package: String,
+        /// What apt said.
+        #[source]
+        source: ProcessError,
+    },
+    /// Unpacking failed.
+    #[error("cannot unpack {package}")]
+    Unpack {
+        /// Its name.
+        package: String,
+        /// What dpkg said.
+        #[source]
+        source: ProcessError,
+    },
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file could not be read or written.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One version of one package.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its Debian version.
+    pub version: String,
+}
+
+/// Everything that belongs to one kernel.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct KernelPackages {
+    /// As `uname -r` has it.
+    pub release: String,
+    /// Image, headers and build tools.
+    pub packages: Vec<Package>,
+}
+
+/// The packages of the newest kernel whose version begins with `wanted`, say `6.1`.
+///
+/// # Errors
+/// [`PackageError`].
+pub fn resolve(cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
+    host::ensure(&[Need::Apt])?;
+    if !has_lists()? {
+        host::update_lists()?;
+    }
+    // apt takes most of a second to read its lists; what they say only changes with them.
+    let key = lists(Key::new("packages").text("wanted", wanted))?.hex();
+    let place = cache.get("packages", &key, |dir| {
+        let step = Step::new(format!("looking for kernel {wanted}"));
+        let found = ask(wanted).or_else(|error| match error {
+            PackageError::NoPackage(_) | PackageError::NoKernel { .. } if crate::sys::is_root() => {
+                host::update_lists()?;
+                ask(wanted)
+            }
+            other => Err(other),
+        })?;
+        let file = dir.join("packages.json");
+        let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
+        text.and_then(|text| fs::write(&file, text))
+            .map_err(|e| failed(&file, e))?;
+        step.done();
+        Ok::<_, PackageError>(())
+    })?;
+    let file = place.join("packages.json");
+    let text = fs::read(&file).map_err(|e| failed(&file, e))?;
+    serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
+}
+
+/// Fetches `package` and unpacks it into `root`. Nothing but its files comes to lie there.
+///
+/// # Errors
+/// [`PackageError`].
+pub fn unpack(package: &Package, root: &Path, step: &Step) -> Result<(), PackageError> {
+    let name = &package.name;
+    step.detail(&format!("{name} {}", package.version));
+    let download = tempfile::tempdir_in(root).map_err(|e| failed(root, e))?;
+    let mut fetch = Command::new("apt-get");
+    // The download runs as ourselves: apt's own user may not be able to write here.
+    fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
+    fetch
+        .arg(format!("{name}={}", package.version))
+        .current_dir(download.path());
+    process::output(&mut fetch).map_err(|source| PackageError::Fetch {
+        package: name.clone(),
+        source,
+    })?;
+    let files = fs::read_dir(download.path()).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    for file in files.map_err(|e| failed(download.path(), e))? {
+        let mut unpack = Command::new("dpkg-deb");
+        unpack.arg("-x").arg(file.path()).arg(root);
+        process::output(&mut unpack).map_err(|source| PackageError::Unpack {
+            package: name.clone(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// Asks apt which packages make up the newest kernel `wanted`.
+fn ask(wanted: &str) -> Result<KernelPackages, PackageError> {
+    let names = process::output(Command::new("apt-cache").args(["pkgnames", "linux-image-"]));
+    let names = names.map_err(|source| PackageError::Fetch {
+        package: "the names of kernels".to_owned(),
+        source,
+    })?;
+    let names = String::from_utf8_lossy(&names).into_owned();
+    let releases: Vec<&str> = names.lines().filter_map(release).collect();
+    let release = newest(&releases, wanted).ok_or_else(|| PackageError::NoKernel {
+        wanted: wanted.to_owned(),
+        known: known(&releases),
+    })?;
+    let headers = format!("linux-headers-{release}");
+    let (image, _) = show(&format!("linux-image-{release}"))?;
+    let (headers, depends) = show(&headers)?;
+    let mut packages = vec![image, headers];
+    for name in depends.iter().filter(|name| is_build_part(name)) {
+        packages.push(show(name)?.0);
+    }
+    Ok(KernelPackages {
+        release: release.to_owned(),
+        packages,
+    })
+}
+
+fn is_build_part(name: &str) -> bool {
+    (name.starts_with("linux-headers-") && name.contains("-common"))
+        || name.starts_with("linux-kbuild-")
+}
+
+/// The package's candidate version and the names it depends on.
+fn show(name: &str) -> Result<(Package, Vec<String>), PackageError> {
+    let unknown = || PackageError::NoPackage(name.to_owned());
+    let mut command = Command::new("apt-cache");
+    command.args(["show", "--no-all-versions", name]);
+    let text = process::output(&mut command).map_err(|_| unknown())?;
+    let text = String::from_utf8_lossy(&text);
+    let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
+    let version = field("Version: ").ok_or_else(unknown)?.to_owned();
+    Ok((
+        Package {
+            name: name.to_owned(),
+            version,
+        },
+        depends(field("Depends: ").unwrap_or("")),
+    ))
+}
+
+/// The first alternative of each dependency, by name.
+fn depends(field: &str) -> Vec<String> {
+    let name = |item: &str| item.split_whitespace().next().unwrap_or("").to_owned();
+    field
+        .split(',')
+        .map(name)
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+/// `6.1.0-56-cloud-amd64` of a package name; meta-packages, debug symbols and the like have none.
+fn release(name: &str) -> Option<&str> {
+    let release = name.strip_prefix("linux-image-")?;
+    let version = release.strip_suffix(FLAVOUR)?;
+    let numbers = version
+        .split('.')
+        .take_while(|p| p.starts_with(|c: char| c.is_ascii_digit()));
+    (numbers.count() >= 3).then_some(release)
+}
+
+fn newest<'a>(releases: &[&'a str], wanted: &str) -> Option<&'a str> {
+    let fits = |release: &&&str| match release.strip_prefix(wanted) {
+        Some(rest) => !rest.starts_with(|c: char| c.is_ascii_digit()),
+        None => false,
+    };
+    releases
+        .iter()
+        .filter(fits)
+        .max_by_key(|release| numbers(release))
+        .copied()
+}
+
+/// What orders versions: their numbers.
+fn numbers(release: &str) -> Vec<u64> {
+    release
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|part| part.parse().ok())
+        .collect()
+}
+
+/// The series there are, like `6.1, 6.12`.
+fn known(releases: &[&str]) -> String {
+    let mut series: Vec<Vec<u64>> = releases
+        .iter()
+        .map(|r| numbers(r).into_iter().take(2).collect())
+        .collect();
+    series.sort();
+    series.dedup();
+    let text = |s: &Vec<u64>| s.iter().map(u64::to_string).collect::<Vec<_>>().join(".");
+    match series.is_empty() {
+        true => "none".to_owned(),
+        false => series.iter().map(text).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn list_files() -> Result<Vec<fs::DirEntry>, PackageError> {
+    let lists = Path::new(LISTS);
+    let mut entries = fs::read_dir(lists)
+        .and_then(Iterator::collect::<io::Result<Vec<_>>>)
+        .map_err(|source| failed(lists, source))?;
+    entries.retain(|entry| entry.file_name().to_string_lossy().contains("Packages"));
+    entries.sort_by_key(fs::DirEntry::file_name);
+    Ok(entries)
+}
+
+fn has_lists() -> Result<bool, PackageError> {
+    Ok(!list_files()?.is_empty())
+}
+
+/// The state of apt's lists: their names, sizes and times.
+fn lists(mut key: Key) -> Result<Key, PackageError> {
+    for entry in list_files()? {
+        let meta = entry.metadata().map_err(|e| failed(&entry.path(), e))?;
+        let time = meta
+            .modified()
+            .ok()
+            .and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+        let state = format!("{} {:?}", meta.len(), time);
+        key = key.text(&entry.file_name().to_string_lossy(), &state);
+    }
+    Ok(key)
+}
+
+fn failed(path: &Path, source: io::Error) -> PackageError {
+    PackageError::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 7] = [
+        "linux-image-cloud-amd64",
+        "linux-image-6.12-cloud-amd64",
+        "linux-image-6.1.0-9-cloud-amd64",
+        "linux-image-6.1.0-56-cloud-amd64",
+        "linux-image-6.12.9+deb12-cloud-amd64",
+        "linux-image-6.12.117+deb12-cloud-amd64",
+        "linux-image-6.1.0-57-cloud-amd64-dbg",
+    ];
+
+    #[test]
+    fn the_newest_release_of_a_series_by_number() {
+        let releases: Vec<&str> = NAMES.iter().copied().filter_map(release).collect();
+        assert_eq!(releases.len(), 4);
+        let newest = |wanted| newest(&releases, wanted);
+        assert_eq!(newest("6.1"), Some("6.1.0-56-cloud-amd64"));
+        assert_eq!(newest("6.12"), Some("6.12.117+deb12-cloud-amd64"));
+        assert_eq!(newest("6.1.0-9"), Some("6.1.0-9-cloud-amd64"));
+        assert_eq!(newest("5.10"), None);
+        assert_eq!(known(&releases), "6.1, 6.12");
+        assert_eq!(known(&[]), "none");
+    }
+
+    #[test]
+    fn dependencies_by_name() {
+        let names = depends(
+            "linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= 6), gcc-12 | gcc",
+        );
+        assert_eq!(
+            names,
+            [
+                "linux-headers-6.1.0-56-common",
+                "linux-kbuild-6.1",
+                "gcc-12"
+            ]
+        );
+        assert_eq!(names.iter().filter(|n| is_build_part(n)).count(), 2);
+        assert!(depends("").is_empty());
+    }
+}

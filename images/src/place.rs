@@ -1,0 +1,191 @@
+//! Where guests run: on this machine's KVM if a stock kernel boots there, else in the lab.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+use crate::cache::{Cache, CacheError};
+use crate::digest::{DigestError, Key};
+use crate::progress::Step;
+use crate::sys;
+
+/// Why the choice could not be made.
+#[derive(Debug, Error)]
+pub enum PlaceError {
+    /// The VMM could not be started.
+    #[error("cannot start {program} to see what this machine can do")]
+    Start {
+        /// The VMM.
+        program: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It says something else than what it can do.
+    #[error(
+        "`vmm check --json` does not say whether a stock kernel boots here; choose with --lab or --direct"
+    )]
+    Answer,
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The VMM could not be read.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// A file of the cache could not be used.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Where the caller wants a guest to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlaceChoice {
+    /// On this machine's KVM if a stock kernel boots there, else in the lab.
+    #[default]
+    Auto,
+    /// On this machine's KVM.
+    Direct,
+    /// In the lab.
+    Lab,
+    /// In the lab, with time that is instructions retired.
+    Exact,
+}
+
+/// Where a guest ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this machine's KVM.
+    Direct,
+    /// In the lab.
+    Lab {
+        /// QEMU's version.
+        qemu: String,
+        /// Whether time was instructions retired.
+        exact: bool,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => write!(f, "direct KVM"),
+            Self::Lab { qemu, exact: false } => write!(f, "lab (x86, QEMU TCG {qemu}, emulated)"),
+            Self::Lab { qemu, exact: true } => {
+                write!(f, "exact lab (x86, QEMU TCG {qemu} icount, emulated)")
+            }
+        }
+    }
+}
+
+/// Whether a stock kernel boots on this machine's KVM, by `vmm check`. The answer holds until
+/// the next boot of the machine, or until the VMM or the device's permissions change.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError> {
+    let state = |path: &str| match fs::metadata(path) {
+        Ok(meta) => format!(
+            "{:o} {} {} {}",
+            meta.mode(),
+            meta.uid(),
+            meta.gid(),
+            meta.rdev()
+        ),
+        Err(error) => error.kind().to_string(),
+    };
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let key = Key::new("place").file("vmm", vmm)?.text("boot", &boot);
+    let key = key
+        .text("kvm", &state("/dev/kvm"))
+        .text("us", &format!("{}", sys::is_root()));
+    let place = cache.get("place", &key.hex(), |dir| {
+        let step = Step::new("asking what this machine can do");
+        let answer = if ask(vmm)? { "yes" } else { "no" };
+        let file = dir.join("stock-kernel");
+        fs::write(&file, answer).map_err(|source| PlaceError::File { path: file, source })?;
+        step.done();
+        Ok::<_, PlaceError>(())
+    })?;
+    let file = place.join("stock-kernel");
+    let answer = fs::read_to_string(&file);
+    Ok(answer.map_err(|source| PlaceError::File { path: file, source })? == "yes")
+}
+
+/// Its exit code says whether there is any KVM; only the answer matters here.
+fn ask(vmm: &Path) -> Result<bool, PlaceError> {
+    let mut command = Command::new(vmm);
+    command.args(["check", "--json"]).stdin(Stdio::null());
+    let output = sys::dies_with_us(&mut command).output();
+    let output = output.map_err(|source| PlaceError::Start {
+        program: vmm.to_owned(),
+        source,
+    })?;
+    let answer: serde_json::Value =
+        serde_json::from_slice(&output.stdout).map_err(|_| PlaceError::Answer)?;
+    answer["stock_kernel"].as_bool().ok_or(PlaceError::Answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vmm(directory: &Path, script: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = directory.join("vmm");
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn the_vmms_word_decides_and_is_remembered() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().join("cache"));
+        let count = directory.path().join("count");
+        let script = format!(
+            "echo >> {}; echo '{{\"stock_kernel\": true}}'; exit 1",
+            count.display()
+        );
+        let vmm = vmm(directory.path(), &script);
+        for _ in 0..2 {
+            assert!(stock_kernel_boots(&cache, &vmm).unwrap());
+        }
+        assert_eq!(fs::read(count).unwrap(), b"\n");
+    }
+
+    #[test]
+    fn a_vmm_that_does_not_answer_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().join("cache"));
+        for script in ["true", "echo '{}'", "echo broken"] {
+            let vmm = vmm(directory.path(), script);
+            let answer = stock_kernel_boots(&cache, &vmm);
+            assert!(matches!(answer, Err(PlaceError::Answer)), "{script}");
+        }
+    }
+
+    #[test]
+    fn places_have_names() {
+        let lab = |exact| {
+            Place::Lab {
+                qemu: "7.2".to_owned(),
+                exact,
+            }
+            .to_string()
+        };
+        assert_eq!(Place::Direct.to_string(), "direct KVM");
+        assert_eq!(lab(false), "lab (x86, QEMU TCG 7.2, emulated)");
+        assert!(lab(true).starts_with("exact lab"));
+    }
+}

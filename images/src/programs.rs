@@ -1,0 +1,206 @@
+//! Our own programs, linked statically so that they run in any initramfs. Cargo decides what
+//! is fresh; they have a target directory of their own.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::progress::Step;
+use crate::sys;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const RUSTFLAGS: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
+/// Packages whose programs every guest and the lab get.
+const ALWAYS: [&str; 3] = ["vmm", "vpmu-client", "outb"];
+/// The package whose programs come when asked for.
+const TESTS: &str = "tests";
+
+/// Why there are no programs.
+#[derive(Debug, Error)]
+pub enum ProgramError {
+    /// Cargo could not be started.
+    #[error("cannot start cargo; is Rust installed and in PATH?")]
+    Start(#[source] io::Error),
+    /// It failed; what it said is above.
+    #[error("cargo could not build the guest's programs: see its messages above")]
+    Build,
+    /// Cargo's messages are not understood.
+    #[error("cannot read cargo's messages")]
+    Messages(#[source] serde_json::Error),
+    /// No such program.
+    #[error("the tests have no program {wanted}; they have: {known}")]
+    Unknown {
+        /// What was asked for.
+        wanted: String,
+        /// What there is.
+        known: String,
+    },
+}
+
+/// Built programs: names and files.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    files: BTreeMap<String, PathBuf>,
+    tests: BTreeMap<String, PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    target: Target,
+    package_id: Option<String>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Default, Deserialize)]
+struct Target {
+    name: String,
+}
+
+impl Programs {
+    /// Builds them, with those of the tests when `tests` names any.
+    ///
+    /// # Errors
+    /// [`ProgramError`].
+    pub fn build(tests: &[String]) -> Result<Self, ProgramError> {
+        let step = Step::new("building static programs");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--bins", "--profile", "guest"]);
+        cargo.args([
+            "--target",
+            TARGET,
+            "--message-format",
+            "json-render-diagnostics",
+        ]);
+        cargo.arg("--target-dir").arg(root.join("target/static"));
+        let packages = ALWAYS.iter().chain((!tests.is_empty()).then_some(&TESTS));
+        cargo.args(packages.flat_map(|package| ["--package", package]));
+        for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
+            cargo.env_remove(variable); // would take the place of ours
+        }
+        cargo
+            .env(RUSTFLAGS, "-C target-feature=+crt-static")
+            .current_dir(&root);
+        cargo.stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output = sys::dies_with_us(&mut cargo)
+            .output()
+            .map_err(ProgramError::Start)?;
+        if !output.status.success() {
+            return Err(ProgramError::Build);
+        }
+        let built = Self::read(&String::from_utf8_lossy(&output.stdout))?;
+        for wanted in tests {
+            if !built.tests.contains_key(wanted) {
+                let known = built.tests.keys().cloned().collect::<Vec<_>>().join(", ");
+                return Err(ProgramError::Unknown {
+                    wanted: wanted.clone(),
+                    known,
+                });
+            }
+        }
+        step.done();
+        Ok(built)
+    }
+
+    fn read(messages: &str) -> Result<Self, ProgramError> {
+        let mut built = Self {
+            files: BTreeMap::new(),
+            tests: BTreeMap::new(),
+        };
+        for line in messages.lines() {
+            let message: Message = serde_json::from_str(line).map_err(ProgramError::Messages)?;
+            let Some(file) = message.executable else {
+                continue;
+            };
+            let package = message.package_id.unwrap_or_default();
+            let is_test = package.contains(&format!("/{TESTS}#"));
+            let list = if is_test {
+                &mut built.tests
+            } else {
+                &mut built.files
+            };
+            list.insert(message.target.name, file);
+        }
+        Ok(built)
+    }
+
+    /// The VMM.
+    ///
+    /// # Errors
+    /// [`ProgramError::Unknown`] when the workspace has lost it.
+    pub fn vmm(&self) -> Result<&Path, ProgramError> {
+        self.one("vmm")
+    }
+
+    /// The program `name`.
+    ///
+    /// # Errors
+    /// [`ProgramError::Unknown`].
+    pub fn one(&self, name: &str) -> Result<&Path, ProgramError> {
+        let found = self.files.get(name).or_else(|| self.tests.get(name));
+        found
+            .map(PathBuf::as_path)
+            .ok_or_else(|| ProgramError::Unknown {
+                wanted: name.to_owned(),
+                known: self.files.keys().cloned().collect::<Vec<_>>().join(", "),
+            })
+    }
+
+    /// What a guest gets: all but the VMM, and of the tests' programs those asked for.
+    pub fn guest<'a>(&'a self, tests: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Path)> {
+        let ours = self.files.iter().filter(|(name, _)| *name != "vmm");
+        let theirs = self.tests.iter().filter(|(name, _)| tests.contains(name));
+        ours.chain(theirs)
+            .map(|(name, file)| (name.as_str(), file.as_path()))
+    }
+
+    /// All programs and where they are.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.files
+            .iter()
+            .chain(&self.tests)
+            .map(|(name, file)| (name.as_str(), file.as_path()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGES: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/vmm#0.1.0","target":{"name":"vmm"},"executable":"/t/vmm"}
+{"reason":"compiler-artifact","package_id":"path+file:///p/guest-driver/client#vpmu-client@0.1.0","target":{"name":"vperf"},"executable":"/t/vperf"}
+{"reason":"compiler-artifact","package_id":"path+file:///p/tests#0.1.0","target":{"name":"probe"},"executable":"/t/probe"}
+{"reason":"compiler-artifact","package_id":"registry+x#libc@0.2.0","target":{"name":"libc"},"executable":null}
+{"reason":"build-finished","success":true}"#;
+
+    #[test]
+    fn cargos_messages_name_the_programs() {
+        let built = Programs::read(MESSAGES).unwrap();
+        assert_eq!(built.vmm().unwrap(), Path::new("/t/vmm"));
+        let names = |tests: &[String]| {
+            built
+                .guest(tests)
+                .map(|(name, _)| name.to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[]), ["vperf"]);
+        assert_eq!(names(&["probe".to_owned()]), ["vperf", "probe"]);
+        assert!(
+            built
+                .one("nothing")
+                .unwrap_err()
+                .to_string()
+                .contains("vperf")
+        );
+        assert!(matches!(
+            Programs::read("garbage"),
+            Err(ProgramError::Messages(_))
+        ));
+    }
+}

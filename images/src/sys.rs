@@ -1,0 +1,95 @@
+//! The two things the standard library does not offer: file locks and children that die with
+//! their parent.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// An exclusive lock between processes and threads; free when dropped or when its owner dies.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock named `path`; calls `waiting` once if somebody else has it, then waits.
+    ///
+    /// # Errors
+    /// When the file cannot be made or locked.
+    pub fn take(path: &Path, waiting: impl FnOnce()) -> io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        if let Err(error) = flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            waiting();
+            while let Err(error) = flock(&file, libc::LOCK_EX) {
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Self { _file: file })
+    }
+}
+
+fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as `file` is borrowed; no memory is passed.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Makes the kernel kill the child when the thread that starts it ends, however it ends.
+pub fn dies_with_us(command: &mut Command) -> &mut Command {
+    let parent = std::process::id();
+    let arm = move || {
+        // SAFETY: prctl with PR_SET_PDEATHSIG takes one integer and touches no memory.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The parent may have gone before the line above.
+        if std::os::unix::process::parent_id() != parent {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec `arm` makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(arm) }
+}
+
+/// Whether this process may install packages.
+pub fn is_root() -> bool {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_lock_is_held_by_one_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = Lock::take(&path, || panic!("nobody has it")).unwrap();
+        let (told, waits) = mpsc::channel();
+        let second = {
+            let path = path.clone();
+            std::thread::spawn(move || {
+                let lock = Lock::take(&path, || told.send("waiting").unwrap()).unwrap();
+                drop(lock);
+            })
+        };
+        assert_eq!(waits.recv().unwrap(), "waiting");
+        assert!(!second.is_finished());
+        drop(first);
+        second.join().unwrap();
+    }
+}
