@@ -32,6 +32,7 @@ enum Work {
     /// Spend CPU time in `spin`.
     Spin {
         /// Milliseconds.
+        #[arg(value_parser = clap::value_parser!(u64).range(..=86_400_000))]
         ms: u64,
     },
     /// Write to port 0x80, through /dev/port.
@@ -52,7 +53,7 @@ enum Work {
 #[group(multiple = false)]
 struct Amount {
     /// For so many milliseconds.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=86_400_000))]
     ms: u64,
     /// So many rounds of work, however long they take.
     #[arg(long)]

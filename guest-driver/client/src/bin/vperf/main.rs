@@ -1,2 +1,154 @@
-//! Skeleton.
-fn main() {}
+//! `vperf`: the paravirtual PMU from a guest's command line.
+
+mod counts;
+mod data;
+mod events;
+mod format;
+mod list;
+mod os;
+mod period;
+mod processes;
+mod profile;
+mod record;
+mod report;
+mod stat;
+mod symbols;
+mod target;
+mod workload;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use vpmu_client::error::chain;
+
+/// vperf's own failures. Not a code that a workload is likely to end with: stat and record
+/// pass the workload's on.
+const FAILED: u8 = 125;
+
+/// Count and sample what this virtual machine does, by the counters of its host.
+///
+/// Examples:
+///   vperf list                          what this host can count
+///   vperf stat -- make                  counts of a command and its children
+///   vperf stat -e exits,halts -a        ... of all CPUs, until Ctrl-C
+///   vperf record -- make                samples of a command, into vperf.data
+///   vperf report                        its hot functions
+///
+/// Exit codes: stat and record end with their workload's own (128 + N if signal N ended
+/// it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf itself,
+/// of a wrong option too.
+#[derive(Debug, Parser)]
+#[command(version, verbatim_doc_comment)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what this host can count.
+    List(list::ListArgs),
+    /// Count events of a command, of tasks, or of CPUs.
+    Stat(stat::StatArgs),
+    /// Sample where a command, tasks, or CPUs spend an event; `vperf report` shows it.
+    Record(record::RecordArgs),
+    /// Show the functions in which the samples of `vperf record` lie.
+    Report(report::ReportArgs),
+}
+
+/// Whatever ends vperf before its work is done.
+#[derive(Debug, thiserror::Error)]
+enum CliError {
+    #[error(transparent)]
+    List(#[from] list::ListError),
+    #[error(transparent)]
+    Stat(#[from] stat::StatError),
+    #[error(transparent)]
+    Record(#[from] record::RecordError),
+    #[error(transparent)]
+    Report(#[from] report::ReportError),
+}
+
+impl CliError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Stat(stat::StatError::Workload(error))
+            | Self::Record(record::RecordError::Workload(error)) => error.exit_code(),
+            _ => FAILED,
+        }
+    }
+
+    /// The reader of standard output has gone, as in `vperf report | head`: no failure.
+    fn is_broken_pipe(&self) -> bool {
+        let mut cause: Option<&dyn std::error::Error> = Some(self);
+        while let Some(error) = cause {
+            let io = error.downcast_ref::<io::Error>();
+            if io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
+fn run(command: &Command) -> Result<u8, CliError> {
+    match command {
+        Command::List(args) => list::run(args)?,
+        Command::Stat(args) => return Ok(stat::run(args)?),
+        Command::Record(args) => return Ok(record::run(args)?),
+        Command::Report(args) => report::run(args)?,
+    }
+    Ok(0)
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Where the output is closed there is nobody to tell.
+            let _ = error.print();
+            return if error.use_stderr() {
+                FAILED.into()
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    match run(&cli.command) {
+        Ok(code) => code.into(),
+        Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "vperf: {}", chain(&error));
+            error.exit_code().into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_workload_keeps_its_own_options() {
+        for line in [
+            "vperf stat -e a,b ls -l --json",
+            "vperf stat -e a,b -- ls -l --json",
+        ] {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let Command::Stat(args) = cli.command else {
+                panic!("{line}")
+            };
+            assert_eq!(args.target.command, ["ls", "-l", "--json"], "{line}");
+            assert_eq!(args.events.specs, ["a", "b"], "{line}");
+            assert!(!args.json, "{line}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Numbers and tables for people.
+
+/// `1234567` as `1,234,567`.
+pub(crate) fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Nanoseconds as seconds with all their places.
+pub(crate) fn seconds(nanoseconds: u64) -> String {
+    format!(
+        "{}.{:09}",
+        nanoseconds / 1_000_000_000,
+        nanoseconds % 1_000_000_000
+    )
+}
+
+/// `part` in hundredths of a percent of `whole`, rounded; of nothing, zero.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    let whole = u128::from(whole);
+    let hundredths = (u128::from(part) * 10_000 + whole / 2)
+        .checked_div(whole)
+        .unwrap_or(0);
+    format!("{}.{:02}%", hundredths / 100, hundredths % 100)
+}
+
+/// To which side a column keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// Lines of `rows` with columns two spaces apart; nothing trails.
+pub(crate) fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+    };
+    let widths: Vec<usize> = (0..columns.len())
+        .map(|column| width(column).unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for ((cell, width), align) in row.iter().zip(&widths).zip(columns) {
+            match align {
+                Align::Left => line.push_str(&format!("{cell:<width$}  ")),
+                Align::Right => line.push_str(&format!("{cell:>width$}  ")),
+            }
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_go_in_threes() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_000), "1,000");
+        assert_eq!(grouped(123_456), "123,456");
+        assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
+    }
+
+    #[test]
+    fn shares_are_rounded_and_never_divide_by_nothing() {
+        assert_eq!(percent(1, 3), "33.33%");
+        assert_eq!(percent(2, 3), "66.67%");
+        assert_eq!(percent(5, 5), "100.00%");
+        assert_eq!(percent(u64::MAX, u64::MAX), "100.00%");
+        assert_eq!(percent(0, 0), "0.00%");
+        assert_eq!(seconds(1_000_000_001), "1.000000001");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [
+            vec!["1".into(), "a".into()],
+            vec!["100".into(), String::new()],
+        ];
+        assert_eq!(table(&[Align::Right, Align::Left], &rows), "  1  a\n100\n");
+    }
+}

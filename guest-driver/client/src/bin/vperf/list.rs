@@ -1,0 +1,102 @@
+//! `vperf list`: what this host can count.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use vpmu_client::device::DeviceError;
+use vpmu_client::{Entry, Info, Vpmu};
+
+use crate::format::{Align, table};
+
+/// Show what this host can count.
+///
+/// The table names each event as it is written after -e, says what exactly it counts, what
+/// counts it, whether it can take samples (vperf record), and whether work of the host for
+/// this machine is left out or counted, too. What is not in the table cannot be counted here.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// As one JSON object: "device", and "events" with their names, units, sources.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why there is no list.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("writing the list")]
+    Write(#[source] io::Error),
+}
+
+#[derive(serde::Serialize)]
+struct List<'a> {
+    device: &'a Info,
+    events: &'a [Entry],
+}
+
+pub(crate) fn run(args: &ListArgs) -> Result<(), ListError> {
+    let vpmu = Vpmu::open()?;
+    let entries = vpmu.catalogue().entries();
+    let text = if args.json {
+        let list = List {
+            device: vpmu.info(),
+            events: entries,
+        };
+        let json = serde_json::to_string(&list).map_err(|error| ListError::Write(error.into()))?;
+        json + "\n"
+    } else {
+        to_table(entries)
+    };
+    io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(ListError::Write)
+}
+
+fn to_table(entries: &[Entry]) -> String {
+    let header = ["EVENT", "UNIT", "SAMPLES", "HOST WORK", "SOURCE", "COUNTS"];
+    let mut rows = vec![header.map(String::from).to_vec()];
+    rows.extend(entries.iter().map(|entry| {
+        let value = if entry.takes_value { "=N" } else { "" };
+        vec![
+            format!("{}{value}", entry.name),
+            entry.unit.clone(),
+            if entry.samples { "yes" } else { "no" }.into(),
+            if entry.guest_only {
+                "left out"
+            } else {
+                "counted"
+            }
+            .into(),
+            entry.source.clone(),
+            entry.counts.clone(),
+        ]
+    }));
+    table(&[Align::Left; 6], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_event_has_a_line() {
+        let mark = Entry {
+            name: "mark".into(),
+            unit: String::new(),
+            counts: "marks of the value N".into(),
+            source: "device".into(),
+            samples: true,
+            guest_only: true,
+            takes_value: true,
+            excludes: false,
+            kind: 0x104,
+            config: 0,
+        };
+        assert_eq!(
+            to_table(&[mark]),
+            "EVENT   UNIT  SAMPLES  HOST WORK  SOURCE  COUNTS\n\
+             mark=N        yes      left out   device  marks of the value N\n"
+        );
+    }
+}

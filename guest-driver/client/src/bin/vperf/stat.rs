@@ -1,0 +1,177 @@
+//! `vperf stat`: counts. What is measured is `target`'s matter, how it is shown `counts`'s.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use vpmu_client::device::DeviceError;
+use vpmu_client::error::chain;
+use vpmu_client::event::EventError;
+use vpmu_client::{Reading, Vpmu};
+
+use crate::counts::{Count, Counts};
+use crate::events::{Chosen, EventArgs};
+use crate::target::{Opened, Target, TargetArgs, TargetError};
+use crate::workload::WorkloadError;
+
+/// Count events of a command, of tasks, or of CPUs.
+///
+/// The counts go to standard error, where they do not mix with what the command prints. A
+/// count that was not taken all the time shows for which share of it, and what it would be
+/// for the whole; events whose source cannot leave the host's work out have a star.
+///
+/// Examples:
+///   vperf stat -- make -j2
+///   vperf stat -e task-clock,exits-io -- dd if=/dev/zero of=/dev/vda count=1
+///   vperf stat -a -- sleep 5
+///   vperf stat -p 42 --json -o counts.json
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct StatArgs {
+    #[command(flatten)]
+    pub(crate) events: EventArgs,
+    /// As one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// As lines of count, unit, event, time counted in ns, and its share in percent, with
+    /// this between them.
+    #[arg(short = 'x', long, value_name = "SEPARATOR", conflicts_with = "json")]
+    separator: Option<String>,
+    /// Write the counts to a file instead.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+/// Why there are no counts.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StatError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("event {name:?}")]
+    Open {
+        name: String,
+        source: vpmu_client::Error,
+    },
+    #[error(transparent)]
+    Events(#[from] vpmu_client::Error),
+    #[error(
+        "none of the default events can be counted here: name some with -e; the last one said: {0}"
+    )]
+    NoDefault(String),
+    #[error(transparent)]
+    Workload(WorkloadError),
+    #[error(transparent)]
+    Target(TargetError),
+    #[error(transparent)]
+    Read(#[from] EventError),
+    #[error("writing {}", path.display())]
+    Output { path: PathBuf, source: io::Error },
+    #[error("writing the counts")]
+    Write(#[source] io::Error),
+}
+
+impl From<TargetError> for StatError {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Workload(error) => Self::Workload(error),
+            error => Self::Target(error),
+        }
+    }
+}
+
+pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
+    let vpmu = Vpmu::open()?;
+    let chosen = args.events.to_count(&vpmu)?;
+    // Before the work, so that a wrong path does not lose its counts.
+    let mut output: Box<dyn Write> = match &args.output {
+        None => Box::new(io::stderr()),
+        Some(path) => Box::new(File::create(path).map_err(|source| StatError::Output {
+            path: path.clone(),
+            source,
+        })?),
+    };
+    let target = args.target.prepare()?;
+    let (opened, refused) = open_all(&vpmu, &target, &chosen, args.events.explicit())?;
+    let started = Instant::now();
+    let mut measuring = target.start(&opened)?;
+    while !measuring.wait(&[], None, &mut Vec::new())? {}
+    let elapsed = started.elapsed();
+    measuring.stop(&opened)?;
+    let counts = Counts {
+        target: args.target.describe(),
+        elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+        events: read_all(&chosen, &opened, &refused)?,
+        exit_code: measuring.finish()?,
+    };
+    let text = match &args.separator {
+        _ if args.json => counts
+            .to_json()
+            .map_err(|error| StatError::Write(error.into()))?,
+        Some(separator) => counts.to_separated(separator),
+        None => counts.to_table(),
+    };
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(StatError::Write)?;
+    Ok(counts.exit_code)
+}
+
+/// Why events, by index, are not counted.
+type Refused = Vec<Option<String>>;
+
+/// Opens what was chosen; a default event may be refused, one that a person named may not.
+fn open_all(
+    vpmu: &Vpmu,
+    target: &Target,
+    chosen: &[Chosen],
+    explicit: bool,
+) -> Result<(Vec<Opened>, Refused), StatError> {
+    let mut opened = Vec::new();
+    let mut refused = Vec::new();
+    for (index, event) in chosen.iter().enumerate() {
+        match target.open(index, &event.attr, |attr| vpmu.open_event(attr)) {
+            Ok(events) => {
+                opened.extend(events);
+                refused.push(None);
+            }
+            Err(source) if explicit => {
+                return Err(StatError::Open {
+                    name: event.name.clone(),
+                    source,
+                });
+            }
+            Err(error) => refused.push(Some(chain(&error))),
+        }
+    }
+    if opened.is_empty() {
+        let last = refused.pop().flatten();
+        return Err(StatError::NoDefault(
+            last.unwrap_or_else(|| "the catalogue is empty".into()),
+        ));
+    }
+    Ok((opened, refused))
+}
+
+fn read_all(
+    chosen: &[Chosen],
+    opened: &[Opened],
+    refused: &Refused,
+) -> Result<Vec<Count>, EventError> {
+    let mut sums = vec![Reading::default(); chosen.len()];
+    for opened in opened {
+        let reading = opened.event.read()?;
+        let sum = &mut sums[opened.index];
+        sum.value = sum.value.wrapping_add(reading.value);
+        sum.time_enabled = sum.time_enabled.saturating_add(reading.time_enabled);
+        sum.time_running = sum.time_running.saturating_add(reading.time_running);
+    }
+    let counts = chosen.iter().zip(sums).zip(refused);
+    Ok(counts
+        .map(|((event, sum), refused)| Count::new(event, sum, refused.clone()))
+        .collect())
+}

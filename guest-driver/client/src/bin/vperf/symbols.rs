@@ -1,0 +1,242 @@
+//! Addresses to names: of the kernel from /proc/kallsyms, of programs from their ELF files.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
+
+use crate::data::{Kernel, Map, Symbol};
+
+/// The functions of `kallsyms` in which `addresses` lie; a kernel that has no such file hides
+/// them, too.
+pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
+    if addresses.is_empty() {
+        return Kernel::default();
+    }
+    let text = fs::read_to_string(kallsyms).unwrap_or_default();
+    let mut functions: Vec<(u64, &str)> = text.lines().filter_map(kernel_function).collect();
+    functions.sort_by_key(|&(start, _)| start);
+    // To users who may not see addresses the kernel shows zeros.
+    let hidden = functions.last().is_none_or(|&(start, _)| start == 0);
+    let mut symbols: Vec<Symbol> = Vec::new();
+    if !hidden {
+        let mut addresses = addresses.to_vec();
+        addresses.sort_unstable();
+        for address in addresses {
+            if symbols.last().is_some_and(|last| address < last.end) {
+                continue;
+            }
+            symbols.extend(covering(&functions, address));
+        }
+    }
+    Kernel { symbols, hidden }
+}
+
+/// `address type name [module]`, of code alone.
+fn kernel_function(line: &str) -> Option<(u64, &str)> {
+    let (address, rest) = line.split_once(' ')?;
+    let (kind, name) = rest.split_once(' ')?;
+    let is_code = matches!(kind, "t" | "T" | "w" | "W");
+    Some((u64::from_str_radix(address, 16).ok()?, name)).filter(|_| is_code)
+}
+
+/// The function that begins last before `address` or at it, up to the next one's beginning.
+/// The last of all may not be long: what is far behind it belongs to nobody.
+fn covering(functions: &[(u64, &str)], address: u64) -> Option<Symbol> {
+    let after = functions.partition_point(|&(start, _)| start <= address);
+    let &(start, _) = functions.get(after.checked_sub(1)?)?;
+    // Of several names for one place, the first.
+    let first = functions.partition_point(|&(other, _)| other < start);
+    let &(_, name) = functions.get(first)?;
+    let end = functions
+        .get(after)
+        .map_or_else(|| start.saturating_add(4096), |&(next, _)| next);
+    (address < end).then(|| Symbol {
+        start,
+        end,
+        name: name.replace('\t', " "),
+    })
+}
+
+/// What an ELF file says of its addresses.
+#[derive(Debug)]
+struct Elf {
+    /// File offset, length, address.
+    segments: Vec<(u64, u64, u64)>,
+    /// By start.
+    functions: Vec<Symbol>,
+}
+
+impl Elf {
+    fn read(path: &Path) -> Option<Self> {
+        let bytes = fs::read(path).ok()?;
+        let file = object::File::parse(bytes.as_slice()).ok()?;
+        let segments = file.segments().map(|segment| {
+            let (offset, length) = segment.file_range();
+            (offset, length, segment.address())
+        });
+        let mut functions: Vec<Symbol> = file
+            .symbols()
+            .chain(file.dynamic_symbols())
+            .filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text)
+            .filter_map(|symbol| {
+                let start = symbol.address();
+                let name = format!("{:#}", rustc_demangle::demangle(symbol.name().ok()?));
+                Some(Symbol {
+                    start,
+                    end: start.checked_add(symbol.size())?,
+                    name,
+                })
+            })
+            .collect();
+        functions.sort_by(|a, b| (a.start, b.end).cmp(&(b.start, a.end)));
+        functions.dedup_by_key(|function| function.start);
+        // Assembler code often has no sizes: up to the next function, then.
+        for index in 0..functions.len() {
+            let next = functions.get(index + 1).map(|next| next.start);
+            let function = &mut functions[index];
+            if function.end == function.start {
+                function.end = next.unwrap_or_else(|| function.start.saturating_add(4096));
+            }
+        }
+        Some(Self {
+            segments: segments.collect(),
+            functions,
+        })
+    }
+
+    /// The function at a place of the file, wherever it was loaded.
+    fn at(&self, offset: u64) -> Option<&str> {
+        let in_segment = |&&(start, length, _): &&(u64, u64, u64)| {
+            offset
+                .checked_sub(start)
+                .is_some_and(|inside| inside < length)
+        };
+        let &(start, _, base) = self.segments.iter().find(in_segment)?;
+        let address = base.checked_add(offset - start)?;
+        let after = self
+            .functions
+            .partition_point(|function| function.start <= address);
+        let function = self.functions.get(after.checked_sub(1)?)?;
+        (address < function.end).then_some(function.name.as_str())
+    }
+}
+
+/// The programs looked into so far.
+#[derive(Debug, Default)]
+pub(crate) struct Programs(HashMap<String, Option<Elf>>);
+
+impl Programs {
+    /// The function at `ip` of the mapped file; `None` if the file is gone or has no names.
+    pub(crate) fn function(&mut self, map: &Map, ip: u64) -> Option<String> {
+        let offset = ip.checked_sub(map.start)?.checked_add(map.offset)?;
+        if !self.0.contains_key(&map.path) {
+            let elf = map
+                .path
+                .starts_with('/')
+                .then(|| Elf::read(Path::new(&map.path)))
+                .flatten();
+            self.0.insert(map.path.clone(), elf);
+        }
+        self.0
+            .get(&map.path)?
+            .as_ref()?
+            .at(offset)
+            .map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::Processes;
+
+    const KALLSYMS: &str = "\
+ffffffff81000000 T _text
+ffffffff81000000 T startup_64
+ffffffff81000100 t helper
+ffffffff81000180 D some_data
+ffffffff81000200 W weak_one
+ffffffffc0000000 t module_function\t[virtio_pmu]
+";
+
+    fn kallsyms(text: &str, addresses: &[u64]) -> Kernel {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        kernel(file.path(), addresses)
+    }
+
+    #[test]
+    fn only_functions_with_samples_are_taken() {
+        let base = 0xffff_ffff_8100_0000;
+        let kernel = kallsyms(
+            KALLSYMS,
+            &[
+                0xffff_ffff_c000_0010,
+                base + 0x150,
+                base + 0x1f0,
+                base + 1,
+                base - 1,
+                u64::MAX,
+            ],
+        );
+        let names: Vec<&str> = kernel.symbols.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["_text", "helper", "module_function [virtio_pmu]"]);
+        assert_eq!(
+            (kernel.symbols[1].start, kernel.symbols[1].end),
+            (base + 0x100, base + 0x200)
+        );
+        assert!(!kernel.hidden);
+        assert_eq!(kallsyms(KALLSYMS, &[]), Kernel::default());
+    }
+
+    #[test]
+    fn hidden_addresses_are_told() {
+        let zeros = "0000000000000000 T _text\n0000000000000000 t helper\n";
+        let hidden = Kernel {
+            hidden: true,
+            symbols: Vec::new(),
+        };
+        assert_eq!(kallsyms(zeros, &[1]), hidden);
+        assert_eq!(kernel(Path::new("/nonexistent"), &[1]), hidden);
+    }
+
+    #[inline(never)]
+    fn a_function_of_this_program(value: u64) -> u64 {
+        std::hint::black_box(value) + 1
+    }
+
+    #[test]
+    fn functions_of_this_very_program_are_found() {
+        assert_eq!(a_function_of_this_program(1), 2);
+        let function: fn(u64) -> u64 = a_function_of_this_program;
+        let ip = function as *const () as u64;
+        let own = Processes::new(Path::new("/proc"))
+            .saw(std::process::id(), 0)
+            .unwrap();
+        let map = own
+            .maps
+            .iter()
+            .find(|map| (map.start..map.end).contains(&ip))
+            .unwrap();
+        let mut programs = Programs::default();
+        let name = programs.function(map, ip).unwrap();
+        assert!(name.ends_with("a_function_of_this_program"), "{name}");
+        assert_eq!(programs.function(map, map.start - 1), None);
+    }
+
+    #[test]
+    fn files_without_names_have_none() {
+        let mut programs = Programs::default();
+        for path in ["/nonexistent", "/etc/passwd", "[vdso]", "/bin/sh (deleted)"] {
+            let map = Map {
+                start: 0,
+                end: 4096,
+                offset: 0,
+                path: path.into(),
+            };
+            assert_eq!(programs.function(&map, 16), None, "{path}");
+        }
+    }
+}
