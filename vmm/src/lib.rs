@@ -1,1 +1,26 @@
-//! Skeleton.
+//! A minimal VMM that carries the paravirtual PMU.
+//!
+//! [`cli`] and [`config`] say what is wanted; [`vm`] puts the machine together in the order of
+//! the boot and runs it: [`kvm`], [`memory`], [`arch`] for what a PC is, [`pc`] for which device
+//! of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
+//! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to.
+//! [`check`] tells what this machine could run.
+
+pub mod arch;
+pub mod bus;
+pub mod check;
+pub mod cli;
+pub mod config;
+pub mod devices;
+pub mod event_loop;
+pub mod exit;
+mod footprint;
+pub mod kvm;
+pub mod memory;
+pub mod pc;
+pub mod report;
+pub mod signal;
+pub mod stats;
+pub mod terminal;
+pub mod vcpu;
+pub mod vm;

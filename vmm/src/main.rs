@@ -1,2 +1,75 @@
-//! Skeleton.
-fn main() {}
+//! The `vmm` program: parses, does, and turns what comes of it into an exit status.
+
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+
+use vmm::cli::{self, Command, RunArgs};
+use vmm::config::Config;
+use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
+use vmm::report::{self, Destination, Report};
+use vmm::{check, vm::Vm};
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
+        .format(|out, record| {
+            let level = record.level().as_str().to_lowercase();
+            writeln!(out, "vmm: {level}: {}", record.args())
+        })
+        .init();
+    let cli = match cli::parse() {
+        Ok(cli) => cli,
+        Err(None) => return ExitCode::SUCCESS,
+        Err(Some(mistake)) => {
+            eprintln!("vmm: {mistake}");
+            return EXIT_USAGE.into();
+        }
+    };
+    match cli.command {
+        Command::Run(args) => run(&args).into(),
+        Command::Check(args) => match check::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error, EXIT_FAILURE).into(),
+        },
+    }
+}
+
+fn fail(error: &dyn Error, code: u8) -> u8 {
+    eprintln!("vmm: {}", report::chain(error));
+    code
+}
+
+fn run(args: &RunArgs) -> u8 {
+    let config = match Config::try_from(args) {
+        Ok(config) => config,
+        Err(error) => return fail(&error, EXIT_USAGE),
+    };
+    let destination = match config.report.as_deref().map(Destination::open).transpose() {
+        Ok(destination) => destination,
+        Err(error) => return fail(&error, EXIT_FAILURE),
+    };
+    let (report, ending) = match Vm::new(&config) {
+        Ok(vm) => {
+            let ran = vm.run();
+            let report = Report::of_run(&ran);
+            (report, ran.ending)
+        }
+        Err(error) => (Report::of_failure(&error), Err(error)),
+    };
+    let mut code = report.exit_code;
+    if let Err(error) = &ending {
+        fail(error, code);
+    }
+    if config.summary {
+        eprint!(
+            "{}",
+            report::summary(&report, ending.as_ref().ok().copied())
+        );
+    }
+    if let Some(destination) = destination {
+        if let Err(error) = destination.write(&report) {
+            code = fail(&error, EXIT_FAILURE);
+        }
+    }
+    code
+}

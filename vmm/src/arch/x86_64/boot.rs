@@ -1,0 +1,239 @@
+//! What a kernel finds beside itself: initramfs, command line, memory map, boot parameters.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+
+use linux_loader::configurator::linux::LinuxBootConfigurator;
+use linux_loader::configurator::{BootConfigurator, BootParams};
+use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
+};
+
+use super::kernel::{Loaded, low_end};
+use super::layout;
+
+/// Why a guest cannot be given what it boots with.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The initramfs cannot be read.
+    #[error("cannot read the initramfs")]
+    ReadInitramfs(#[source] io::Error),
+    /// There is nothing in it.
+    #[error("the initramfs is empty")]
+    EmptyInitramfs,
+    /// It does not fit between the kernel and the end of memory.
+    #[error(
+        "the initramfs of {size} bytes does not fit: {room} bytes of guest memory are left; raise --memory"
+    )]
+    InitramfsTooBig {
+        /// Its size.
+        size: u64,
+        /// What the kernel leaves.
+        room: u64,
+    },
+    /// The command line is longer than Linux takes.
+    #[error("the command line has {0} bytes, and Linux takes {max}", max = layout::CMDLINE_MAX - 1)]
+    CmdlineTooLong(usize),
+    /// The command line holds what no command line can.
+    #[error("the command line holds a zero byte")]
+    CmdlineZero,
+    /// Guest memory refuses a write.
+    #[error("cannot write the boot data")]
+    Write(#[source] GuestMemoryError),
+    /// Guest memory refuses the boot parameters.
+    #[error("cannot write the boot parameters")]
+    Params(#[source] linux_loader::configurator::Error),
+}
+
+const E820_RAM: u32 = 1;
+const E820_RESERVED: u32 = 2;
+const LOADER_UNDEFINED: u8 = 0xff;
+const BOOT_FLAG: u16 = 0xaa55;
+const HEADER_MAGIC: u32 = 0x5372_6448;
+const KERNEL_ALIGNMENT: u32 = 0x100_0000;
+const PAGE: u64 = 4096;
+
+/// Writes everything that `kernel` finds beside itself.
+///
+/// # Errors
+/// [`Error`], each with what does not fit or cannot be read.
+pub fn write(
+    memory: &GuestMemoryMmap,
+    kernel: &Loaded,
+    initramfs: Option<&mut File>,
+    cmdline: &str,
+) -> Result<(), Error> {
+    let mut params = boot_params::default();
+    if let Some(header) = kernel.header {
+        params.hdr = header;
+    }
+    params.hdr.boot_flag = BOOT_FLAG;
+    params.hdr.header = HEADER_MAGIC;
+    params.hdr.type_of_loader = LOADER_UNDEFINED;
+    if params.hdr.kernel_alignment == 0 {
+        params.hdr.kernel_alignment = KERNEL_ALIGNMENT;
+    }
+    params.hdr.cmd_line_ptr = low(layout::CMDLINE);
+    params.hdr.cmdline_size = low(write_cmdline(memory, cmdline)?);
+    if let Some(file) = initramfs {
+        let (start, size) = load_initramfs(memory, kernel, file)?;
+        params.hdr.ramdisk_image = low(start);
+        params.hdr.ramdisk_size = low(size);
+    }
+    params.acpi_rsdp_addr = layout::ACPI;
+    let map = memory_map(low_end(memory), memory.last_addr().raw_value() + 1);
+    for (entry, slot) in map.iter().zip(params.e820_table.iter_mut()) {
+        *slot = *entry;
+        params.e820_entries += 1;
+    }
+    LinuxBootConfigurator::write_bootparams(
+        &BootParams::new(&params, GuestAddress(layout::ZERO_PAGE)),
+        memory,
+    )
+    .map_err(Error::Params)
+}
+
+/// The boot protocol has 32 bits for what lies below the gap, and only that comes here.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "addresses and sizes below the gap at 3 GiB"
+)]
+fn low(value: u64) -> u32 {
+    value as u32
+}
+
+fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, Error> {
+    if cmdline.len() >= layout::CMDLINE_MAX {
+        return Err(Error::CmdlineTooLong(cmdline.len()));
+    }
+    if cmdline.contains('\0') {
+        return Err(Error::CmdlineZero);
+    }
+    let mut bytes = cmdline.as_bytes().to_vec();
+    bytes.push(0);
+    memory
+        .write_slice(&bytes, GuestAddress(layout::CMDLINE))
+        .map_err(Error::Write)?;
+    Ok(cmdline.len() as u64)
+}
+
+/// Puts it as high as it may lie, so that the kernel has room to grow; address and size.
+fn load_initramfs(
+    memory: &GuestMemoryMmap,
+    kernel: &Loaded,
+    file: &mut File,
+) -> Result<(u64, u64), Error> {
+    let size = file.seek(SeekFrom::End(0)).map_err(Error::ReadInitramfs)?;
+    file.rewind().map_err(Error::ReadInitramfs)?;
+    if size == 0 {
+        return Err(Error::EmptyInitramfs);
+    }
+    let limit = match kernel.header {
+        Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,
+        _ => layout::GAP,
+    };
+    let end = low_end(memory).min(limit);
+    let floor = kernel.end.next_multiple_of(PAGE);
+    let room = end.saturating_sub(floor);
+    let start = end.saturating_sub(size) & !(PAGE - 1);
+    if size > room || start < floor {
+        return Err(Error::InitramfsTooBig { size, room });
+    }
+    let bytes = usize::try_from(size).unwrap_or(usize::MAX);
+    memory
+        .read_exact_volatile_from(GuestAddress(start), file, bytes)
+        .map_err(Error::Write)?;
+    Ok((start, size))
+}
+
+fn memory_map(low_end: u64, end: u64) -> Vec<boot_e820_entry> {
+    let entry = |addr: u64, end: u64, r#type: u32| boot_e820_entry {
+        addr,
+        size: end - addr,
+        r#type,
+    };
+    let mut map = vec![
+        entry(0, layout::LOW_MEMORY_END, E820_RAM),
+        entry(layout::ACPI, layout::ACPI_END, E820_RESERVED),
+        entry(layout::HIGH_MEMORY, low_end, E820_RAM),
+    ];
+    if end > layout::GAP_END {
+        map.push(entry(layout::GAP_END, end, E820_RAM));
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    const MIB: u64 = 1 << 20;
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 8 << 20)]).expect("8 MiB")
+    }
+
+    fn kernel() -> Loaded {
+        Loaded {
+            entry: MIB,
+            end: 4 * MIB + 5,
+            header: None,
+        }
+    }
+
+    fn file(size: usize) -> File {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        file.write_all(&vec![0xa5; size]).expect("written");
+        file
+    }
+
+    #[test]
+    fn the_initramfs_lies_at_the_end_of_memory() {
+        let placed = load_initramfs(&memory(), &kernel(), &mut file(5000)).expect("fits");
+        assert_eq!(placed, (8 * MIB - 8192, 5000));
+    }
+
+    #[test]
+    fn an_initramfs_that_would_touch_the_kernel_is_refused() {
+        let room = usize::try_from(4 * MIB - 4096).expect("small");
+        assert!(load_initramfs(&memory(), &kernel(), &mut file(room)).is_ok());
+        assert!(matches!(
+            load_initramfs(&memory(), &kernel(), &mut file(room + 1)),
+            Err(Error::InitramfsTooBig { .. })
+        ));
+        assert!(matches!(
+            load_initramfs(&memory(), &kernel(), &mut file(0)),
+            Err(Error::EmptyInitramfs)
+        ));
+    }
+
+    #[test]
+    fn the_command_line_is_bounded_and_whole() {
+        let longest = "x".repeat(layout::CMDLINE_MAX - 1);
+        assert!(write_cmdline(&memory(), &longest).is_ok());
+        assert!(matches!(
+            write_cmdline(&memory(), &format!("{longest}x")),
+            Err(Error::CmdlineTooLong(2048))
+        ));
+        assert!(matches!(
+            write_cmdline(&memory(), "a\0b"),
+            Err(Error::CmdlineZero)
+        ));
+    }
+
+    #[test]
+    fn the_memory_map_leaves_the_gap_out() {
+        let ram = |map: Vec<boot_e820_entry>| -> u64 {
+            map.iter()
+                .filter(|entry| { entry.r#type } == E820_RAM)
+                .map(|entry| entry.size)
+                .sum()
+        };
+        let hidden = layout::HIGH_MEMORY - layout::LOW_MEMORY_END;
+        assert_eq!(ram(memory_map(64 * MIB, 64 * MIB)), 64 * MIB - hidden);
+        let big = memory_map(layout::GAP, layout::GAP_END + MIB);
+        assert_eq!(ram(big), layout::GAP + MIB - hidden);
+    }
+}

@@ -1,0 +1,241 @@
+//! What the guest's processor says of itself: KVM's offer, our topology, and no hardware PMU.
+//!
+//! The paravirtual PMU stands in for the architectural one, so every sign of the latter goes:
+//! a guest must never find two.
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+
+const LEAF_FEATURES: u32 = 0x1;
+const LEAF_CACHES: u32 = 0x4;
+const LEAF_PMU: u32 = 0xa;
+const LEAF_TOPOLOGY: u32 = 0xb;
+const LEAF_TOPOLOGY_V2: u32 = 0x1f;
+const LEAF_KVM: u32 = 0x4000_0000;
+const LEAF_KVM_TIMING: u32 = 0x4000_0010;
+const LEAF_AMD_FEATURES: u32 = 0x8000_0001;
+const LEAF_AMD_SIZES: u32 = 0x8000_0008;
+const LEAF_AMD_CACHES: u32 = 0x8000_001d;
+const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
+const LEAF_AMD_PMU: u32 = 0x8000_0022;
+
+const FEATURES_ECX_PDCM: u32 = 1 << 15;
+const FEATURES_ECX_TSC_DEADLINE: u32 = 1 << 24;
+const FEATURES_ECX_HYPERVISOR: u32 = 1 << 31;
+const FEATURES_EDX_HTT: u32 = 1 << 28;
+const AMD_ECX_PERFORMANCE_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
+
+/// The local APIC timer runs on the bus clock that KVM emulates.
+const APIC_BUS_KHZ: u32 = 1_000_000;
+
+/// What the leaves of one vCPU depend on.
+#[derive(Debug, Clone, Copy)]
+pub struct Cpu {
+    /// Which vCPU; also its APIC id.
+    pub index: u8,
+    /// How many there are: cores of one package, one thread each.
+    pub count: u8,
+    /// Guest TSC frequency in kHz.
+    pub tsc_khz: u32,
+    /// Whether KVM emulates the TSC deadline timer.
+    pub tsc_deadline: bool,
+}
+
+impl Cpu {
+    /// Bits of an APIC id that number the cores of the package.
+    fn core_bits(&self) -> u32 {
+        u32::from(self.count).next_power_of_two().trailing_zeros()
+    }
+}
+
+/// KVM's `supported` leaves, made those of `cpu`.
+///
+/// # Errors
+/// KVM's bindings refuse more leaves than they have room for.
+pub fn leaves(supported: &CpuId, cpu: &Cpu) -> Result<CpuId, vmm_sys_util::fam::Error> {
+    let mut entries: Vec<kvm_cpuid_entry2> = supported
+        .as_slice()
+        .iter()
+        .filter(|entry| {
+            let topology = matches!(entry.function, LEAF_TOPOLOGY | LEAF_TOPOLOGY_V2);
+            !topology && entry.function != LEAF_KVM_TIMING
+        })
+        .copied()
+        .collect();
+    let has_topology = supported
+        .as_slice()
+        .iter()
+        .any(|entry| entry.function == LEAF_TOPOLOGY);
+    for entry in &mut entries {
+        adapt(entry, cpu);
+    }
+    if has_topology {
+        entries.extend(topology(cpu));
+    }
+    if entries.iter().any(|entry| entry.function == LEAF_KVM) {
+        entries.push(kvm_cpuid_entry2 {
+            function: LEAF_KVM_TIMING,
+            eax: cpu.tsc_khz,
+            ebx: APIC_BUS_KHZ,
+            ..Default::default()
+        });
+    }
+    CpuId::from_entries(&entries)
+}
+
+fn adapt(entry: &mut kvm_cpuid_entry2, cpu: &Cpu) {
+    let index = u32::from(cpu.index);
+    let count = u32::from(cpu.count);
+    match entry.function {
+        LEAF_FEATURES => {
+            entry.ebx = entry.ebx & 0xffff | (1 << cpu.core_bits()) << 16 | index << 24;
+            entry.ecx = entry.ecx & !FEATURES_ECX_PDCM | FEATURES_ECX_HYPERVISOR;
+            if cpu.tsc_deadline {
+                entry.ecx |= FEATURES_ECX_TSC_DEADLINE;
+            }
+            if cpu.count > 1 {
+                entry.edx |= FEATURES_EDX_HTT;
+            } else {
+                entry.edx &= !FEATURES_EDX_HTT;
+            }
+        }
+        LEAF_CACHES if entry.eax & 0x1f != 0 => {
+            let level = entry.eax >> 5 & 7;
+            let sharing = if level >= 3 {
+                (1 << cpu.core_bits()) - 1
+            } else {
+                0
+            };
+            let cores = (1 << cpu.core_bits()) - 1;
+            entry.eax = entry.eax & 0x3fff | (sharing & 0xfff) << 14 | (cores & 0x3f) << 26;
+        }
+        LEAF_AMD_CACHES if entry.eax & 0x1f != 0 => {
+            let level = entry.eax >> 5 & 7;
+            let sharing = if level >= 3 { count - 1 } else { 0 };
+            entry.eax = entry.eax & 0x3fff | sharing << 14;
+        }
+        LEAF_PMU | LEAF_AMD_PMU => {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
+        }
+        LEAF_KVM => entry.eax = entry.eax.max(LEAF_KVM_TIMING),
+        LEAF_AMD_FEATURES => entry.ecx &= !AMD_ECX_PERFORMANCE_COUNTERS,
+        LEAF_AMD_SIZES => {
+            entry.ecx = entry.ecx & !0xf0ff | (count - 1) | cpu.core_bits() << 12;
+        }
+        LEAF_AMD_TOPOLOGY => {
+            entry.eax = index;
+            entry.ebx = index;
+            entry.ecx = 0;
+        }
+        _ => {}
+    }
+}
+
+/// One thread per core, `count` cores: the levels "thread", "core", and the end.
+fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
+    let level = |index: u32, shift: u32, below: u32, kind: u32| kvm_cpuid_entry2 {
+        function: LEAF_TOPOLOGY,
+        index,
+        flags: kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: below,
+        ecx: index | kind << 8,
+        edx: u32::from(cpu.index),
+        ..Default::default()
+    };
+    [
+        level(0, 0, 1, 1),
+        level(1, cpu.core_bits(), u32::from(cpu.count), 2),
+        level(2, 0, 0, 0),
+    ]
+}
+
+/// Bits of a guest-physical address, by the leaf that tells them; 36 where there is none.
+#[must_use]
+pub fn physical_bits(leaves: &CpuId) -> u32 {
+    leaves
+        .as_slice()
+        .iter()
+        .find(|entry| entry.function == LEAF_AMD_SIZES)
+        .map_or(36, |entry| entry.eax & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(function: u32, index: u32, value: u32) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 {
+            function,
+            index,
+            eax: value,
+            ebx: value,
+            ecx: value,
+            edx: value,
+            ..Default::default()
+        }
+    }
+
+    fn for_cpu(index: u8, count: u8) -> Vec<kvm_cpuid_entry2> {
+        let offered = CpuId::from_entries(&[
+            entry(LEAF_FEATURES, 0, u32::MAX),
+            entry(LEAF_PMU, 0, 0x0730_0404),
+            entry(LEAF_TOPOLOGY, 0, 7),
+            entry(LEAF_TOPOLOGY, 1, 7),
+            entry(LEAF_KVM, 0, 0x4000_0001),
+            entry(LEAF_AMD_FEATURES, 0, u32::MAX),
+            entry(LEAF_AMD_SIZES, 0, 0x3030),
+            entry(LEAF_AMD_TOPOLOGY, 0, 9),
+        ])
+        .expect("few leaves");
+        let cpu = Cpu {
+            index,
+            count,
+            tsc_khz: 2_000_000,
+            tsc_deadline: true,
+        };
+        leaves(&offered, &cpu)
+            .expect("few leaves")
+            .as_slice()
+            .to_vec()
+    }
+
+    fn find(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
+        *leaves
+            .iter()
+            .find(|e| e.function == function && e.index == index)
+            .expect("leaf is there")
+    }
+
+    #[test]
+    fn no_sign_of_a_hardware_pmu_remains() {
+        let leaves = for_cpu(0, 1);
+        let pmu = find(&leaves, LEAF_PMU, 0);
+        assert_eq!((pmu.eax, pmu.ebx, pmu.ecx, pmu.edx), (0, 0, 0, 0));
+        assert_eq!(find(&leaves, LEAF_FEATURES, 0).ecx & FEATURES_ECX_PDCM, 0);
+        let amd = find(&leaves, LEAF_AMD_FEATURES, 0);
+        assert_eq!(amd.ecx & AMD_ECX_PERFORMANCE_COUNTERS, 0);
+    }
+
+    #[test]
+    fn every_leaf_agrees_on_the_apic_id() {
+        for (index, count) in [(0, 1), (1, 2), (2, 3), (253, 254)] {
+            let leaves = for_cpu(index, count);
+            let id = u32::from(index);
+            assert_eq!(find(&leaves, LEAF_FEATURES, 0).ebx >> 24, id);
+            assert_eq!(find(&leaves, LEAF_TOPOLOGY, 0).edx, id);
+            let cores = find(&leaves, LEAF_TOPOLOGY, 1);
+            assert_eq!((cores.edx, cores.ebx), (id, u32::from(count)));
+            assert!(1 << cores.eax >= u32::from(count));
+            assert_eq!(find(&leaves, LEAF_AMD_TOPOLOGY, 0).eax, id);
+            let sizes = find(&leaves, LEAF_AMD_SIZES, 0);
+            assert_eq!(sizes.ecx & 0xff, u32::from(count) - 1);
+        }
+    }
+
+    #[test]
+    fn the_tsc_frequency_is_told() {
+        let leaves = for_cpu(0, 1);
+        assert_eq!(find(&leaves, LEAF_KVM, 0).eax, LEAF_KVM_TIMING);
+        assert_eq!(find(&leaves, LEAF_KVM_TIMING, 0).eax, 2_000_000);
+    }
+}

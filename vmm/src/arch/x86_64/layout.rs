@@ -1,0 +1,67 @@
+//! Where everything lies: guest-physical addresses, ports and interrupt lines.
+//!
+//! A table and nothing else; the guest learns these numbers from ACPI and the boot parameters.
+
+/// Selectors of the boot descriptor table start here.
+pub const GDT: u64 = 0x500;
+/// The boot parameters ("zero page").
+pub const ZERO_PAGE: u64 = 0x7000;
+/// Top of the stack that a guest is entered with.
+pub const BOOT_STACK: u64 = 0x8ff0;
+/// Identity page tables for the first 4 GiB: one PML4, one PDPT, four page directories.
+pub const PAGE_TABLES: u64 = 0x9000;
+/// The kernel command line.
+pub const CMDLINE: u64 = 0x2_0000;
+/// Most bytes of it, the final zero included; Linux on x86 takes no more.
+pub const CMDLINE_MAX: usize = 2048;
+/// End of the conventional memory below 1 MiB.
+pub const LOW_MEMORY_END: u64 = 0x9_fc00;
+/// ACPI tables, the RSDP first.
+pub const ACPI: u64 = 0xe_0000;
+/// End of the room for them.
+pub const ACPI_END: u64 = 0x10_0000;
+/// Kernels are loaded from here up.
+pub const HIGH_MEMORY: u64 = 0x10_0000;
+
+/// Guest memory stops here and goes on at [`GAP_END`].
+pub const GAP: u64 = 3 << 30;
+/// End of the gap: 4 GiB.
+pub const GAP_END: u64 = 4 << 30;
+
+/// Registers of the virtio-mmio transport.
+pub const VIRTIO: u64 = 0xd000_0000;
+/// Bytes of them.
+pub const VIRTIO_SIZE: u64 = 0x1000;
+/// The doorbell page of the paravirtual PMU.
+pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
+/// Bytes of it.
+pub const DOORBELL_SIZE: u64 = 0x1000;
+/// The I/O APIC that KVM emulates.
+pub const IO_APIC: u32 = 0xfec0_0000;
+/// Each vCPU's local APIC.
+pub const LOCAL_APIC: u32 = 0xfee0_0000;
+/// A page that KVM needs on some processors, for real mode without paging.
+pub const KVM_IDENTITY_MAP: u64 = 0xfeff_c000;
+/// Three pages that KVM needs likewise.
+pub const KVM_TSS: usize = 0xfeff_d000;
+
+/// The serial console.
+pub const SERIAL_PORT: u16 = 0x3f8;
+/// Its interrupt line.
+pub const SERIAL_GSI: u32 = 4;
+/// The keyboard controller, for its reset line alone.
+pub const I8042_PORT: u16 = 0x60;
+/// The reset control register, also named in the FADT.
+pub const RESET_PORT: u16 = 0xcf9;
+/// What written to [`RESET_PORT`] resets.
+pub const RESET_VALUE: u8 = 0x06;
+/// The port of boot progress: a byte written here says that init is reached.
+pub const DEBUG_PORT: u16 = 0x504;
+/// The panic device.
+pub const PVPANIC_PORT: u16 = 0x505;
+/// ACPI sleep control, then sleep status.
+pub const SLEEP_PORT: u16 = 0x600;
+/// The sleep type of power-off, as `\_S5` says.
+pub const SLEEP_TYPE_S5: u8 = 5;
+/// The virtio device's interrupt line: the first that no ISA device owns.
+pub const VIRTIO_GSI: u32 = 16;

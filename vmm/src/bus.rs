@@ -1,0 +1,177 @@
+//! Which device answers at an address; ports and memory alike.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use vpmu::Registers;
+
+/// The vCPU that makes an access, on its own thread.
+#[expect(
+    missing_debug_implementations,
+    reason = "holds a borrowed trait object"
+)]
+pub struct Caller<'a> {
+    /// Its index.
+    pub vcpu: u32,
+    /// Its registers, asked for only where a device needs them.
+    pub registers: &'a mut dyn Registers,
+}
+
+/// What can be put on a [`Bus`]. Accesses come from any vCPU's thread, at once.
+pub trait Device: Send + Sync + Debug {
+    /// Fills `data` with what stands at `offset`.
+    fn read(&self, offset: u64, data: &mut [u8]);
+    /// Takes `data` at `offset`.
+    fn write(&self, offset: u64, data: &[u8], caller: &mut Caller<'_>);
+}
+
+#[derive(Debug)]
+struct Range {
+    start: u64,
+    end: u64,
+    device: Arc<dyn Device>,
+}
+
+/// Devices by address. Where nothing answers, reads are all ones and writes are lost, as on a
+/// PC.
+#[derive(Debug, Default)]
+pub struct Bus {
+    ranges: Vec<Range>,
+}
+
+/// Two devices at one address: a mistake in the layout, found when the machine is built.
+#[derive(Debug, thiserror::Error)]
+#[error("two devices at {0:#x}")]
+pub struct Overlap(u64);
+
+impl Bus {
+    /// A bus with nothing on it.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts `device` at `start`, `size` addresses long.
+    ///
+    /// # Errors
+    /// [`Overlap`] when another device answers there.
+    pub fn insert(
+        &mut self,
+        start: u64,
+        size: u64,
+        device: Arc<dyn Device>,
+    ) -> Result<(), Overlap> {
+        let end = start.checked_add(size).ok_or(Overlap(start))?;
+        let place = self.ranges.partition_point(|range| range.start < start);
+        let below = place.checked_sub(1).and_then(|i| self.ranges.get(i));
+        let above = self.ranges.get(place);
+        if below.is_some_and(|range| range.end > start)
+            || above.is_some_and(|range| range.start < end)
+        {
+            return Err(Overlap(start));
+        }
+        self.ranges.insert(place, Range { start, end, device });
+        Ok(())
+    }
+
+    /// The device that answers for all of `[address, address + size)`, and the offset in it.
+    fn find(&self, address: u64, size: usize) -> Option<(&dyn Device, u64)> {
+        let place = self.ranges.partition_point(|range| range.start <= address);
+        let range = self.ranges.get(place.checked_sub(1)?)?;
+        let end = address.checked_add(size as u64)?;
+        (end <= range.end).then(|| (&*range.device, address - range.start))
+    }
+
+    /// Reads `data` from `address`.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        match self.find(address, data.len()) {
+            Some((device, offset)) => device.read(offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// Writes `data` to `address`.
+    pub fn write(&self, address: u64, data: &[u8], caller: &mut Caller<'_>) {
+        if let Some((device, offset)) = self.find(address, data.len()) {
+            device.write(offset, data, caller);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::sync::Mutex;
+    use vpmu::GuestRegs;
+
+    /// A vCPU that will not tell its registers.
+    #[derive(Debug)]
+    pub(crate) struct NoRegisters;
+
+    impl Registers for NoRegisters {
+        fn registers(&mut self) -> Option<GuestRegs> {
+            None
+        }
+    }
+
+    /// Calls `f` with a caller on vCPU `vcpu`.
+    pub(crate) fn as_vcpu<R>(vcpu: u32, f: impl FnOnce(&mut Caller<'_>) -> R) -> R {
+        f(&mut Caller {
+            vcpu,
+            registers: &mut NoRegisters,
+        })
+    }
+
+    #[derive(Debug, Default)]
+    struct Log(Mutex<Vec<(u64, Vec<u8>)>>);
+
+    impl Device for Log {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            data.fill(u8::try_from(offset).expect("small"));
+        }
+        fn write(&self, offset: u64, data: &[u8], _caller: &mut Caller<'_>) {
+            self.0.lock().expect("whole").push((offset, data.to_vec()));
+        }
+    }
+
+    #[test]
+    fn accesses_reach_the_device_that_covers_them() {
+        let mut bus = Bus::new();
+        let (a, b) = (Arc::new(Log::default()), Arc::new(Log::default()));
+        bus.insert(0x100, 8, a.clone()).expect("free");
+        bus.insert(0x108, 8, b.clone()).expect("free");
+        let mut data = [0];
+        bus.read(0x107, &mut data);
+        assert_eq!(data, [7]);
+        bus.read(0x108, &mut data);
+        assert_eq!(data, [0]);
+        as_vcpu(0, |caller| bus.write(0x10c, &[1, 2], caller));
+        assert_eq!(*b.0.lock().expect("whole"), [(4, vec![1, 2])]);
+        assert!(a.0.lock().expect("whole").is_empty());
+    }
+
+    #[test]
+    fn nothing_answers_outside_or_across() {
+        let mut bus = Bus::new();
+        let device = Arc::new(Log::default());
+        bus.insert(0x100, 8, device.clone()).expect("free");
+        for address in [0xff, 0x107, 0x108, u64::MAX] {
+            let mut data = [0; 2];
+            bus.read(address, &mut data);
+            assert_eq!(data, [0xff; 2], "{address:#x}");
+            as_vcpu(0, |caller| bus.write(address, &data, caller));
+        }
+        assert!(device.0.lock().expect("whole").is_empty());
+    }
+
+    #[test]
+    fn devices_cannot_overlap() {
+        let mut bus = Bus::new();
+        bus.insert(0x100, 8, Arc::new(Log::default()))
+            .expect("free");
+        for (start, size) in [(0x100, 8), (0x107, 1), (0xff, 2), (0x80, 0x100)] {
+            assert!(bus.insert(start, size, Arc::new(Log::default())).is_err());
+        }
+        bus.insert(0xff, 1, Arc::new(Log::default())).expect("free");
+    }
+}

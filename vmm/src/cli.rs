@@ -1,0 +1,182 @@
+//! The command line, and what `--help` teaches.
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+
+use crate::check::CheckArgs;
+
+/// A minimal VMM for KVM that gives its guests a paravirtual PMU.
+#[derive(Debug, Parser)]
+#[command(
+    name = "vmm",
+    version,
+    after_help = "\
+Examples:
+  vmm check
+      See what this machine can do
+  vmm run --kernel vmlinux --initramfs rootfs.cpio.gz
+      Boot Linux, its console on this terminal; Ctrl-A x ends it
+
+'vmm run --help' tells of every option and exit status."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a guest until it ends
+    Run(RunArgs),
+    /// Tell what this machine can do, and what follows from it
+    Check(CheckArgs),
+}
+
+/// Arguments of `vmm run`.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_help = RUN_HELP)]
+pub struct RunArgs {
+    /// Kernel to boot: an x86-64 ELF vmlinux or a bzImage
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+
+    /// Initial RAM file system
+    #[arg(long, value_name = "FILE")]
+    pub initramfs: Option<PathBuf>,
+
+    /// Kernel command line [default: "console=ttyS0 panic=-1"]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub cmdline: Option<String>,
+
+    /// Number of vCPUs, 1 to 254 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub vcpus: Option<u32>,
+
+    /// Guest memory in MiB, or with a suffix: 512, 512M, 4G [default: 256]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    pub memory: Option<u64>,
+
+    /// Read options from a JSON file; flags given here win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Leave the paravirtual PMU out
+    #[arg(long)]
+    pub no_vpmu: bool,
+
+    /// Write what happened to a JSON file, however the run ends
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Print a short account on standard error at the end
+    #[arg(long)]
+    pub summary: bool,
+}
+
+const RUN_HELP: &str = "\
+Examples:
+  vmm run --kernel vmlinux --initramfs rootfs.cpio.gz --vcpus 2 --memory 512
+  vmm run --kernel bzImage --cmdline 'console=ttyS0 root=/dev/ram0' --summary
+  vmm run --config vm.json --report report.json
+
+A configuration file has the flags by their long names, \"memory\" in MiB:
+  {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"report\": \"report.json\", \"summary\": true}
+
+Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
+Ctrl-A Ctrl-A sends one Ctrl-A.
+
+Debug port: a byte written by the guest to port 0x504 says that init is reached; the report has
+the time from the first instruction until then.
+
+Exit status:
+  0  the guest powered off         4  the guest triple-faulted
+  1  the VMM failed                5  the guest kernel panicked
+  2  wrong usage                   6  ended by Ctrl-A x or a signal
+  3  the guest asked for a reset";
+
+/// Mebibytes out of `512`, `512M` or `4G`.
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let (number, factor) = match text.as_bytes().last() {
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 1024),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1),
+        _ => (text, 1),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "give a number of MiB, or one with M or G".to_owned())?;
+    number
+        .checked_mul(factor)
+        .ok_or_else(|| "more than any machine has".to_owned())
+}
+
+/// The arguments of this process.
+///
+/// # Errors
+/// What is wrong with them, in one line; `None` when help was asked for and given.
+pub fn parse() -> Result<Cli, Option<String>> {
+    Cli::try_parse().map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // Nobody is left to tell when even this cannot be written.
+            let _ = error.print();
+            (error.exit_code() != 0).then(|| "say what to do: run or check".to_owned())
+        }
+        _ => Some(one_line(&error.render().to_string())),
+    })
+}
+
+/// The message of a parser's report, without its usage and its line breaks.
+fn one_line(report: &str) -> String {
+    let message: Vec<&str> = report
+        .lines()
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    let message = message.join(" ");
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    format!("{message}; 'vmm --help' and 'vmm run --help' tell more")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_holds() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn memory_has_units() {
+        assert_eq!(parse_memory("512"), Ok(512));
+        assert_eq!(parse_memory("512M"), Ok(512));
+        assert_eq!(parse_memory("4g"), Ok(4096));
+        for bad in ["", "G", "1.5G", "-1", "4T", "é", "99999999999999999999"] {
+            assert!(parse_memory(bad).is_err(), "{bad}");
+        }
+        assert!(parse_memory(&format!("{}G", u64::MAX)).is_err());
+    }
+
+    #[test]
+    fn mistakes_are_told_in_one_line() {
+        let wrong: [&[&str]; 4] = [
+            &["vmm", "run", "--kernle", "x"],
+            &["vmm", "walk"],
+            &["vmm", "run", "--vcpus", "many"],
+            &["vmm", "run", "--memory"],
+        ];
+        for args in wrong {
+            let error = Cli::try_parse_from(args).expect_err("wrong usage");
+            let line = one_line(&error.render().to_string());
+            assert!(!line.contains('\n') && !line.starts_with("error"), "{line}");
+        }
+    }
+}

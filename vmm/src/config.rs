@@ -1,0 +1,219 @@
+//! What the operator decides, from flags and from a file; checked once, here.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::cli::RunArgs;
+
+/// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
+pub const MAX_VCPUS: u32 = 254;
+/// Less memory than this holds no kernel.
+pub const MIN_MEMORY_MIB: u64 = 4;
+/// More memory than this has no addresses on any x86 host.
+pub const MAX_MEMORY_MIB: u64 = 1 << 32;
+
+const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
+const DEFAULT_MEMORY_MIB: u64 = 256;
+
+/// What a machine is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The kernel image.
+    pub kernel: PathBuf,
+    /// Its initramfs.
+    pub initramfs: Option<PathBuf>,
+    /// Its command line.
+    pub cmdline: String,
+    /// vCPUs, 1 to [`MAX_VCPUS`].
+    pub vcpus: u8,
+    /// Guest memory in MiB.
+    pub memory_mib: u64,
+    /// Whether the paravirtual PMU is there.
+    pub vpmu: bool,
+    /// Where the report goes.
+    pub report: Option<PathBuf>,
+    /// Whether a summary goes to standard error.
+    pub summary: bool,
+}
+
+/// Why a configuration is none.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("the configuration {path} is not valid")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Neither flags nor file name a kernel.
+    #[error("no kernel: give one with --kernel, or as \"kernel\" in the file of --config")]
+    NoKernel,
+    /// A number of vCPUs that no machine of ours has.
+    #[error("{0} vCPUs: give 1 to {MAX_VCPUS} with --vcpus")]
+    Vcpus(u32),
+    /// An amount of memory that no machine of ours has.
+    #[error(
+        "{0} MiB of memory: give {MIN_MEMORY_MIB} MiB or more, and no more than the host has addresses for, with --memory"
+    )]
+    Memory(u64),
+}
+
+/// The file of `--config`: the flags by their long names, all optional.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Document {
+    kernel: Option<PathBuf>,
+    initramfs: Option<PathBuf>,
+    cmdline: Option<String>,
+    vcpus: Option<u32>,
+    memory: Option<u64>,
+    vpmu: Option<bool>,
+    report: Option<PathBuf>,
+    summary: Option<bool>,
+}
+
+impl Document {
+    fn read(path: &Path) -> Result<Self, Error> {
+        let text = fs::read(path).map_err(|source| Error::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        serde_json::from_slice(&text).map_err(|source| Error::Parse {
+            path: path.to_owned(),
+            source,
+        })
+    }
+}
+
+impl TryFrom<&RunArgs> for Config {
+    type Error = Error;
+
+    /// Flags win over the file, the file over the defaults.
+    fn try_from(args: &RunArgs) -> Result<Self, Error> {
+        let file = match &args.config {
+            Some(path) => Document::read(path)?,
+            None => Document::default(),
+        };
+        let args = args.clone();
+        let vcpus = args.vcpus.or(file.vcpus).unwrap_or(1);
+        let memory_mib = args.memory.or(file.memory).unwrap_or(DEFAULT_MEMORY_MIB);
+        if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
+            return Err(Error::Memory(memory_mib));
+        }
+        Ok(Self {
+            kernel: args.kernel.or(file.kernel).ok_or(Error::NoKernel)?,
+            initramfs: args.initramfs.or(file.initramfs),
+            cmdline: args
+                .cmdline
+                .or(file.cmdline)
+                .unwrap_or_else(|| DEFAULT_CMDLINE.to_owned()),
+            vcpus: u8::try_from(vcpus)
+                .ok()
+                .filter(|count| (1..=MAX_VCPUS).contains(&u32::from(*count)))
+                .ok_or(Error::Vcpus(vcpus))?,
+            memory_mib,
+            vpmu: !args.no_vpmu && file.vpmu.unwrap_or(true),
+            report: args.report.or(file.report),
+            summary: args.summary || file.summary.unwrap_or(false),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn with_file(text: &str, args: RunArgs) -> Result<Config, Error> {
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.write_all(text.as_bytes()).expect("written");
+        Config::try_from(&RunArgs {
+            config: Some(file.path().to_owned()),
+            ..args
+        })
+    }
+
+    fn kernel() -> RunArgs {
+        RunArgs {
+            kernel: Some("vmlinux".into()),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_all_that_is_needed() {
+        let config = Config::try_from(&kernel()).expect("valid");
+        assert_eq!(config.kernel, Path::new("vmlinux"));
+        assert_eq!((config.vcpus, config.memory_mib), (1, 256));
+        assert!(config.vpmu && !config.summary);
+        assert!(matches!(
+            Config::try_from(&RunArgs::default()),
+            Err(Error::NoKernel)
+        ));
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x"}"#;
+        let config = with_file(text, RunArgs::default()).expect("valid");
+        assert_eq!((config.vcpus, config.memory_mib), (4, 64));
+        assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
+        let flags = RunArgs {
+            kernel: Some("b".into()),
+            vcpus: Some(2),
+            ..Default::default()
+        };
+        let config = with_file(text, flags).expect("valid");
+        assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
+        assert_eq!(config.memory_mib, 64);
+    }
+
+    #[test]
+    fn a_file_with_mistakes_is_refused() {
+        for text in ["", "{", r#"{"kernal": "a"}"#, r#"{"vcpus": -1}"#, "[]"] {
+            let result = with_file(text, kernel());
+            assert!(matches!(result, Err(Error::Parse { .. })), "{text}");
+        }
+        let missing = RunArgs {
+            config: Some("/nonexistent/vm.json".into()),
+            ..kernel()
+        };
+        assert!(matches!(
+            Config::try_from(&missing),
+            Err(Error::Read { .. })
+        ));
+    }
+
+    #[test]
+    fn machines_out_of_bounds_are_refused() {
+        for count in [0, 255, 256, u32::MAX] {
+            let args = RunArgs {
+                vcpus: Some(count),
+                ..kernel()
+            };
+            assert!(matches!(Config::try_from(&args), Err(Error::Vcpus(n)) if n == count));
+        }
+        for mib in [0, 3, u64::MAX] {
+            let args = RunArgs {
+                memory: Some(mib),
+                ..kernel()
+            };
+            assert!(matches!(Config::try_from(&args), Err(Error::Memory(n)) if n == mib));
+        }
+    }
+}

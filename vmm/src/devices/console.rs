@@ -1,0 +1,168 @@
+//! The person's side of the serial port: bytes to standard output, in batches, and the keys
+//! that end a run.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, AsRawFd};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::terminal;
+
+/// Bytes that are written at once without waiting for more.
+const BATCH: usize = 4096;
+
+/// Standard output, one write for many bytes. What stays behind is written when the event loop,
+/// told by an event that there is something, calls [`Output::write_out`] a moment later.
+#[derive(Debug)]
+pub struct Output {
+    out: File,
+    pending: Vec<u8>,
+    waiting: EventFd,
+    broken: bool,
+}
+
+impl Output {
+    /// Standard output; `waiting` is signalled when the first byte of a batch stays behind.
+    ///
+    /// # Errors
+    /// Standard output is closed.
+    pub fn new(waiting: EventFd) -> io::Result<Self> {
+        let out = io::stdout().as_fd().try_clone_to_owned()?;
+        Ok(Self::to(File::from(out), waiting))
+    }
+
+    fn to(out: File, waiting: EventFd) -> Self {
+        Self {
+            out,
+            pending: Vec::with_capacity(BATCH),
+            waiting,
+            broken: false,
+        }
+    }
+
+    /// Writes what stayed behind. A reader that is gone costs the guest its output, once said.
+    pub fn write_out(&mut self) {
+        let mut rest = self.pending.as_slice();
+        while !rest.is_empty() && !self.broken {
+            match self.out.write(rest) {
+                Ok(0) => self.broken = true,
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if let Err(error) = terminal::wait_writable(self.out.as_raw_fd()) {
+                        if error.kind() != ErrorKind::Interrupted {
+                            self.broken = true;
+                        }
+                    }
+                }
+                Err(error) => {
+                    log::warn!("the console output is lost: {error}");
+                    self.broken = true;
+                }
+            }
+        }
+        self.pending.clear();
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.pending.is_empty() {
+            self.waiting.write(1)?;
+        }
+        self.pending.extend_from_slice(bytes);
+        if self.pending.len() >= BATCH {
+            self.write_out();
+        }
+        Ok(bytes.len())
+    }
+
+    /// The serial port asks for this after every byte; [`Output::write_out`] is the real one.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.write_out();
+    }
+}
+
+/// Ctrl-A.
+const ESCAPE: u8 = 0x01;
+
+/// Tells the keys that are for us from those for the guest.
+#[derive(Debug, Default)]
+pub struct Keys {
+    escaped: bool,
+}
+
+/// What typed keys come to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Typed {
+    /// For the guest.
+    pub guest: Vec<u8>,
+    /// Ctrl-A x: the run is to end.
+    pub end: bool,
+}
+
+impl Keys {
+    /// Ctrl-A x ends, Ctrl-A Ctrl-A is one Ctrl-A, Ctrl-A with any other key is both.
+    pub fn typed(&mut self, bytes: &[u8]) -> Typed {
+        let mut guest = Vec::with_capacity(bytes.len());
+        for byte in bytes {
+            match (std::mem::take(&mut self.escaped), *byte) {
+                (false, ESCAPE) => self.escaped = true,
+                (true, b'x') => return Typed { guest, end: true },
+                (true, ESCAPE) => guest.push(ESCAPE),
+                (true, other) => guest.extend([ESCAPE, other]),
+                (false, other) => guest.push(other),
+            }
+        }
+        Typed { guest, end: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek};
+
+    fn typed(keys: &mut Keys, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let typed = keys.typed(bytes);
+        (typed.guest, typed.end)
+    }
+
+    #[test]
+    fn only_ctrl_a_x_ends() {
+        let mut keys = Keys::default();
+        assert_eq!(typed(&mut keys, b"ls x\n"), (b"ls x\n".to_vec(), false));
+        assert_eq!(typed(&mut keys, b"a\x01\x01b"), (b"a\x01b".to_vec(), false));
+        assert_eq!(typed(&mut keys, b"\x01c"), (b"\x01c".to_vec(), false));
+        assert_eq!(typed(&mut keys, b"q\x01"), (b"q".to_vec(), false));
+        assert_eq!(typed(&mut keys, b"x"), (Vec::new(), true));
+    }
+
+    #[test]
+    fn bytes_wait_for_one_another() {
+        let waiting = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
+        let told = waiting.try_clone().expect("a clone");
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        let mut output = Output::to(file.try_clone().expect("a clone"), waiting);
+        for byte in b"login: " {
+            output.write_all(&[*byte]).expect("kept");
+            output.flush().expect("nothing to do");
+        }
+        assert_eq!(told.read().expect("signalled"), 1);
+        assert_eq!(file.metadata().expect("a file").len(), 0);
+        output.write_out();
+        let mut text = String::new();
+        file.rewind().expect("a file");
+        file.read_to_string(&mut text).expect("text");
+        assert_eq!(text, "login: ");
+        output.write_all(&vec![b'x'; BATCH]).expect("kept");
+        assert_eq!(file.metadata().expect("a file").len(), 7 + 4096);
+    }
+}

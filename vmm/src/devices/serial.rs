@@ -1,0 +1,100 @@
+//! The 16550 on the port bus.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vm_superio::serial::SerialEvents;
+use vm_superio::{Serial as Uart, Trigger};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::{Caller, Device};
+use crate::devices::console::Output;
+
+/// Registers of a 16550.
+pub const SERIAL_SIZE: u64 = 8;
+
+/// The interrupt line.
+#[derive(Debug)]
+pub struct Line(pub EventFd);
+
+impl Trigger for Line {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Tells the event loop that the guest has read everything, so that input can go on.
+#[derive(Debug)]
+pub struct Room(pub EventFd);
+
+impl SerialEvents for Room {
+    fn buffer_read(&self) {}
+    fn out_byte(&self) {}
+    fn tx_lost_byte(&self) {}
+    fn in_buffer_empty(&self) {
+        if let Err(error) = self.0.write(1) {
+            log::error!("console input stands still: {error}");
+        }
+    }
+}
+
+/// The serial console.
+#[derive(Debug)]
+pub struct Serial(Mutex<Uart<Line, Room, Output>>);
+
+impl Serial {
+    /// A port that interrupts by `line`, tells of `room` for input and writes to `output`.
+    #[must_use]
+    pub fn new(line: Line, room: Room, output: Output) -> Self {
+        Self(Mutex::new(Uart::with_events(line, room, output)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Uart<Line, Room, Output>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of input that the port takes now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.lock().fifo_capacity()
+    }
+
+    /// Gives the guest input; returns how many bytes the port took.
+    pub fn input(&self, bytes: &[u8]) -> usize {
+        match self.lock().enqueue_raw_bytes(bytes) {
+            // In loopback the receiver is cut off from the line, and what arrives is lost.
+            Ok(0) => bytes.len(),
+            Ok(count) => count,
+            Err(vm_superio::serial::Error::FullFifo) => 0,
+            Err(error) => {
+                // The bytes are in; only the interrupt failed, and the guest also polls.
+                log::error!("the console interrupt failed: {error}");
+                bytes.len()
+            }
+        }
+    }
+
+    /// Writes out what the guest has said.
+    pub fn write_out(&self) {
+        self.lock().writer_mut().write_out();
+    }
+}
+
+impl Device for Serial {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if let (Some(byte), Ok(register)) = (data.first_mut(), u8::try_from(offset)) {
+            *byte = self.lock().read(register);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _caller: &mut Caller<'_>) {
+        if let (Some(byte), Ok(register)) = (data.first(), u8::try_from(offset)) {
+            if let Err(error) = self.lock().write(register, *byte) {
+                log::warn!("the console failed: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! The virtio-mmio transport, version 2: registers, queue setup, the device status.
+//!
+//! It carries any [`Backend`] and knows nothing of what the device does.
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
+    VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
+    VIRTIO_F_VERSION_1,
+};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::{Caller, Device};
+
+/// Offsets of the registers.
+mod register {
+    pub(super) const MAGIC: u64 = 0x00;
+    pub(super) const VERSION: u64 = 0x04;
+    pub(super) const DEVICE_ID: u64 = 0x08;
+    pub(super) const VENDOR_ID: u64 = 0x0c;
+    pub(super) const DEVICE_FEATURES: u64 = 0x10;
+    pub(super) const DEVICE_FEATURES_SELECT: u64 = 0x14;
+    pub(super) const DRIVER_FEATURES: u64 = 0x20;
+    pub(super) const DRIVER_FEATURES_SELECT: u64 = 0x24;
+    pub(super) const QUEUE_SELECT: u64 = 0x30;
+    pub(super) const QUEUE_SIZE_MAX: u64 = 0x34;
+    pub(super) const QUEUE_SIZE: u64 = 0x38;
+    pub(super) const QUEUE_READY: u64 = 0x44;
+    pub(super) const INTERRUPT_STATUS: u64 = 0x60;
+    pub(super) const INTERRUPT_ACK: u64 = 0x64;
+    pub(super) const STATUS: u64 = 0x70;
+    pub(super) const QUEUE_DESC_LOW: u64 = 0x80;
+    pub(super) const QUEUE_DESC_HIGH: u64 = 0x84;
+    pub(super) const QUEUE_DRIVER_LOW: u64 = 0x90;
+    pub(super) const QUEUE_DRIVER_HIGH: u64 = 0x94;
+    pub(super) const QUEUE_DEVICE_LOW: u64 = 0xa0;
+    pub(super) const QUEUE_DEVICE_HIGH: u64 = 0xa4;
+    pub(super) const REGION_SELECT: u64 = 0xac;
+    pub(super) const REGION_SIZE_LOW: u64 = 0xb0;
+    pub(super) const REGION_SIZE_HIGH: u64 = 0xb4;
+    pub(super) const REGION_BASE_LOW: u64 = 0xb8;
+    pub(super) const REGION_BASE_HIGH: u64 = 0xbc;
+    pub(super) const CONFIG_GENERATION: u64 = 0xfc;
+    pub(super) const CONFIG: u64 = 0x100;
+}
+
+/// Where a driver notifies: the queue's number, as a 32-bit write.
+pub const QUEUE_NOTIFY: u64 = 0x50;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"virt");
+const VERSION: u32 = 2;
+const VENDOR_ID: u32 = u32::from_le_bytes(*b"vpmu");
+const USED_BUFFER: u32 = 1;
+const CONFIG_CHANGE: u32 = 2;
+
+const ACKNOWLEDGE: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE;
+const DRIVER: u32 = VIRTIO_CONFIG_S_DRIVER;
+const FEATURES_OK: u32 = VIRTIO_CONFIG_S_FEATURES_OK;
+const DRIVER_OK: u32 = VIRTIO_CONFIG_S_DRIVER_OK;
+const NEEDS_RESET: u32 = VIRTIO_CONFIG_S_NEEDS_RESET;
+const FAILED: u32 = VIRTIO_CONFIG_S_FAILED;
+
+/// A shared memory region of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// The device behind the transport.
+pub trait Backend: Send + Sync + Debug {
+    /// The virtio device id.
+    fn device_id(&self) -> u32;
+    /// Feature bits offered.
+    fn features(&self) -> u64;
+    /// For each queue, its largest size.
+    fn queue_sizes(&self) -> Vec<u16>;
+    /// Reads configuration space.
+    fn read_config(&self, offset: u64, data: &mut [u8]);
+    /// The shared memory region `id`, if there is one.
+    fn region(&self, id: u8) -> Option<Region>;
+    /// The driver is ready: the device may use its queues.
+    ///
+    /// # Errors
+    /// Why it cannot; the driver is told to reset.
+    fn activate(
+        &self,
+        memory: GuestMemoryMmap,
+        features: u64,
+        queues: Vec<Queue>,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+    /// The driver is gone: memory and queues are not touched any more.
+    fn reset(&self);
+    /// `vcpu` notified `queue` and waits until this returns.
+    fn notify(&self, queue: u16, vcpu: u32);
+}
+
+/// The device's interrupt: an edge on a line, and the status that says what for.
+#[derive(Debug)]
+pub struct Interrupt {
+    status: AtomicU32,
+    line: EventFd,
+}
+
+impl Interrupt {
+    /// An interrupt raised by writing to `line`.
+    #[must_use]
+    pub fn new(line: EventFd) -> Self {
+        Self {
+            status: AtomicU32::new(0),
+            line,
+        }
+    }
+
+    /// Says that buffers were used. The status stands before the edge, so the handler sees it.
+    ///
+    /// # Errors
+    /// The line's.
+    pub fn used_buffer(&self) -> io::Result<()> {
+        self.raise(USED_BUFFER)
+    }
+
+    fn raise(&self, why: u32) -> io::Result<()> {
+        self.status.fetch_or(why, Ordering::SeqCst);
+        self.line.write(1)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    status: u32,
+    device_features_select: u32,
+    driver_features_select: u32,
+    driver_features: u64,
+    queue_select: u32,
+    queues: Vec<Queue>,
+    region: Option<Region>,
+}
+
+/// The transport on the memory bus.
+#[derive(Debug)]
+pub struct VirtioMmio {
+    backend: Arc<dyn Backend>,
+    memory: GuestMemoryMmap,
+    interrupt: Arc<Interrupt>,
+    /// Whether notifications reach the backend; read on every kick without the lock.
+    live: AtomicBool,
+    state: Mutex<State>,
+}
+
+fn fresh_queues(backend: &dyn Backend) -> Result<Vec<Queue>, virtio_queue::Error> {
+    backend.queue_sizes().into_iter().map(Queue::new).collect()
+}
+
+/// Half of a 64-bit register: the low or the high 32 bits.
+fn half(value: u64, high: bool) -> u32 {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    u32::from_le_bytes(if high { [e, f, g, h] } else { [a, b, c, d] })
+}
+
+impl VirtioMmio {
+    /// A transport for `backend`, whose queues lie in `memory`.
+    ///
+    /// # Errors
+    /// A queue size that virtio does not know.
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        memory: GuestMemoryMmap,
+        interrupt: Arc<Interrupt>,
+    ) -> Result<Self, virtio_queue::Error> {
+        let queues = fresh_queues(&*backend)?;
+        Ok(Self {
+            backend,
+            memory,
+            interrupt,
+            live: AtomicBool::new(false),
+            state: Mutex::new(State {
+                status: 0,
+                device_features_select: 0,
+                driver_features_select: 0,
+                driver_features: 0,
+                queue_select: 0,
+                queues,
+                region: None,
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read_register(&self, offset: u64) -> u32 {
+        if offset == register::INTERRUPT_STATUS {
+            return self.interrupt.status.load(Ordering::SeqCst);
+        }
+        let state = self.state();
+        // The specification's answer for a region that does not exist is all ones.
+        let region = state.region.unwrap_or(Region {
+            address: u64::MAX,
+            size: u64::MAX,
+        });
+        match offset {
+            register::MAGIC => MAGIC,
+            register::VERSION => VERSION,
+            register::DEVICE_ID => self.backend.device_id(),
+            register::VENDOR_ID => VENDOR_ID,
+            register::DEVICE_FEATURES => match state.device_features_select {
+                0 => half(self.backend.features(), false),
+                1 => half(self.backend.features(), true),
+                _ => 0,
+            },
+            register::QUEUE_SIZE_MAX => state.queue().map_or(0, |q| u32::from(q.max_size())),
+            register::QUEUE_READY => state.queue().map_or(0, |q| u32::from(q.ready())),
+            register::STATUS => state.status,
+            register::REGION_SIZE_LOW => half(region.size, false),
+            register::REGION_SIZE_HIGH => half(region.size, true),
+            register::REGION_BASE_LOW => half(region.address, false),
+            register::REGION_BASE_HIGH => half(region.address, true),
+            // Configuration space is constant while a driver looks.
+            register::CONFIG_GENERATION => 0,
+            _ => 0,
+        }
+    }
+
+    fn write_register(&self, offset: u64, value: u32) {
+        let mut state = self.state();
+        match offset {
+            register::DEVICE_FEATURES_SELECT => state.device_features_select = value,
+            register::DRIVER_FEATURES_SELECT => state.driver_features_select = value,
+            register::DRIVER_FEATURES => state.accept_features(value),
+            register::QUEUE_SELECT => state.queue_select = value,
+            register::REGION_SELECT => {
+                state.region = u8::try_from(value)
+                    .ok()
+                    .and_then(|id| self.backend.region(id));
+            }
+            register::STATUS => self.set_status(&mut state, value),
+            _ => state.set_queue(offset, value),
+        }
+    }
+
+    fn set_status(&self, state: &mut State, value: u32) {
+        if value == 0 {
+            self.reset(state);
+            return;
+        }
+        // Bits are only ever added; a driver takes them away by a reset alone.
+        let added = value & !state.status & !NEEDS_RESET;
+        for bit in [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK, FAILED] {
+            if added & bit == 0 {
+                continue;
+            }
+            let allowed = match bit {
+                DRIVER => state.has(ACKNOWLEDGE),
+                FEATURES_OK => state.has(DRIVER) && self.features_agree(state),
+                DRIVER_OK => state.has(FEATURES_OK) && !state.has(FAILED),
+                _ => true,
+            };
+            if !allowed {
+                continue;
+            }
+            state.status |= bit;
+            if bit == DRIVER_OK {
+                self.activate(state);
+            }
+        }
+    }
+
+    fn features_agree(&self, state: &State) -> bool {
+        let beyond = state.driver_features & !self.backend.features();
+        beyond == 0 && state.driver_features & 1 << VIRTIO_F_VERSION_1 != 0
+    }
+
+    fn activate(&self, state: &mut State) {
+        let queues: Result<Vec<Queue>, _> = state
+            .queues
+            .iter()
+            .map(|queue| Queue::try_from(queue.state()))
+            .collect();
+        let started = queues.map_err(Into::into).and_then(|queues| {
+            self.backend
+                .activate(self.memory.clone(), state.driver_features, queues)
+        });
+        match started {
+            Ok(()) => self.live.store(true, Ordering::Release),
+            Err(error) => {
+                log::warn!("the driver's setup does not serve: {error}");
+                state.status |= NEEDS_RESET;
+                if let Err(error) = self.interrupt.raise(CONFIG_CHANGE) {
+                    log::error!("the interrupt failed: {error}");
+                }
+            }
+        }
+    }
+
+    fn reset(&self, state: &mut State) {
+        self.live.store(false, Ordering::Release);
+        self.backend.reset();
+        self.interrupt.status.store(0, Ordering::SeqCst);
+        for queue in &mut state.queues {
+            queue.reset();
+        }
+        state.status = 0;
+        state.device_features_select = 0;
+        state.driver_features_select = 0;
+        state.driver_features = 0;
+        state.queue_select = 0;
+        state.region = None;
+    }
+}
+
+impl State {
+    fn has(&self, bit: u32) -> bool {
+        self.status & bit != 0
+    }
+
+    fn queue(&self) -> Option<&Queue> {
+        self.queues.get(usize::try_from(self.queue_select).ok()?)
+    }
+
+    fn accept_features(&mut self, value: u32) {
+        if !self.has(DRIVER) || self.has(FEATURES_OK) {
+            return;
+        }
+        let value = u64::from(value);
+        let low = u64::from(u32::MAX);
+        self.driver_features = match self.driver_features_select {
+            0 => self.driver_features & !low | value,
+            1 => self.driver_features & low | value << 32,
+            _ => return,
+        };
+    }
+
+    /// Queues are set up between agreement on features and the start of the driver.
+    fn set_queue(&mut self, offset: u64, value: u32) {
+        if !self.has(FEATURES_OK) || self.has(DRIVER_OK | FAILED) {
+            return;
+        }
+        let Some(queue) = usize::try_from(self.queue_select)
+            .ok()
+            .and_then(|index| self.queues.get_mut(index))
+        else {
+            return;
+        };
+        match offset {
+            register::QUEUE_SIZE => queue.set_size(u16::try_from(value).unwrap_or(0)),
+            register::QUEUE_READY => queue.set_ready(value == 1),
+            register::QUEUE_DESC_LOW => queue.set_desc_table_address(Some(value), None),
+            register::QUEUE_DESC_HIGH => queue.set_desc_table_address(None, Some(value)),
+            register::QUEUE_DRIVER_LOW => queue.set_avail_ring_address(Some(value), None),
+            register::QUEUE_DRIVER_HIGH => queue.set_avail_ring_address(None, Some(value)),
+            register::QUEUE_DEVICE_LOW => queue.set_used_ring_address(Some(value), None),
+            register::QUEUE_DEVICE_HIGH => queue.set_used_ring_address(None, Some(value)),
+            _ => {}
+        }
+    }
+}
+
+impl Device for VirtioMmio {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        if let Some(offset) = offset.checked_sub(register::CONFIG) {
+            self.backend.read_config(offset, data);
+        } else if data.len() == 4 && offset.is_multiple_of(4) {
+            data.copy_from_slice(&self.read_register(offset).to_le_bytes());
+        } else {
+            // Registers are 32 bits wide; the specification allows no other access.
+            data.fill(0);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8], caller: &mut Caller<'_>) {
+        let Ok(value) = data.try_into().map(u32::from_le_bytes) else {
+            return;
+        };
+        match offset {
+            QUEUE_NOTIFY => {
+                if let (true, Ok(queue)) = (self.live.load(Ordering::Acquire), value.try_into()) {
+                    self.backend.notify(queue, caller.vcpu);
+                }
+            }
+            register::INTERRUPT_ACK => {
+                self.interrupt.status.fetch_and(!value, Ordering::SeqCst);
+            }
+            _ => self.write_register(offset, value),
+        }
+    }
+}

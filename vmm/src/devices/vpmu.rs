@@ -1,0 +1,108 @@
+//! The paravirtual PMU in this machine: its transport backend, its doorbell page, and what it
+//! asks of KVM.
+
+use std::io;
+use std::sync::Arc;
+
+use virtio_queue::Queue;
+use vm_memory::GuestMemoryMmap;
+use vpmu::{Machine, Vpmu, abi};
+
+use crate::arch::layout::{DOORBELL, DOORBELL_SIZE};
+use crate::bus::{Caller, Device};
+use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
+use crate::stats::Stats;
+
+/// Entries of each virtqueue, at most.
+const QUEUE_SIZE: u16 = 256;
+
+/// What the device asks of the machine that carries it.
+#[derive(Debug)]
+pub struct Carrier {
+    /// The transport's interrupt.
+    pub interrupt: Arc<Interrupt>,
+    /// Each vCPU's statistics, where this kernel has them.
+    pub stats: Arc<Vec<Option<Stats>>>,
+}
+
+impl Carrier {
+    fn counter(&self, vcpu: u32, name: &str) -> Option<u64> {
+        let index = usize::try_from(vcpu).ok()?;
+        self.stats.get(index)?.as_ref()?.read(name)
+    }
+}
+
+impl Machine for Carrier {
+    fn interrupt(&self) -> io::Result<()> {
+        self.interrupt.used_buffer()
+    }
+
+    fn exits(&self, vcpu: u32) -> Option<u64> {
+        self.counter(vcpu, "exits")
+    }
+
+    fn halts(&self, vcpu: u32) -> Option<u64> {
+        self.counter(vcpu, "halt_exits")
+    }
+}
+
+impl Backend for Vpmu {
+    fn device_id(&self) -> u32 {
+        abi::DEVICE_ID
+    }
+
+    fn features(&self) -> u64 {
+        Vpmu::features(self)
+    }
+
+    fn queue_sizes(&self) -> Vec<u16> {
+        vec![QUEUE_SIZE; self.queue_count()]
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        Vpmu::read_config(self, offset, data);
+    }
+
+    fn region(&self, id: u8) -> Option<Region> {
+        (id == abi::SHM_DOORBELL).then_some(Region {
+            address: DOORBELL,
+            size: DOORBELL_SIZE,
+        })
+    }
+
+    fn activate(
+        &self,
+        memory: GuestMemoryMmap,
+        features: u64,
+        queues: Vec<Queue>,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(Vpmu::activate(self, memory, features, queues)?)
+    }
+
+    fn reset(&self) {
+        Vpmu::reset(self);
+    }
+
+    fn notify(&self, queue: u16, vcpu: u32) {
+        // The control and event queues belong to no vCPU, whoever kicked.
+        let vcpu = (queue >= abi::QUEUE_VCPU).then_some(vcpu);
+        Vpmu::notify(self, queue, vcpu);
+    }
+}
+
+/// The doorbell page: a 32-bit write at its start is a mark by the vCPU that writes.
+#[derive(Debug)]
+pub struct Doorbell(pub Arc<Vpmu>);
+
+impl Device for Doorbell {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&self, offset: u64, data: &[u8], caller: &mut Caller<'_>) {
+        if let (0, Ok(value)) = (offset, data.try_into()) {
+            self.0
+                .mark(caller.vcpu, u32::from_le_bytes(value), caller.registers);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The main thread while vCPUs run: console, control queue, signals, the end of the run.
+//!
+//! A thin layer: it moves bytes and calls; decisions are the devices'.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::{Vpmu, abi};
+
+use crate::devices::console::Keys;
+use crate::devices::serial::Serial;
+use crate::exit::{End, Ending};
+use crate::signal::EndingSignals;
+
+/// How long console output waits for more of it before it is written.
+const BATCH_TIME: Duration = Duration::from_millis(2);
+/// Most bytes of input read at once.
+const INPUT: usize = 64;
+
+const END: u32 = 0;
+const SIGNALS: u32 = 1;
+const KEYS: u32 = 2;
+const ROOM: u32 = 3;
+const OUTPUT: u32 = 4;
+const CONTROL: u32 = 5;
+const NOTICES: u32 = 6;
+
+/// Why the loop cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Standard input is closed.
+    #[error("cannot read standard input")]
+    Input(#[source] io::Error),
+    /// The host has no descriptors left, or worse.
+    #[error("the event loop failed")]
+    Loop(#[source] event_manager::Error),
+}
+
+/// The console's event descriptors, both ends of them with the [`Serial`].
+#[derive(Debug)]
+pub struct Console {
+    /// The device.
+    pub serial: Arc<Serial>,
+    /// Signalled when the guest has read all its input.
+    pub room: EventFd,
+    /// Signalled when output waits to be written.
+    pub waiting: EventFd,
+}
+
+/// The queues whose notifications KVM turns into events.
+#[derive(Debug)]
+pub struct Queues {
+    /// The device.
+    pub vpmu: Arc<Vpmu>,
+    /// Of the control queue.
+    pub control: EventFd,
+    /// Of the event queue.
+    pub notices: EventFd,
+}
+
+#[derive(Debug)]
+struct Wakeups {
+    end: Arc<End>,
+    signals: EndingSignals,
+    console: Console,
+    queues: Option<Queues>,
+    keyboard: Keyboard,
+    write_at: Option<Instant>,
+    failed: Option<event_manager::Error>,
+}
+
+/// Serves everything but the vCPUs until the run's end is announced.
+///
+/// # Errors
+/// [`Error`]; the run's end is then not announced.
+pub fn run(
+    end: &Arc<End>,
+    signals: EndingSignals,
+    console: Console,
+    queues: Option<Queues>,
+) -> Result<(), Error> {
+    let serial = Arc::clone(&console.serial);
+    let wakeups = Wakeups {
+        end: Arc::clone(end),
+        signals,
+        console,
+        queues,
+        keyboard: Keyboard::new().map_err(Error::Input)?,
+        write_at: None,
+        failed: None,
+    };
+    let mut manager = EventManager::<Wakeups>::new().map_err(Error::Loop)?;
+    let id = manager.add_subscriber(wakeups);
+    while !end.reached() {
+        let wakeups = manager.subscriber_mut(id).map_err(Error::Loop)?;
+        if let Some(error) = wakeups.failed.take() {
+            return Err(Error::Loop(error));
+        }
+        let timeout = wakeups.timeout();
+        manager.run_with_timeout(timeout).map_err(Error::Loop)?;
+    }
+    serial.write_out();
+    Ok(())
+}
+
+impl Wakeups {
+    /// Milliseconds until output is to be written, having written what was due; -1: none waits.
+    fn timeout(&mut self) -> i32 {
+        let Some(at) = self.write_at else { return -1 };
+        let left = at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.write_at = None;
+            self.console.serial.write_out();
+            return -1;
+        }
+        i32::try_from(left.as_millis()).map_or(i32::MAX, |millis| millis.saturating_add(1))
+    }
+
+    fn watch(&self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
+        let mut add = |fd, data| ops.add(Events::with_data_raw(fd, data, EventSet::IN));
+        add(self.end.event().as_raw_fd(), END)?;
+        add(self.signals.as_raw_fd(), SIGNALS)?;
+        add(self.console.room.as_raw_fd(), ROOM)?;
+        add(self.console.waiting.as_raw_fd(), OUTPUT)?;
+        if let Some(queues) = &self.queues {
+            add(queues.control.as_raw_fd(), CONTROL)?;
+            add(queues.notices.as_raw_fd(), NOTICES)?;
+        }
+        Ok(())
+    }
+
+    /// Takes input as far as the guest has room, and watches for more only then.
+    fn feed(&mut self, readable: bool, ops: &mut EventOps<'_>) {
+        if self.keyboard.feed(&self.console.serial, readable, ops) {
+            self.end.announce(Ok(Ending::ByHand));
+        }
+    }
+}
+
+/// Takes the count off an event descriptor; what it announces is looked at afterwards.
+fn take(event: &EventFd) {
+    if let Err(error) = event.read() {
+        if error.kind() != io::ErrorKind::WouldBlock {
+            log::error!("an event descriptor failed: {error}");
+        }
+    }
+}
+
+impl MutEventSubscriber for Wakeups {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            SIGNALS => {
+                if let Some(signal) = self.signals.read() {
+                    self.end.announce(Ok(Ending::Signal(signal)));
+                }
+            }
+            KEYS => self.feed(true, ops),
+            ROOM => {
+                take(&self.console.room);
+                self.feed(false, ops);
+            }
+            OUTPUT => {
+                take(&self.console.waiting);
+                self.write_at
+                    .get_or_insert_with(|| Instant::now() + BATCH_TIME);
+            }
+            CONTROL => {
+                if let Some(queues) = &self.queues {
+                    take(&queues.control);
+                    queues.vpmu.notify(abi::QUEUE_CONTROL, None);
+                }
+            }
+            NOTICES => {
+                if let Some(queues) = &self.queues {
+                    take(&queues.notices);
+                    queues.vpmu.notify(abi::QUEUE_EVENT, None);
+                }
+            }
+            // The end itself: `run` looks.
+            _ => {}
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = self.watch(ops) {
+            self.failed = Some(error);
+        }
+        self.feed(false, ops);
+    }
+}
+
+/// Standard input on its way to the serial port.
+#[derive(Debug)]
+struct Keyboard {
+    input: File,
+    keys: Keys,
+    /// For the guest, when it has room.
+    pending: Vec<u8>,
+    watched: bool,
+    /// Files and the null device cannot be watched; they are always readable.
+    watchable: bool,
+    ended: bool,
+}
+
+impl Keyboard {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            input: File::from(io::stdin().as_fd().try_clone_to_owned()?),
+            keys: Keys::default(),
+            pending: Vec::new(),
+            watched: false,
+            watchable: true,
+            ended: false,
+        })
+    }
+
+    /// Called when there is something to read, and when there is room; whether Ctrl-A x came.
+    fn feed(&mut self, serial: &Serial, mut readable: bool, ops: &mut EventOps<'_>) -> bool {
+        loop {
+            let taken = serial.input(&self.pending);
+            self.pending.drain(..taken.min(self.pending.len()));
+            let room = serial.room().min(INPUT);
+            if self.ended || room == 0 || !self.pending.is_empty() {
+                self.unwatch(ops);
+                return false;
+            }
+            if self.watchable && !readable {
+                self.watch(ops);
+                if self.watchable {
+                    return false;
+                }
+            }
+            let mut bytes = [0; INPUT];
+            let bytes = bytes.get_mut(..room).unwrap_or_default();
+            match self.input.read(bytes) {
+                Ok(0) => self.ended = true,
+                Ok(count) => {
+                    let typed = self.keys.typed(bytes.get(..count).unwrap_or_default());
+                    self.pending.extend(typed.guest);
+                    if typed.end {
+                        return true;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) => {
+                    log::warn!("console input ends: {error}");
+                    self.ended = true;
+                }
+            }
+            readable = false;
+        }
+    }
+
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        if !self.watched {
+            let fd = self.input.as_raw_fd();
+            self.watched = ops
+                .add(Events::with_data_raw(fd, KEYS, EventSet::IN))
+                .is_ok();
+            self.watchable = self.watched;
+        }
+    }
+
+    fn unwatch(&mut self, ops: &mut EventOps<'_>) {
+        if std::mem::take(&mut self.watched) {
+            let fd = self.input.as_raw_fd();
+            if let Err(error) = ops.remove(Events::with_data_raw(fd, KEYS, EventSet::IN)) {
+                log::error!("console input cannot be paused: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! How a run ends, and the one place where its end is announced.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use libc::c_int;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::vcpu;
+
+/// How a run ended, as far as it ended by its own rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The guest powered off.
+    Poweroff,
+    /// The guest asked for a reset.
+    Reset,
+    /// A triple fault: the processor shut down.
+    TripleFault,
+    /// The guest kernel panicked.
+    GuestPanic,
+    /// Ctrl-A x.
+    ByHand,
+    /// A signal to the VMM.
+    Signal(c_int),
+}
+
+/// Exit status of a VMM that failed.
+pub const EXIT_FAILURE: u8 = 1;
+/// Exit status of wrong usage.
+pub const EXIT_USAGE: u8 = 2;
+
+impl Ending {
+    /// The exit status that says so.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Poweroff => 0,
+            Self::Reset => 3,
+            Self::TripleFault => 4,
+            Self::GuestPanic => 5,
+            Self::ByHand | Self::Signal(_) => 6,
+        }
+    }
+
+    /// A stable word for reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Poweroff => "poweroff",
+            Self::Reset => "reset",
+            Self::TripleFault => "triple-fault",
+            Self::GuestPanic => "guest-panic",
+            Self::ByHand => "by-hand",
+            Self::Signal(_) => "signal",
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Poweroff => f.write_str("the guest powered off"),
+            Self::Reset => f.write_str("the guest asked for a reset"),
+            Self::TripleFault => f.write_str("the guest triple-faulted"),
+            Self::GuestPanic => f.write_str("the guest panicked"),
+            Self::ByHand => f.write_str("ended by hand"),
+            Self::Signal(number) => write!(f, "ended by signal {number}"),
+        }
+    }
+}
+
+/// Where whoever ends the run says so; the first one is believed.
+#[derive(Debug)]
+pub struct End {
+    ended: AtomicBool,
+    how: Mutex<Option<Result<Ending, vcpu::Error>>>,
+    event: EventFd,
+}
+
+impl End {
+    /// A run that goes on.
+    ///
+    /// # Errors
+    /// The host has no event descriptor left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            ended: AtomicBool::new(false),
+            how: Mutex::new(None),
+            event: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+        })
+    }
+
+    /// Ends the run.
+    pub fn announce(&self, how: Result<Ending, vcpu::Error>) {
+        let mut first = self.how.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.is_none() {
+            *first = Some(how);
+            self.ended.store(true, Ordering::SeqCst);
+            if let Err(error) = self.event.write(1) {
+                log::error!("cannot wake the event loop: {error}");
+            }
+        }
+    }
+
+    /// Whether the run has ended: no vCPU enters the guest any more.
+    #[must_use]
+    pub fn reached(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Readable once the run has ended.
+    #[must_use]
+    pub fn event(&self) -> &EventFd {
+        &self.event
+    }
+
+    /// How it ended; `None` while it goes on, and once taken.
+    pub fn take(&self) -> Option<Result<Ending, vcpu::Error>> {
+        self.how
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_end_is_believed() {
+        let end = End::new().expect("an event descriptor");
+        assert!(!end.reached());
+        end.announce(Ok(Ending::Reset));
+        end.announce(Ok(Ending::Poweroff));
+        assert!(end.reached());
+        assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
+        assert_eq!(end.event().read().expect("signalled"), 1);
+    }
+
+    #[test]
+    fn exit_codes_tell_endings_from_failures() {
+        let endings = [
+            Ending::Poweroff,
+            Ending::Reset,
+            Ending::TripleFault,
+            Ending::GuestPanic,
+            Ending::ByHand,
+        ];
+        let mut codes: Vec<u8> = endings.iter().map(|ending| ending.exit_code()).collect();
+        codes.extend([EXIT_FAILURE, EXIT_USAGE]);
+        codes.sort_unstable();
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(Ending::Signal(15).exit_code(), Ending::ByHand.exit_code());
+    }
+}

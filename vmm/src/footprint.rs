@@ -1,0 +1,59 @@
+//! How much memory the VMM itself uses: what the process holds, less what the guest does.
+
+use std::fs;
+use std::ops::Range;
+
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+/// Bytes resident in this process outside `memory`; `None` where the host does not tell.
+#[must_use]
+pub(crate) fn overhead(memory: &GuestMemoryMmap) -> Option<u64> {
+    let maps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let guest: Vec<Range<u64>> = memory
+        .iter()
+        .map(|region| {
+            let start = region.as_ptr() as u64;
+            start..start + region.len()
+        })
+        .collect();
+    resident_outside(&maps, &guest)
+}
+
+/// Sums the resident bytes of the mappings in `maps` that do not begin in one of `guest`.
+fn resident_outside(maps: &str, guest: &[Range<u64>]) -> Option<u64> {
+    let mut counted = false;
+    let mut total = 0u64;
+    for line in maps.lines() {
+        let (first, rest) = line.split_once(' ')?;
+        if let Some((start, _)) = first.split_once('-') {
+            let start = u64::from_str_radix(start, 16).ok()?;
+            counted = !guest.iter().any(|range| range.contains(&start));
+        } else if first == "Rss:" && counted {
+            let kib: u64 = rest.trim().strip_suffix(" kB")?.parse().ok()?;
+            total += kib << 10;
+        }
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_memory_is_not_ours() {
+        let maps = "\
+00400000-00500000 r-xp 00000000 08:01 1 /vmm
+Size:               1024 kB
+Rss:                 300 kB
+7f0000000000-7f0010000000 rw-p 00000000 00:00 0 
+Size:             262144 kB
+Rss:              100000 kB
+7f0010000000-7f0010001000 rw-p 00000000 00:00 0 [heap]
+Size:                  4 kB
+Rss:                   4 kB
+";
+        let guest = [0x7f00_0000_0000..0x7f00_1000_0000];
+        assert_eq!(resident_outside(maps, &guest), Some(304 << 10));
+    }
+}

@@ -1,0 +1,111 @@
+//! Guest memory: its split round the gap below 4 GiB, and its registration with KVM.
+
+#![allow(unsafe_code)]
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use crate::arch::layout::{GAP, GAP_END};
+
+/// Why guest memory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The host refuses that much address space.
+    #[error("cannot reserve {mib} MiB for the guest: give it less with --memory")]
+    Reserve {
+        /// What was asked for.
+        mib: u64,
+        /// The allocator's reason.
+        #[source]
+        source: vm_memory::mmap::FromRangesError,
+    },
+    /// KVM refuses the region.
+    #[error("KVM refuses guest memory at {address:#x}")]
+    Register {
+        /// Where the region would start.
+        address: u64,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// Where `bytes` of memory lie: below the gap, and the rest from 4 GiB on.
+#[must_use]
+pub fn split(bytes: u64) -> Vec<(u64, u64)> {
+    if bytes <= GAP {
+        vec![(0, bytes)]
+    } else {
+        vec![(0, GAP), (GAP_END, bytes - GAP)]
+    }
+}
+
+/// Reserves `mib` MiB; the host gives pages as the guest touches them.
+///
+/// # Errors
+/// [`Error::Reserve`].
+pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, Error> {
+    let ranges: Vec<_> = split(mib << 20)
+        .into_iter()
+        .map(|(start, size)| {
+            (
+                GuestAddress(start),
+                usize::try_from(size).unwrap_or(usize::MAX),
+            )
+        })
+        .collect();
+    GuestMemoryMmap::from_ranges(&ranges).map_err(|source| Error::Reserve { mib, source })
+}
+
+/// Makes `memory` the guest's.
+///
+/// # Errors
+/// [`Error::Register`].
+pub fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Error> {
+    for (slot, region) in (0u32..).zip(memory.iter()) {
+        let address = region.start_addr().raw_value();
+        let registration = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: address,
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the region is mapped with that size, and the caller keeps `memory` for as long
+        // as vCPUs run: `Machine` drops its vCPU threads first.
+        unsafe { vm.set_user_memory_region(registration) }.map_err(|source| Error::Register {
+            address,
+            source: source.into(),
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_below_the_gap_is_one_piece() {
+        assert_eq!(split(64 << 20), [(0, 64 << 20)]);
+        assert_eq!(split(GAP), [(0, GAP)]);
+    }
+
+    #[test]
+    fn memory_beyond_the_gap_goes_on_at_four_gib() {
+        assert_eq!(split(GAP + 4096), [(0, GAP), (GAP_END, 4096)]);
+        assert_eq!(split(8 << 30), [(0, GAP), (GAP_END, 5 << 30)]);
+    }
+
+    #[test]
+    fn nothing_lies_in_the_gap() {
+        use vm_memory::GuestMemoryBackend;
+        let memory = allocate((3 << 10) + 1).expect("3 GiB + 1 MiB of address space");
+        assert!(memory.address_in_range(GuestAddress(GAP - 1)));
+        assert!(!memory.address_in_range(GuestAddress(GAP)));
+        assert!(!memory.address_in_range(GuestAddress(GAP_END - 1)));
+        assert!(memory.address_in_range(GuestAddress(GAP_END + (1 << 20) - 1)));
+        assert!(!memory.address_in_range(GuestAddress(GAP_END + (1 << 20))));
+    }
+}

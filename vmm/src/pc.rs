@@ -1,0 +1,115 @@
+//! Which device sits where: the wiring of the fixed machine.
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_ioctls::VmFd;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::Vpmu;
+
+use crate::arch::layout;
+use crate::bus::{Bus, Overlap};
+use crate::devices::console::Output;
+use crate::devices::power::{I8042, I8042_SIZE, Panic, Reset, Sleep};
+use crate::devices::progress::Progress;
+use crate::devices::serial::{Line, Room, SERIAL_SIZE, Serial};
+use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
+use crate::devices::vpmu::Doorbell;
+use crate::event_loop::Console;
+use crate::exit::End;
+use crate::kvm;
+
+/// Why a device cannot be put in.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The layout has a mistake.
+    #[error(transparent)]
+    Overlap(#[from] Overlap),
+    /// An interrupt cannot be wired.
+    #[error(transparent)]
+    Kvm(#[from] kvm::Error),
+    /// A queue that virtio does not know.
+    #[error("cannot make the virtqueues")]
+    Queues(#[from] virtio_queue::Error),
+    /// The host has no descriptors left, or standard output is closed.
+    #[error("cannot connect the console")]
+    Console(#[source] io::Error),
+}
+
+/// Both buses while the machine is put together.
+#[derive(Debug, Default)]
+pub struct Buses {
+    /// Devices by port.
+    pub ports: Bus,
+    /// Devices by address.
+    pub memory: Bus,
+}
+
+fn event() -> Result<EventFd, Error> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(Error::Console)
+}
+
+/// Puts the serial port in, on standard input and output.
+///
+/// # Errors
+/// [`Error`].
+pub fn plug_console(vm: &VmFd, buses: &mut Buses) -> Result<Console, Error> {
+    let (line, room, waiting) = (event()?, event()?, event()?);
+    vm.register_irqfd(&line, layout::SERIAL_GSI)
+        .map_err(kvm::Error::refused("wire the console's interrupt"))?;
+    let clone = |event: &EventFd| event.try_clone().map_err(Error::Console);
+    let output = Output::new(clone(&waiting)?).map_err(Error::Console)?;
+    let serial = Arc::new(Serial::new(Line(line), Room(clone(&room)?), output));
+    let port = u64::from(layout::SERIAL_PORT);
+    buses.ports.insert(port, SERIAL_SIZE, serial.clone())?;
+    Ok(Console {
+        serial,
+        room,
+        waiting,
+    })
+}
+
+/// Puts in what ends a run, and the debug port.
+///
+/// # Errors
+/// [`Error::Overlap`].
+pub fn plug_power(
+    buses: &mut Buses,
+    end: &Arc<End>,
+    progress: &Arc<Progress>,
+) -> Result<(), Error> {
+    let end = || Arc::clone(end);
+    let ports = &mut buses.ports;
+    ports.insert(layout::SLEEP_PORT.into(), 2, Arc::new(Sleep(end())))?;
+    ports.insert(layout::RESET_PORT.into(), 1, Arc::new(Reset(end())))?;
+    ports.insert(
+        layout::I8042_PORT.into(),
+        I8042_SIZE,
+        Arc::new(I8042(end())),
+    )?;
+    ports.insert(layout::PVPANIC_PORT.into(), 1, Arc::new(Panic(end())))?;
+    ports.insert(layout::DEBUG_PORT.into(), 1, progress.clone())?;
+    Ok(())
+}
+
+/// Puts the paravirtual PMU in: its transport and its doorbell page.
+///
+/// # Errors
+/// [`Error`].
+pub fn plug_vpmu(
+    buses: &mut Buses,
+    vpmu: &Arc<Vpmu>,
+    memory: &GuestMemoryMmap,
+    interrupt: Arc<Interrupt>,
+) -> Result<(), Error> {
+    let transport = VirtioMmio::new(vpmu.clone(), memory.clone(), interrupt)?;
+    buses
+        .memory
+        .insert(layout::VIRTIO, layout::VIRTIO_SIZE, Arc::new(transport))?;
+    let doorbell = Arc::new(Doorbell(Arc::clone(vpmu)));
+    buses
+        .memory
+        .insert(layout::DOORBELL, layout::DOORBELL_SIZE, doorbell)?;
+    Ok(())
+}

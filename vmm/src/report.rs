@@ -1,0 +1,302 @@
+//! What a run came to, for programs (JSON) and for people (a few lines).
+
+use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::exit::{EXIT_FAILURE, Ending};
+use crate::footprint;
+use crate::vm::{Error, Ran};
+
+/// Why the report cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The file.
+    #[error("cannot write the report {path}")]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The file that the report goes to, opened before the run so that a run is not wasted.
+#[derive(Debug)]
+pub struct Destination {
+    file: File,
+    path: PathBuf,
+}
+
+impl Destination {
+    /// Opens `path` and leaves what stands in it until there is something better.
+    ///
+    /// # Errors
+    /// [`ReportError::Write`].
+    pub fn open(path: &Path) -> Result<Self, ReportError> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path);
+        match file {
+            Ok(file) => Ok(Self {
+                file,
+                path: path.to_owned(),
+            }),
+            Err(source) => Err(ReportError::Write {
+                path: path.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// Replaces what stands there by `report`.
+    ///
+    /// # Errors
+    /// [`ReportError::Write`].
+    pub fn write(mut self, report: &Report) -> Result<(), ReportError> {
+        let written = serde_json::to_vec_pretty(report)
+            .map_err(io::Error::from)
+            .and_then(|mut text| {
+                text.push(b'\n');
+                // A pipe or a device has nothing to replace.
+                if self.file.metadata()?.is_file() {
+                    self.file.set_len(0)?;
+                    self.file.rewind()?;
+                }
+                self.file.write_all(&text)
+            });
+        written.map_err(|source| ReportError::Write {
+            path: self.path,
+            source,
+        })
+    }
+}
+
+/// Exits of one vCPU that reached the VMM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Exits {
+    /// Port I/O.
+    pub io: u64,
+    /// Memory-mapped I/O.
+    pub mmio: u64,
+    /// HLT.
+    pub hlt: u64,
+    /// Signals to the vCPU's thread.
+    pub signal: u64,
+    /// Anything else.
+    pub other: u64,
+    /// All of them.
+    pub total: u64,
+}
+
+/// What one vCPU did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VcpuReport {
+    /// Absent without the PMU, which counts them.
+    pub exits: Option<Exits>,
+    /// KVM's own statistics, absent where this KVM has none.
+    pub kvm: Option<BTreeMap<String, u64>>,
+}
+
+/// What the PMU did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VpmuReport {
+    /// Events opened.
+    pub events_opened: u64,
+    /// Requests on the control queue.
+    pub control_requests: u64,
+    /// Commands on vCPU queues.
+    pub commands: u64,
+    /// Notifications of each vCPU's queue.
+    pub kicks: Vec<u64>,
+    /// Samples written to guest rings.
+    pub samples_written: u64,
+    /// Samples that found no room.
+    pub samples_lost: u64,
+    /// Exits for the sake of samples.
+    pub overflow_exits: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+    /// Notices delivered.
+    pub notices: u64,
+    /// Marks placed.
+    pub marks: u64,
+    /// Wakeup marks crossed.
+    pub wakeups: u64,
+    /// Requests that could not be answered.
+    pub bad_requests: u64,
+}
+
+/// What a run came to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// A stable word; `error` when the VMM failed.
+    pub ending: &'static str,
+    /// The VMM's exit status.
+    pub exit_code: u8,
+    /// What failed.
+    pub error: Option<String>,
+    /// Nanoseconds of the run.
+    pub wall_ns: u64,
+    /// Nanoseconds from the first entry into the guest until the byte at the debug port.
+    pub boot_to_init_ns: Option<u64>,
+    /// Each vCPU.
+    pub vcpus: Vec<VcpuReport>,
+    /// KVM's statistics, summed over the vCPUs.
+    pub kvm_totals: BTreeMap<String, u64>,
+    /// The PMU; absent when it was left out.
+    pub vpmu: Option<VpmuReport>,
+    /// Bytes of memory that the VMM itself used at the end; absent where the host does not tell.
+    pub vmm_overhead_bytes: Option<u64>,
+}
+
+/// An error and its sources, in one line.
+#[must_use]
+pub fn chain(error: &dyn StdError) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        // Writing to a string cannot fail.
+        let _ = write!(line, ": {source}");
+        next = source.source();
+    }
+    line.replace('\n', " ")
+}
+
+fn nanoseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Report {
+    /// Of a machine that never ran.
+    #[must_use]
+    pub fn of_failure(error: &Error) -> Self {
+        Self {
+            ending: "error",
+            exit_code: EXIT_FAILURE,
+            error: Some(chain(error)),
+            wall_ns: 0,
+            boot_to_init_ns: None,
+            vcpus: Vec::new(),
+            kvm_totals: BTreeMap::new(),
+            vpmu: None,
+            vmm_overhead_bytes: None,
+        }
+    }
+
+    /// Of a machine whose run has ended.
+    #[must_use]
+    pub fn of_run(ran: &Ran) -> Self {
+        let vcpus: Vec<VcpuReport> = (0u32..)
+            .zip(ran.stats.iter())
+            .map(|(index, stats)| VcpuReport {
+                exits: ran.vpmu.as_ref().map(|vpmu| {
+                    let counts = vpmu.exits(index);
+                    Exits {
+                        io: counts.io,
+                        mmio: counts.mmio,
+                        hlt: counts.hlt,
+                        signal: counts.signal,
+                        other: counts.other,
+                        total: counts.total(),
+                    }
+                }),
+                kvm: stats.as_ref().map(|stats| stats.read_all()),
+            })
+            .collect();
+        let mut kvm_totals = BTreeMap::new();
+        for (name, value) in vcpus.iter().filter_map(|vcpu| vcpu.kvm.as_ref()).flatten() {
+            let total: &mut u64 = kvm_totals.entry(name.clone()).or_default();
+            *total = total.saturating_add(*value);
+        }
+        let vpmu = ran.vpmu.as_ref().map(|vpmu| {
+            let metrics = vpmu.metrics();
+            VpmuReport {
+                events_opened: metrics.events_opened,
+                control_requests: metrics.control_requests,
+                commands: metrics.commands,
+                kicks: metrics.kicks,
+                samples_written: metrics.samples_written,
+                samples_lost: metrics.samples_lost,
+                overflow_exits: metrics.overflow_exits,
+                interrupts: metrics.interrupts,
+                notices: metrics.notices,
+                marks: metrics.marks,
+                wakeups: metrics.wakeups,
+                bad_requests: metrics.bad_requests,
+            }
+        });
+        Self {
+            ending: ran.ending.as_ref().map_or("error", |ending| ending.name()),
+            exit_code: ran
+                .ending
+                .as_ref()
+                .map_or(EXIT_FAILURE, |ending| ending.exit_code()),
+            error: ran.ending.as_ref().err().map(|error| chain(error)),
+            wall_ns: nanoseconds(ran.wall),
+            boot_to_init_ns: ran.boot.map(nanoseconds),
+            vcpus,
+            kvm_totals,
+            vpmu,
+            vmm_overhead_bytes: footprint::overhead(&ran.memory),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rounded for people anyway")]
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}
+
+/// A few lines for people.
+#[must_use]
+pub fn summary(report: &Report, ending: Option<Ending>) -> String {
+    let mut text = String::new();
+    let how = ending.map_or_else(|| "the VMM failed".to_owned(), |how| how.to_string());
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(text, "vmm: {how} after {:.3} s", seconds(report.wall_ns));
+    if let Some(boot) = report.boot_to_init_ns {
+        let _ = writeln!(text, "vmm: boot to init {:.3} s", seconds(boot));
+    }
+    for (index, vcpu) in report.vcpus.iter().enumerate() {
+        if let Some(exits) = &vcpu.exits {
+            let _ = write!(
+                text,
+                "vmm: vCPU {index}: {} exits to the VMM ({} port, {} memory, {} signal, {} other)",
+                exits.total,
+                exits.io,
+                exits.mmio,
+                exits.signal,
+                exits.hlt + exits.other,
+            );
+            let all = vcpu.kvm.as_ref().and_then(|kvm| kvm.get("exits"));
+            let _ = match all {
+                Some(all) => writeln!(text, ", {all} in all"),
+                None => writeln!(text),
+            };
+        }
+    }
+    if let Some(vpmu) = &report.vpmu {
+        let _ = writeln!(
+            text,
+            "vmm: PMU: {} events opened, {} samples written, {} lost, {} marks, {} interrupts",
+            vpmu.events_opened,
+            vpmu.samples_written,
+            vpmu.samples_lost,
+            vpmu.marks,
+            vpmu.interrupts,
+        );
+    }
+    if let Some(bytes) = report.vmm_overhead_bytes {
+        let _ = writeln!(text, "vmm: {} KiB used by the VMM itself", bytes >> 10);
+    }
+    text
+}

@@ -1,0 +1,158 @@
+//! Signals: the kick that makes a vCPU leave the guest, and those that end the run.
+//!
+//! A kick that arrives while its thread is outside the guest must not be lost: the handler sets
+//! `immediate_exit` in the vCPU's run page, so the next run call returns at once.
+
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::ptr;
+
+use libc::{c_int, c_void, siginfo_t};
+use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signal_handler};
+
+/// Why signals cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A handler.
+    #[error("cannot install a signal handler")]
+    Handler(#[source] vmm_sys_util::errno::Error),
+    /// The mask.
+    #[error("cannot block the ending signals: {0}")]
+    Block(vmm_sys_util::signal::Error),
+    /// The descriptor that they are read from.
+    #[error("cannot open a signal descriptor")]
+    Descriptor(#[source] io::Error),
+}
+
+/// Signals that end the run in order.
+const ENDING: [c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
+/// The signal that kicks a vCPU; also the one by which host perf events announce overflows.
+#[must_use]
+pub fn kick_signal() -> c_int {
+    SIGRTMIN()
+}
+
+thread_local! {
+    /// `immediate_exit` of the vCPU that runs on this thread.
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
+    let flag = IMMEDIATE_EXIT.get();
+    if !flag.is_null() {
+        // SAFETY: `Kickable` keeps the run page mapped while the pointer stands here, and the
+        // kernel reads this byte only in a run call of this same thread.
+        unsafe { flag.write_volatile(1) };
+    }
+}
+
+/// Installs the kick's handler for every thread.
+///
+/// # Errors
+/// [`Error::Handler`].
+pub fn install_kick() -> Result<(), Error> {
+    // The kernel falls back to SIGIO when the queue of real-time signals is full; by default
+    // that one would kill the process.
+    for signal in [kick_signal(), libc::SIGIO] {
+        register_signal_handler(signal, on_kick).map_err(Error::Handler)?;
+    }
+    Ok(())
+}
+
+/// While it lives, kicks to this thread reach a vCPU.
+#[derive(Debug)]
+pub struct Kickable(());
+
+impl Kickable {
+    /// Directs this thread's kicks to `immediate_exit`.
+    ///
+    /// # Safety
+    /// The byte stays mapped and writable until the value is dropped, which happens on this
+    /// thread.
+    #[must_use]
+    pub unsafe fn new(immediate_exit: *mut u8) -> Self {
+        IMMEDIATE_EXIT.set(immediate_exit);
+        Self(())
+    }
+}
+
+impl Drop for Kickable {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null_mut());
+    }
+}
+
+/// The ending signals, as a descriptor. Made before any thread, so that all inherit the mask.
+#[derive(Debug)]
+pub struct EndingSignals(File);
+
+impl EndingSignals {
+    /// Blocks the ending signals from here on and makes them readable instead.
+    ///
+    /// # Errors
+    /// [`Error::Block`], [`Error::Descriptor`].
+    pub fn new() -> Result<Self, Error> {
+        for signal in ENDING {
+            match block_signal(signal) {
+                Ok(()) | Err(vmm_sys_util::signal::Error::SignalAlreadyBlocked(_)) => {}
+                Err(error) => return Err(Error::Block(error)),
+            }
+        }
+        let set = create_sigset(&ENDING).map_err(Error::Handler)?;
+        // SAFETY: the kernel reads the set during the call only.
+        let fd =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(Error::Descriptor(io::Error::last_os_error()));
+        }
+        // SAFETY: the kernel has just made this descriptor for us alone.
+        Ok(Self(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    /// The signal that arrived, if one did.
+    #[must_use]
+    pub fn read(&self) -> Option<c_int> {
+        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+        let count = (&self.0).read(&mut info).ok()?;
+        let number = info.get(..4).filter(|_| count >= 4)?;
+        c_int::try_from(u32::from_ne_bytes(number.try_into().ok()?)).ok()
+    }
+}
+
+impl AsRawFd for EndingSignals {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_sys_util::signal::Killable;
+
+    #[test]
+    fn a_kick_outside_the_guest_is_remembered() {
+        install_kick().expect("a handler");
+        let (ready, wait) = std::sync::mpsc::channel();
+        let (kicked, resume) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let mut flag = 0u8;
+            // SAFETY: `flag` outlives the guard, on this thread.
+            let guard = unsafe { Kickable::new(&raw mut flag) };
+            ready.send(()).expect("the test waits");
+            resume.recv().expect("the test goes on");
+            drop(guard);
+            // SAFETY: `flag` is this thread's own.
+            unsafe { (&raw const flag).read_volatile() }
+        });
+        wait.recv().expect("the thread runs");
+        thread.kill(kick_signal()).expect("a live thread");
+        kicked.send(()).expect("the thread waits");
+        assert_eq!(thread.join().expect("no panic"), 1);
+    }
+}

@@ -1,0 +1,123 @@
+//! The person's terminal: raw while the guest has it, and given back on every way out.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_int, termios};
+
+/// What the terminal was before [`Raw`]; null while nothing is to restore.
+static BEFORE: AtomicPtr<termios> = AtomicPtr::new(ptr::null_mut());
+
+/// Signals of a crash: the terminal is restored before they do what they did before us.
+const CRASHES: [c_int; 5] = [
+    libc::SIGABRT,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+];
+
+/// Restores the terminal; safe to call from anywhere, any number of times.
+pub fn restore() {
+    let before = BEFORE.swap(ptr::null_mut(), Ordering::SeqCst);
+    if !before.is_null() {
+        // SAFETY: `Raw::new` leaked this value for us, and the swap makes us its only user.
+        // `tcsetattr` may be called in a signal handler.
+        unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
+    }
+}
+
+extern "C" fn on_crash(signal: c_int) {
+    restore();
+    // SAFETY: both calls may be made in a signal handler. The handler was one-shot, so the
+    // signal now does what it does by default.
+    unsafe { libc::raise(signal) };
+}
+
+/// While it lives, the terminal on standard input is raw.
+#[derive(Debug)]
+pub struct Raw(());
+
+impl Raw {
+    /// Makes the terminal raw; `None` when standard input is none.
+    ///
+    /// # Errors
+    /// The terminal's.
+    pub fn new() -> io::Result<Option<Self>> {
+        // SAFETY: asks about a descriptor number, which may be closed.
+        if unsafe { libc::isatty(libc::STDIN_FILENO) } != 1 {
+            return Ok(None);
+        }
+        let mut before = MaybeUninit::<termios>::uninit();
+        // SAFETY: the kernel fills the structure, or says that it did not.
+        if unsafe { libc::tcgetattr(libc::STDIN_FILENO, before.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: filled above.
+        let before = unsafe { before.assume_init() };
+        let mut raw = before;
+        // SAFETY: changes the structure only.
+        unsafe { libc::cfmakeraw(&raw mut raw) };
+        // Output stays cooked, so that our own messages begin at the left margin.
+        raw.c_oflag = before.c_oflag;
+        install();
+        BEFORE.store(Box::into_raw(Box::new(before)), Ordering::SeqCst);
+        // SAFETY: the structure is whole.
+        if unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &raw const raw) } != 0 {
+            let error = io::Error::last_os_error();
+            restore();
+            return Err(error);
+        }
+        Ok(Some(Self(())))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Panics and crashes restore the terminal first.
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            report(panic);
+        }));
+        for signal in CRASHES {
+            // SAFETY: all zeros is a valid value of this plain structure.
+            let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+            action.sa_sigaction = on_crash as *const () as usize;
+            action.sa_flags = libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_ONSTACK;
+            // SAFETY: the handler makes only calls that signal handlers may.
+            if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
+                log::warn!("no handler for signal {signal}: a crash may leave the terminal raw");
+            }
+        }
+    });
+}
+
+/// Waits until `fd`, which refused a write for being full, takes more.
+///
+/// # Errors
+/// The kernel's.
+pub fn wait_writable(fd: c_int) -> io::Result<()> {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one valid structure, for the length of the call.
+    if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

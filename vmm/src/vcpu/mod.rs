@@ -1,0 +1,258 @@
+//! A vCPU's thread: enters the guest, hands each exit to whom it concerns, until the run ends.
+
+mod registers;
+mod run_page;
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
+use kvm_ioctls::{SyncReg, VcpuFd};
+use vpmu::Vpmu;
+
+use crate::bus::{Bus, Caller};
+use crate::devices::progress::Progress;
+use crate::exit::{End, Ending};
+use registers::ExitRegisters;
+pub use run_page::RunPage;
+use run_page::{Exit, PortAccess};
+
+/// Why a vCPU cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// KVM's run call failed.
+    #[error("vCPU {vcpu}: KVM cannot run the guest")]
+    Run {
+        /// Which vCPU.
+        vcpu: u32,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// The run page cannot be mapped.
+    #[error("cannot map a vCPU's run page")]
+    RunPage(#[source] io::Error),
+    /// KVM met something that it cannot emulate.
+    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' says what this machine can run")]
+    Stopped {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Where the guest was; zero when KVM does not tell.
+        ip: u64,
+        /// What happened, in KVM's terms.
+        what: String,
+    },
+    /// The device does not know this vCPU.
+    #[error("vCPU {vcpu}: the PMU device refuses it")]
+    Attach {
+        /// Which vCPU.
+        vcpu: u32,
+        /// The device's reason.
+        #[source]
+        source: vpmu::Error,
+    },
+    /// A mistake of ours: the thread panicked.
+    #[error("vCPU {0}: its thread panicked")]
+    Panicked(u32),
+}
+
+/// What the vCPU threads share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Devices by port.
+    pub ports: Bus,
+    /// Devices by address.
+    pub memory: Bus,
+    /// The paravirtual PMU, unless switched off.
+    pub vpmu: Option<Arc<Vpmu>>,
+    /// Where the run's end is announced.
+    pub end: Arc<End>,
+    /// The clock of the boot.
+    pub progress: Arc<Progress>,
+}
+
+/// One vCPU, ready to be moved to its thread.
+#[derive(Debug)]
+pub struct Vcpu {
+    index: u32,
+    fd: VcpuFd,
+    page: RunPage,
+    can_sync: bool,
+    synced: bool,
+    shared: Arc<Shared>,
+}
+
+/// What follows from an exit.
+enum Next {
+    Enter,
+    End(Ending),
+}
+
+impl Vcpu {
+    /// The vCPU behind `fd`; `can_sync`: KVM can leave registers in the run page.
+    #[must_use]
+    pub fn new(index: u32, fd: VcpuFd, page: RunPage, can_sync: bool, shared: Arc<Shared>) -> Self {
+        Self {
+            index,
+            fd,
+            page,
+            can_sync,
+            synced: false,
+            shared,
+        }
+    }
+
+    /// Runs the guest until the run ends, here or elsewhere. Whatever happens is announced.
+    pub fn run(mut self) {
+        let end = Arc::clone(&self.shared.end);
+        let guard = AnnouncePanic(self.index, &end);
+        if let Err(error) = self.enter_until_the_end() {
+            end.announce(Err(error));
+        }
+        drop(guard);
+    }
+
+    fn enter_until_the_end(&mut self) -> Result<(), Error> {
+        let _kickable = self.page.kickable();
+        let shared = Arc::clone(&self.shared);
+        let vpmu = shared.vpmu.as_deref();
+        if let Some(vpmu) = vpmu {
+            vpmu.attach(self.index, self.tsc_offset())
+                .map_err(|source| Error::Attach {
+                    vcpu: self.index,
+                    source,
+                })?;
+        }
+        shared.progress.started();
+        while !shared.end.reached() {
+            self.choose_sync(vpmu);
+            if let Some(vpmu) = vpmu {
+                vpmu.enter(self.index);
+            }
+            let exit = match self.fd.run().map(|_| ()) {
+                Ok(()) => self.page.exit(),
+                Err(error) => match error.errno() {
+                    libc::EINTR => {
+                        // Before the device looks for overflows, so that none slips between.
+                        self.page.clear_immediate_exit();
+                        Exit::Signal
+                    }
+                    libc::EAGAIN => Exit::Again,
+                    _ => {
+                        return Err(Error::Run {
+                            vcpu: self.index,
+                            source: error,
+                        });
+                    }
+                },
+            };
+            let mut registers = ExitRegisters::new(&self.fd, self.synced);
+            if let Some(vpmu) = vpmu {
+                vpmu.leave(self.index, exit.reason(), &mut registers);
+            }
+            match serve(self.index, exit, &mut self.page, &mut registers, &shared)? {
+                Next::Enter => {}
+                Next::End(ending) => shared.end.announce(Ok(ending)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Guest TSC minus host TSC; zero where KVM does not tell, as older ones do not.
+    fn tsc_offset(&self) -> u64 {
+        match run_page::tsc_offset(&self.fd) {
+            Ok(offset) => offset,
+            Err(error) => {
+                log::debug!("vCPU {}: no TSC offset: {error}", self.index);
+                0
+            }
+        }
+    }
+
+    /// Has KVM leave the registers in the run page while records want them at every exit.
+    fn choose_sync(&mut self, vpmu: Option<&Vpmu>) {
+        let wanted = self.can_sync && vpmu.is_some_and(|vpmu| vpmu.wants_registers(self.index));
+        if wanted == self.synced {
+            return;
+        }
+        for set in [SyncReg::Register, SyncReg::SystemRegister] {
+            if wanted {
+                self.fd.set_sync_valid_reg(set);
+            } else {
+                self.fd.clear_sync_valid_reg(set);
+            }
+        }
+        self.synced = wanted;
+    }
+}
+
+/// A thread that dies without a word would leave the run waiting for ever.
+struct AnnouncePanic<'a>(u32, &'a End);
+
+impl Drop for AnnouncePanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.1.announce(Err(Error::Panicked(self.0)));
+        }
+    }
+}
+
+fn serve(
+    vcpu: u32,
+    exit: Exit,
+    page: &mut RunPage,
+    registers: &mut ExitRegisters<'_>,
+    shared: &Shared,
+) -> Result<Next, Error> {
+    match exit {
+        Exit::Port(access) => serve_port(vcpu, access, page, registers, &shared.ports),
+        Exit::Memory(access) => {
+            if access.write {
+                let mut caller = Caller { vcpu, registers };
+                shared
+                    .memory
+                    .write(access.address, access.bytes(), &mut caller);
+            } else {
+                let mut data = [0; 8];
+                let data = data.get_mut(..access.len).unwrap_or_default();
+                shared.memory.read(access.address, data);
+                page.answer_memory(data);
+            }
+        }
+        Exit::Shutdown => return Ok(Next::End(Ending::TripleFault)),
+        Exit::System(kind) => {
+            return match kind {
+                KVM_SYSTEM_EVENT_SHUTDOWN => Ok(Next::End(Ending::Poweroff)),
+                KVM_SYSTEM_EVENT_RESET => Ok(Next::End(Ending::Reset)),
+                KVM_SYSTEM_EVENT_CRASH => Ok(Next::End(Ending::GuestPanic)),
+                other => Err(stopped(vcpu, registers, format!("system event {other}"))),
+            };
+        }
+        Exit::Broken(what) => return Err(stopped(vcpu, registers, what)),
+        Exit::Halt | Exit::Signal | Exit::Again => {}
+    }
+    Ok(Next::Enter)
+}
+
+fn stopped(vcpu: u32, registers: &mut ExitRegisters<'_>, what: String) -> Error {
+    let ip = vpmu::Registers::registers(registers).map_or(0, |regs| regs.ip);
+    Error::Stopped { vcpu, ip, what }
+}
+
+/// A string instruction brings many accesses in one exit; devices see them one by one.
+fn serve_port(
+    vcpu: u32,
+    access: PortAccess,
+    page: &mut RunPage,
+    registers: &mut ExitRegisters<'_>,
+    ports: &Bus,
+) {
+    let port = u64::from(access.port);
+    for data in page.port_data(&access).chunks_exact_mut(access.size.max(1)) {
+        if access.write {
+            ports.write(port, data, &mut Caller { vcpu, registers });
+        } else {
+            ports.read(port, data);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The page that KVM and a vCPU's thread talk through.
+//!
+//! Mapped a second time beside kvm-ioctls' own mapping: the exit can then be read, and its data
+//! answered, while the registers of the same vCPU are asked for; and the kick's signal handler
+//! has an address for `immediate_exit`.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use kvm_bindings::{
+    KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO,
+    KVM_EXIT_IO_OUT, KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN,
+    KVM_EXIT_SYSTEM_EVENT, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_run,
+};
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vpmu::ExitReason;
+
+use super::Error;
+use crate::signal::Kickable;
+
+mod request {
+    const KVMIO: u32 = 0xae;
+    vmm_sys_util::ioctl_iow_nr!(
+        KVM_GET_DEVICE_ATTR,
+        KVMIO,
+        0xe2,
+        kvm_bindings::kvm_device_attr
+    );
+}
+
+/// A port access; its data lie in the run page.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PortAccess {
+    pub(super) port: u16,
+    pub(super) write: bool,
+    /// Bytes of one access.
+    pub(super) size: usize,
+    count: usize,
+    offset: usize,
+}
+
+/// A memory access, at most eight bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MemoryAccess {
+    pub(super) address: u64,
+    pub(super) write: bool,
+    pub(super) len: usize,
+    data: [u8; 8],
+}
+
+impl MemoryAccess {
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.data.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// Why a vCPU came back.
+#[derive(Debug)]
+pub(super) enum Exit {
+    Port(PortAccess),
+    Memory(MemoryAccess),
+    Halt,
+    /// A kick, or any other signal.
+    Signal,
+    /// KVM had nothing to run; it wants to be called again.
+    Again,
+    /// A triple fault.
+    Shutdown,
+    /// A system event of this kind.
+    System(u32),
+    /// The guest cannot go on, for this reason.
+    Broken(String),
+}
+
+impl Exit {
+    pub(super) fn reason(&self) -> ExitReason {
+        match self {
+            Self::Port(_) => ExitReason::Io,
+            Self::Memory(_) => ExitReason::Mmio,
+            Self::Halt => ExitReason::Hlt,
+            Self::Signal => ExitReason::Signal,
+            Self::Again | Self::Shutdown | Self::System(_) | Self::Broken(_) => ExitReason::Other,
+        }
+    }
+}
+
+/// A vCPU's run page.
+#[derive(Debug)]
+pub struct RunPage {
+    run: NonNull<kvm_run>,
+    size: usize,
+}
+
+// SAFETY: the mapping is ours alone, and moves to the vCPU's thread with its owner; KVM writes
+// it only in a run call, which the same owner makes.
+unsafe impl Send for RunPage {}
+
+impl RunPage {
+    /// Maps the run page of `vcpu`, `size` bytes as KVM says.
+    ///
+    /// # Errors
+    /// [`Error::RunPage`].
+    pub fn map(vcpu: &VcpuFd, size: usize) -> Result<Self, Error> {
+        // SAFETY: a fresh shared mapping of a descriptor that allows it; checked below.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED || size < size_of::<kvm_run>() {
+            return Err(Error::RunPage(io::Error::last_os_error()));
+        }
+        let run = NonNull::new(address.cast())
+            .ok_or_else(|| Error::RunPage(io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self { run, size })
+    }
+
+    fn run(&self) -> &kvm_run {
+        // SAFETY: mapped with at least this size until drop; KVM writes only in run calls, made
+        // by this value's owner.
+        unsafe { self.run.as_ref() }
+    }
+
+    fn run_mut(&mut self) -> &mut kvm_run {
+        // SAFETY: as in `run`, and borrowed exclusively.
+        unsafe { self.run.as_mut() }
+    }
+
+    fn immediate_exit(&self) -> *mut u8 {
+        // SAFETY: computes an address inside the mapping.
+        unsafe { &raw mut (*self.run.as_ptr()).immediate_exit }
+    }
+
+    /// Directs this thread's kicks to this vCPU, until the value is dropped.
+    pub(super) fn kickable(&self) -> Kickable {
+        // SAFETY: `Vcpu` drops the result before its run page, on its own thread.
+        unsafe { Kickable::new(self.immediate_exit()) }
+    }
+
+    /// Makes the next run call enter the guest again.
+    pub(super) fn clear_immediate_exit(&self) {
+        // SAFETY: valid and aligned; the signal handler of this thread may write it between any
+        // two instructions, hence atomic.
+        let flag = unsafe { AtomicU8::from_ptr(self.immediate_exit()) };
+        flag.store(0, Ordering::SeqCst);
+    }
+
+    /// What the last run call came back with.
+    pub(super) fn exit(&self) -> Exit {
+        let run = self.run();
+        match run.exit_reason {
+            KVM_EXIT_IO => {
+                // SAFETY: the exit reason says which member KVM filled; so it does below.
+                let io = unsafe { run.__bindgen_anon_1.io };
+                Exit::Port(PortAccess {
+                    port: io.port,
+                    write: u32::from(io.direction) == KVM_EXIT_IO_OUT,
+                    size: usize::from(io.size),
+                    count: usize::try_from(io.count).unwrap_or(0),
+                    offset: usize::try_from(io.data_offset).unwrap_or(usize::MAX),
+                })
+            }
+            KVM_EXIT_MMIO => {
+                // SAFETY: as above.
+                let mmio = unsafe { run.__bindgen_anon_1.mmio };
+                Exit::Memory(MemoryAccess {
+                    address: mmio.phys_addr,
+                    write: mmio.is_write != 0,
+                    len: usize::try_from(mmio.len).unwrap_or(0).min(8),
+                    data: mmio.data,
+                })
+            }
+            KVM_EXIT_HLT => Exit::Halt,
+            KVM_EXIT_INTR => Exit::Signal,
+            KVM_EXIT_IRQ_WINDOW_OPEN => Exit::Again,
+            KVM_EXIT_SHUTDOWN => Exit::Shutdown,
+            KVM_EXIT_SYSTEM_EVENT => {
+                // SAFETY: as above.
+                Exit::System(unsafe { run.__bindgen_anon_1.system_event.type_ })
+            }
+            KVM_EXIT_INTERNAL_ERROR => {
+                // SAFETY: as above.
+                let suberror = unsafe { run.__bindgen_anon_1.internal.suberror };
+                let why = match suberror {
+                    1 => "an instruction that it cannot emulate",
+                    2 => "an exception during an exception",
+                    3 => "an exit during event delivery",
+                    4 => "an exit reason unknown to it",
+                    _ => "an unknown error",
+                };
+                Exit::Broken(format!("KVM met {why} (internal error {suberror})"))
+            }
+            KVM_EXIT_FAIL_ENTRY => {
+                // SAFETY: as above.
+                let reason = unsafe {
+                    run.__bindgen_anon_1
+                        .fail_entry
+                        .hardware_entry_failure_reason
+                };
+                Exit::Broken(format!("the processor refuses the guest ({reason:#x})"))
+            }
+            other => Exit::Broken(format!("KVM came back for a reason unknown here ({other})")),
+        }
+    }
+
+    /// The data of a port access: what the guest wrote, or room for what it reads.
+    pub(super) fn port_data(&mut self, access: &PortAccess) -> &mut [u8] {
+        let len = access.size.saturating_mul(access.count);
+        match access.offset.checked_add(len) {
+            Some(end) if end <= self.size => {
+                // SAFETY: inside the mapping, as just checked, and borrowed exclusively.
+                let start = unsafe { self.run.as_ptr().cast::<u8>().add(access.offset) };
+                // SAFETY: as above; the kernel does not touch it between run calls.
+                unsafe { std::slice::from_raw_parts_mut(start, len) }
+            }
+            _ => &mut [],
+        }
+    }
+
+    /// What the guest reads from memory.
+    pub(super) fn answer_memory(&mut self, data: &[u8]) {
+        // SAFETY: called for a memory read, whose member this is.
+        let mmio = unsafe { &mut self.run_mut().__bindgen_anon_1.mmio };
+        if let Some(room) = mmio.data.get_mut(..data.len()) {
+            room.copy_from_slice(data);
+        }
+    }
+}
+
+impl Drop for RunPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map` with this size, and nothing borrows it any more.
+        unsafe { libc::munmap(self.run.as_ptr().cast(), self.size) };
+    }
+}
+
+/// Guest TSC minus host TSC.
+pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
+    let mut offset = 0u64;
+    let attribute = kvm_device_attr {
+        group: KVM_VCPU_TSC_CTRL,
+        attr: u64::from(KVM_VCPU_TSC_OFFSET),
+        addr: (&raw mut offset) as u64,
+        flags: 0,
+    };
+    // SAFETY: the kernel reads the structure and writes 64 bits at its address, `offset`.
+    if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(offset)
+}
