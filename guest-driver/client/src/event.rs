@@ -31,6 +31,9 @@ pub enum EventError {
     /// Reading failed.
     #[error("reading the event")]
     Read(#[source] io::Error),
+    /// The event is in error: it counts no more, and what it had counted is not to be had.
+    #[error("what counted the event on the host was lost: close it and open it again")]
+    Dead,
     /// The answer has not the size that the read format gives it.
     #[error("reading the event: {got} bytes where its read format has {expected}")]
     ShortRead {
@@ -156,10 +159,13 @@ impl Event {
     /// The count and the times, inherited events' included.
     ///
     /// # Errors
-    /// [`EventError::Read`], or [`EventError::ShortRead`] (of nothing: an event in error).
+    /// [`EventError::Read`]; [`EventError::Dead`] for an event in error.
     pub fn read(&self) -> Result<Reading, EventError> {
         let mut bytes = [0; 32];
         let got = (&self.file).read(&mut bytes).map_err(EventError::Read)?;
+        if got == 0 {
+            return Err(EventError::Dead);
+        }
         let mut words = [0; 4];
         for (word, bytes) in words.iter_mut().zip(bytes[..got].chunks_exact(8)) {
             *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
@@ -270,7 +276,11 @@ mod tests {
 
     #[test]
     fn a_short_answer_is_an_error() {
-        for got in [0, 7, 24] {
+        assert!(matches!(
+            event(&[], FORMAT_ALL).read(),
+            Err(EventError::Dead)
+        ));
+        for got in [7, 24] {
             let error = event(&[0; 24][..got], FORMAT_ALL).read().unwrap_err();
             assert!(
                 matches!(error, EventError::ShortRead { got: g, expected: 32 } if g == got),

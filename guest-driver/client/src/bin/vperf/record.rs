@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use vpmu_client::device::DeviceError;
+use vpmu_client::error::chain;
 use vpmu_client::ring::RingError;
 use vpmu_client::{Record, Ring, Vpmu};
 
@@ -19,6 +20,9 @@ use crate::processes::Processes;
 use crate::symbols;
 use crate::target::{Measuring, Opened, Target, TargetArgs, TargetError};
 use crate::workload::WorkloadError;
+
+/// 64 pages.
+const DEFAULT_PAGES_LOG2: u32 = 6;
 
 /// How long samples may lie in a ring that does not fill, before their processes are asked
 /// who they are.
@@ -41,9 +45,10 @@ pub(crate) struct RecordArgs {
     events: EventArgs,
     #[command(flatten)]
     period: PeriodArgs,
-    /// Data pages of 4 KiB of each ring, a power of two.
-    #[arg(short = 'm', long, value_name = "PAGES", default_value = "64", value_parser = power_of_two)]
-    pages: u32,
+    /// Data pages of 4 KiB of each ring, a power of two. [default: 64, or the most that the
+    /// device allows]
+    #[arg(short = 'm', long, value_name = "PAGES", value_parser = power_of_two)]
+    pages: Option<u32>,
     /// The file to write; one that is there is kept as FILE.old.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     output: PathBuf,
@@ -68,6 +73,8 @@ pub(crate) enum RecordError {
     NoSamples(String),
     #[error(transparent)]
     Period(#[from] PeriodError),
+    #[error("-m: a ring of this device has at most {0} data pages")]
+    Pages(u32),
     #[error("event {name:?}")]
     Open {
         name: String,
@@ -118,11 +125,22 @@ fn power_of_two(text: &str) -> Result<u32, String> {
     }
 }
 
+/// What was asked for, if the device allows as much; both as logarithms.
+fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, RecordError> {
+    let most_log2 = most.checked_ilog2().unwrap_or(0);
+    match asked {
+        Some(asked) if asked > most_log2 => Err(RecordError::Pages(most)),
+        Some(asked) => Ok(asked),
+        None => Ok(DEFAULT_PAGES_LOG2.min(most_log2)),
+    }
+}
+
 pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let vpmu = Vpmu::open()?;
     let chosen = choose(args, &vpmu)?;
+    let pages_log2 = ring_pages(args.pages, vpmu.info().max_ring_pages)?;
     let target = args.target.prepare()?;
-    let (opened, rings) = open_all(&vpmu, &target, &chosen, args.pages)?;
+    let (opened, rings) = open_all(&vpmu, &target, &chosen, pages_log2)?;
     let path = &args.output;
     let data = |source| RecordError::Data {
         path: path.clone(),
@@ -147,10 +165,21 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     recording.follow(&opened, &mut measuring)?;
     recording.end.elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     measuring.stop(&opened)?;
-    // A stopped event has told its last loss, for which there was no room before.
+    // A reading has the device tell the last loss, for which there was no room before.
+    let dead = opened
+        .iter()
+        .find_map(|opened| Some((opened.index, opened.event.read().err()?)));
     recording.drain()?;
     recording.end.exit_code = measuring.finish()?;
-    recording.finish()
+    let exit_code = recording.finish()?;
+    if let Some((index, error)) = dead {
+        let name = &chosen[index].name;
+        say(&format!(
+            "{name}: {}: the recording holds what came before",
+            chain(&error)
+        ));
+    }
+    Ok(exit_code)
 }
 
 fn choose(args: &RecordArgs, vpmu: &Vpmu) -> Result<Vec<Chosen>, RecordError> {
@@ -168,6 +197,11 @@ fn choose(args: &RecordArgs, vpmu: &Vpmu) -> Result<Vec<Chosen>, RecordError> {
         event.attr = event.attr.clone().sampling(period);
     }
     Ok(chosen)
+}
+
+/// For people; where stderr is closed there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "vperf: {text}");
 }
 
 /// Each with the index of its event.
@@ -328,15 +362,13 @@ impl Recording<'_> {
             path: self.path.into(),
             source,
         })?;
-        // The recording is safe; where stderr is closed there is nobody to tell.
-        let _ = writeln!(
-            io::stderr(),
-            "vperf: {} samples written to {}, {} lost, {} wakeups",
+        say(&format!(
+            "{} samples written to {}, {} lost, {} wakeups",
             grouped(end.samples),
             self.path.display(),
             grouped(end.lost),
             grouped(end.wakeups)
-        );
+        ));
         Ok(end.exit_code)
     }
 }
@@ -349,6 +381,13 @@ mod tests {
     fn pages_are_powers_of_two() {
         assert_eq!(power_of_two("1"), Ok(0));
         assert_eq!(power_of_two("64"), Ok(6));
+        assert!(matches!(ring_pages(None, 1024), Ok(6)));
+        assert!(matches!(ring_pages(None, 16), Ok(4)));
+        assert!(matches!(ring_pages(Some(10), 1024), Ok(10)));
+        assert!(matches!(
+            ring_pages(Some(11), 1024),
+            Err(RecordError::Pages(1024))
+        ));
         for wrong in ["0", "3", "-1", "", "x", "4294967296"] {
             assert!(power_of_two(wrong).is_err(), "{wrong}");
         }

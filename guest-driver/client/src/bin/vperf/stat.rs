@@ -8,7 +8,6 @@ use std::time::Instant;
 use clap::Args;
 use vpmu_client::device::DeviceError;
 use vpmu_client::error::chain;
-use vpmu_client::event::EventError;
 use vpmu_client::{Reading, Vpmu};
 
 use crate::counts::{Count, Counts};
@@ -66,8 +65,6 @@ pub(crate) enum StatError {
     Workload(WorkloadError),
     #[error(transparent)]
     Target(TargetError),
-    #[error(transparent)]
-    Read(#[from] EventError),
     #[error("writing {}", path.display())]
     Output { path: PathBuf, source: io::Error },
     #[error("writing the counts")]
@@ -104,7 +101,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     let counts = Counts {
         target: args.target.describe(),
         elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
-        events: read_all(&chosen, &opened, &refused)?,
+        events: read_all(&chosen, &opened, refused),
         exit_code: measuring.finish()?,
     };
     let text = match &args.separator {
@@ -157,21 +154,23 @@ fn open_all(
     Ok((opened, refused))
 }
 
-fn read_all(
-    chosen: &[Chosen],
-    opened: &[Opened],
-    refused: &Refused,
-) -> Result<Vec<Count>, EventError> {
+/// Adds up what each event counted; one that cannot be read any more is refused, too.
+fn read_all(chosen: &[Chosen], opened: &[Opened], mut refused: Refused) -> Vec<Count> {
     let mut sums = vec![Reading::default(); chosen.len()];
     for opened in opened {
-        let reading = opened.event.read()?;
-        let sum = &mut sums[opened.index];
-        sum.value = sum.value.wrapping_add(reading.value);
-        sum.time_enabled = sum.time_enabled.saturating_add(reading.time_enabled);
-        sum.time_running = sum.time_running.saturating_add(reading.time_running);
+        match opened.event.read() {
+            Ok(reading) => add(&mut sums[opened.index], &reading),
+            Err(error) => refused[opened.index] = Some(chain(&error)),
+        }
     }
     let counts = chosen.iter().zip(sums).zip(refused);
-    Ok(counts
-        .map(|((event, sum), refused)| Count::new(event, sum, refused.clone()))
-        .collect())
+    counts
+        .map(|((event, sum), refused)| Count::new(event, sum, refused))
+        .collect()
+}
+
+fn add(sum: &mut Reading, reading: &Reading) {
+    sum.value = sum.value.wrapping_add(reading.value);
+    sum.time_enabled = sum.time_enabled.saturating_add(reading.time_enabled);
+    sum.time_running = sum.time_running.saturating_add(reading.time_running);
 }

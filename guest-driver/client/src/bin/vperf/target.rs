@@ -191,8 +191,9 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 }
 
 impl Target {
-    /// Opens the `index`th event through `door` everywhere it shall be: disabled, but for a command, whose
-    /// exec enables it.
+    /// Opens the `index`th event through `door` everywhere it shall be. A command's exec
+    /// enables it; in tasks that run already it is enabled from the first: they may have
+    /// children at any moment, and events with children cannot be switched.
     pub(crate) fn open(
         &self,
         index: usize,
@@ -209,6 +210,7 @@ impl Target {
                 .iter()
                 .map(|&pid| EventAttr {
                     inherit: true,
+                    disabled: false,
                     ..attr.clone().of_task(pid)
                 })
                 .collect(),
@@ -229,10 +231,9 @@ impl Target {
             .collect()
     }
 
-    /// Starts to measure: enables `opened` and lets the command go.
+    /// Starts to measure: enables what is not yet, and lets the command go.
     pub(crate) fn start(self, opened: &[Opened]) -> Result<Measuring, TargetError> {
-        let enabled_by_exec = matches!(self.places, Places::Child(_));
-        if !enabled_by_exec {
+        if matches!(self.places, Places::Cpus(_)) {
             for opened in opened {
                 opened.event.enable()?;
             }
@@ -242,7 +243,7 @@ impl Target {
             signals: self.signals,
             processes: self.processes,
             child,
-            is_counted: enabled_by_exec,
+            is_counted: matches!(self.places, Places::Child(_)),
             signalled: false,
         })
     }
@@ -319,10 +320,15 @@ impl Measuring {
         Ok(false)
     }
 
-    /// Stops counting: a command's children may live on.
+    /// Stops counting. What children that live on inherited cannot be stopped: it counts up
+    /// to its reading.
     pub(crate) fn stop(&self, opened: &[Opened]) -> Result<(), TargetError> {
         for opened in opened {
-            opened.event.disable()?;
+            match opened.event.disable() {
+                Err(EventError::Disable(error))
+                    if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                result => result?,
+            }
         }
         Ok(())
     }
