@@ -228,6 +228,7 @@ fn spread(value: u64, bits: &[u32]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Record;
 
     fn pmu() -> (tempfile::TempDir, PerfPmu) {
         let dir = tempfile::tempdir().unwrap();
@@ -326,5 +327,49 @@ mod tests {
         assert_eq!(reading.id, event.id().unwrap());
         event.reset().unwrap();
         assert_eq!(event.read().unwrap().value, 0);
+    }
+
+    #[test]
+    fn the_kernels_own_ring_reads_here_too() {
+        let pmu = PerfPmu {
+            path: PathBuf::new(),
+            pmu_type: 1,
+        };
+        let attr = EventAttr {
+            exclude_kernel: true,
+            ..EventAttr::new(1, 1).sampling(100_000)
+        };
+        let event = pmu.open_event(&attr.wakeup_every(1)).unwrap();
+        let mut ring = event.map(3).unwrap();
+        event.enable().unwrap();
+        let work: u64 = (0..20_000_000u64).map(std::hint::black_box).sum();
+        std::hint::black_box(work);
+        event.disable().unwrap();
+        assert!(
+            event
+                .poll(Some(std::time::Duration::ZERO))
+                .unwrap()
+                .readable
+        );
+        let records: Result<Vec<Record>, _> = ring.records().collect();
+        let mut last = 0;
+        let mut samples = 0;
+        for record in records.unwrap() {
+            // The kernel throttles and says so; that is not ours to take apart.
+            let Record::Sample(sample) = record else {
+                continue;
+            };
+            samples += 1;
+            assert_eq!(sample.pid, std::process::id());
+            assert_eq!(sample.id, event.id().unwrap());
+            assert!(sample.user && sample.time > last, "{sample:?} after {last}");
+            assert_eq!(sample.period, 100_000);
+            last = sample.time;
+        }
+        assert!(samples > 0);
+        assert_eq!(
+            ring.metadata().unwrap().time_enabled,
+            event.read().unwrap().time_enabled
+        );
     }
 }

@@ -45,15 +45,12 @@ struct Cli {
     command: Command,
 }
 
+// Each is described where its arguments are.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show what this host can count.
     List(list::ListArgs),
-    /// Count events of a command, of tasks, or of CPUs.
     Stat(stat::StatArgs),
-    /// Sample where a command, tasks, or CPUs spend an event; `vperf report` shows it.
     Record(record::RecordArgs),
-    /// Show the functions in which the samples of `vperf record` lie.
     Report(report::ReportArgs),
 }
 
