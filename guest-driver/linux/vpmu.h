@@ -198,6 +198,7 @@ void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *
 
 /* vpmu_call.c */
 int vpmu_event_reset(struct perf_event *event);
+int vpmu_event_settle(struct perf_event *event);
 int vpmu_event_period(struct perf_event *event, u64 period);
 
 /* vpmu_sysfs.c */

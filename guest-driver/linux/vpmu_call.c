@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Commands for an event from outside perf core's scheduling: reset and period.
+ * Commands for an event from outside perf core's scheduling: reset, period, losses.
  */
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -94,6 +94,17 @@ int vpmu_event_reset(struct perf_event *event)
 	}
 	mutex_unlock(&event->child_mutex);
 	return err;
+}
+
+/**
+ * vpmu_event_settle() - have the device write what it still owes an event's ring
+ * @event: the event; perf core asks the device only while it runs
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_event_settle(struct perf_event *event)
+{
+	return event_call(event, VPMU_COMMAND_READ, 0);
 }
 
 /**

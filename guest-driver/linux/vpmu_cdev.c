@@ -83,7 +83,6 @@ static const struct file_operations cdev_fops = {
 	.release	= cdev_release,
 	.unlocked_ioctl	= cdev_ioctl,
 	.compat_ioctl	= compat_ptr_ioctl,
-	.llseek		= no_llseek,
 };
 
 /**

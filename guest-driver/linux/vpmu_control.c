@@ -272,7 +272,8 @@ int vpmu_control_catalogue(struct vpmu_device *dev)
 	u32 len = dev->info.catalogue_len, first = 0;
 
 	while (first < len) {
-		int got = control_catalogue_step(dev, first, min_t(u32, len - first, CATALOGUE_STEP));
+		u32 count = min_t(u32, len - first, CATALOGUE_STEP);
+		int got = control_catalogue_step(dev, first, count);
 
 		if (got < 0)
 			return got;

@@ -108,6 +108,9 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	if (count < sizeof(u64) * (1 + hweight64(file->read_format)))
 		return -ENOSPC;
 
+	/* A loss that found no room in the ring yet is told at a read, at the latest. */
+	if (READ_ONCE(file->period))
+		vpmu_event_settle(file->event);
 	value = perf_event_read_value(file->event, &enabled, &running);
 	/* What was read last may be what told of the error. */
 	if (READ_ONCE(file->error))
@@ -225,5 +228,4 @@ const struct file_operations vpmu_file_fops = {
 	.compat_ioctl	= compat_ptr_ioctl,
 	.mmap		= vpmu_ring_mmap,
 	.fasync		= file_fasync,
-	.llseek		= no_llseek,
 };

@@ -78,7 +78,7 @@ static int open_check_attr(const struct perf_event_attr *attr)
 	rest.pinned = 0;
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
-	/* The hypervisor's work is left out as count_mode says; guests of this guest are its work. */
+	/* count_mode says what becomes of the hypervisor's work; our own guests are our work. */
 	rest.exclude_hv = 0;
 	rest.exclude_guest = 0;
 	rest.enable_on_exec = 0;

@@ -54,12 +54,12 @@ void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *
 	struct vpmu_event *own = event->pmu_private;
 	u64 count, enabled, running;
 
-	if (!reply || reply->status) {
-		/* Nobody may be woken here: the scheduler's locks can be held. */
+	/* Nobody may be woken here: the scheduler's locks can be held. */
+	if (!reply || reply->status || (s32)le32_to_cpu(reply->state) == VPMU_STATE_ERROR)
 		if (own->file)
 			WRITE_ONCE(own->file->error, true);
+	if (!reply || reply->status)
 		return;
-	}
 
 	count = le64_to_cpu(reply->value);
 	local64_add(count - own->count, &event->count);
@@ -159,7 +159,15 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 
 static void vpmu_pmu_del(struct perf_event *event, int flags)
 {
+	struct perf_event *other;
+
 	vpmu_pmu_stop(event, PERF_EF_UPDATE);
+	if (!vpmu_whole_context_leaves(event))
+		return;
+	/* Stopped already when their turn comes, they add nothing to the one kick. */
+	list_for_each_entry(other, &event->ctx->event_list, event_entry)
+		if (other->pmu == event->pmu && other->state == PERF_EVENT_STATE_ACTIVE)
+			vpmu_pmu_stop(other, PERF_EF_UPDATE);
 }
 
 static void vpmu_pmu_read(struct perf_event *event)
