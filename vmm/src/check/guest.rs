@@ -12,6 +12,7 @@ use super::code;
 use super::facts::{ExitRip, Finding, Guest, GuestTsc};
 use super::machine::{Exit, Machine, MachineError, Ring};
 use super::watch::{Watch, watched};
+use crate::report;
 
 /// For a probe that ends on its own: generous, an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
@@ -103,8 +104,8 @@ fn on_machine<T: Send + 'static>(
     };
     match watched(budget, probe) {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(super::chain(&error)),
-        Err(error) => Err(super::chain(&error)),
+        Ok(Err(error)) => Err(report::chain(&error)),
+        Err(error) => Err(report::chain(&error)),
     }
 }
 

@@ -16,7 +16,6 @@ mod tests;
 mod verdict;
 mod watch;
 
-use std::error::Error;
 use std::io::{self, Write};
 
 pub use facts::{Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples, Survey};
@@ -80,16 +79,4 @@ pub fn survey() -> Survey {
         guest,
         perf,
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -1,7 +1,5 @@
 //! One survey of the machine at hand, held against facts that are found out in other ways.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::sync::OnceLock;

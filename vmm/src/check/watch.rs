@@ -134,7 +134,6 @@ fn kick<T>(thread: &thread::JoinHandle<T>, signal: c_int) -> io::Result<()> {
 extern "C" fn ignore(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
 

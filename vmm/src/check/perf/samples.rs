@@ -45,7 +45,6 @@ fn add(samples: &mut Samples, mode: u32, in_loop: bool) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use perf_event_open_sys::bindings::{PERF_RECORD_LOST, PERF_RECORD_MISC_KERNEL};
 
