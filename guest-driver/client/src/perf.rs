@@ -367,9 +367,8 @@ mod tests {
             last = sample.time;
         }
         assert!(samples > 0);
-        assert_eq!(
-            ring.metadata().unwrap().time_enabled,
-            event.read().unwrap().time_enabled
-        );
+        // The kernel writes the page when it likes, the last time before the event stopped.
+        let told = ring.metadata().unwrap().time_enabled;
+        assert!(told > 0 && told <= event.read().unwrap().time_enabled);
     }
 }
