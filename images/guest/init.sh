@@ -21,11 +21,7 @@ complaints=$(load 2>&1)
 cd /root
 printf '\n@@vpmu:%s begin\n' "$MARK"
 [ -z "$complaints" ] || echo "$complaints"
-if [ -n "$INTERACTIVE" ]; then
-	setsid cttyhack sh
-else
-	sh /run/command < /dev/null
-fi
+sh /run/command < /dev/null
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 # Setting the terminal waits until all output is out.
 stty opost < /dev/console

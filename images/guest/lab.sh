@@ -1,7 +1,9 @@
 #!/bin/sh
 # The lab's first process: makes /dev/kvm appear, runs the VMM, hands over what it left.
 export PATH=/bin HOME=/root TERM=linux
+set -a
 . /run/settings
+set +a
 
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -16,12 +18,7 @@ echo -1 > /proc/sys/kernel/perf_event_paranoid
 cd /root
 # The guest's console comes with carriage returns of its own.
 stty -onlcr < /dev/console
-if [ -n "$INTERACTIVE" ]; then
-	stty raw -echo < /dev/console
-	setsid cttyhack sh /run/vmm 2> /tmp/log
-else
-	sh /run/vmm < /dev/null 2> /tmp/log
-fi
+sh /run/job < /dev/null 2> /tmp/log
 printf '\n@@vpmu:%s vmm %s\n' "$MARK" $?
 printf '\n@@vpmu:%s log\n' "$MARK"
 cat /tmp/log

@@ -26,6 +26,12 @@ use crate::programs::{ProgramError, Programs};
 const INIT_PORT: u16 = 0x504;
 const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on";
+/// What the lab's /init runs in place of the VMM for a command of its own.
+const HOST_JOB: &str = r#"printf '\n@@vpmu:%s begin\n' "$MARK"
+sh /run/command 2>&1
+printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
+echo null > /tmp/report
+"#;
 const REPORT: &str = "/tmp/report";
 
 /// Why a command did not run in a guest from its beginning to its end.
@@ -238,25 +244,59 @@ impl Boot {
     }
 
     fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, Error> {
-        let lab = Lab::find(self.place == PlaceChoice::Exact)?;
+        let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
+        let words: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
+        let mut run = Archive::new();
+        run.file(
+            "run/job",
+            0o644,
+            format!("exec vmm {}\n", words.join(" ")).as_bytes(),
+        )?;
+        run.file("guest/initramfs", 0o644, guest)?;
+        self.emulate(parts, mark, run)
+    }
+
+    /// Runs the command on the lab's own KVM host, with the guest's kernel and initramfs in
+    /// /guest, and no guest but those that it starts.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn run_on_lab_host(&self) -> Result<Outcome, Error> {
+        let parts = self.prepare()?;
+        let mark = self.mark();
+        let mut run = Archive::new();
+        run.file("run/job", 0o644, HOST_JOB.as_bytes())?;
+        run.file("run/command", 0o644, self.command.as_bytes())?;
+        run.file(
+            "guest/initramfs",
+            0o644,
+            &self.guest_archive(&parts, &mark)?,
+        )?;
+        for (name, program) in parts.programs.guest(&self.programs) {
+            run.file(
+                &format!("bin/{name}"),
+                0o755,
+                &initramfs::concatenate(&[program], &[])?,
+            )?;
+        }
+        for (name, contents) in &self.files {
+            run.file(name, 0o755, contents)?;
+        }
+        self.emulate(&parts, &mark, run)
+    }
+
+    /// Boots the lab with `run` over its archive.
+    fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, Error> {
         let exact = self.place == PlaceChoice::Exact;
+        let lab = Lab::find(exact)?;
         let place = Place::Lab {
             qemu: lab.version(),
             exact,
         };
         let host = Kernel::stock(&parts.cache, crate::kernel::DEFAULT_SERIES)?;
         let base = initramfs::lab(&parts.cache, &host, &parts.kernel, &parts.programs)?;
-        let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
-        let script: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
-        let mut run = Archive::new();
         let settings = format!("MARK={mark}\nEXIT_PORT={:#x}\n", lab::EXIT_PORT);
         run.file("run/settings", 0o644, settings.as_bytes())?;
-        run.file(
-            "run/vmm",
-            0o644,
-            format!("exec vmm {}\n", script.join(" ")).as_bytes(),
-        )?;
-        run.file("guest/initramfs", 0o644, guest)?;
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
         // An emulated machine fills a processor: several at once would only slow each other.
@@ -273,7 +313,7 @@ impl Boot {
                 .map(|line| format!(": {line}"))
                 .unwrap_or_default();
             let what = format!(
-                "the lab ended before the VMM did (QEMU: {}){said}",
+                "the lab ended before its job did (QEMU: {}){said}",
                 run.ended.status
             );
             return Err(Error::Ended {

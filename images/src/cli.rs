@@ -23,6 +23,7 @@ const EXAMPLES: &str = "Examples:
   images boot -- vperf list              what can be counted in a guest
   images boot --vcpus 4 -- 'cat /proc/cpuinfo | grep MHz'
   images boot --lab --exact -- vperf stat true
+  images lab -- vmm check                what the lab can do
   images kernel --kernel-version 6.12    only fetch a kernel, print where it is
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's own.";
@@ -50,6 +51,8 @@ pub(crate) enum Action {
     },
     /// Run a command in a guest; its exit code becomes ours
     Boot(BootArgs),
+    /// Run a command on the lab's own KVM host, with a guest's kernel and initramfs in /guest
+    Lab(BootArgs),
     /// Remove everything that was fetched and made
     Clean,
 }

@@ -11,7 +11,7 @@ use cli::{Action, BootArgs, Cli, KernelArgs};
 use images::cache::Cache;
 use images::kernel::Kernel;
 use images::programs::Programs;
-use images::{initramfs, module};
+use images::{Boot, Outcome, initramfs, module};
 
 fn main() -> ExitCode {
     match run(Cli::parse().action) {
@@ -51,7 +51,8 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             let file = initramfs::guest(&cache, &kernel, &driver, &programs, &tests)?;
             println!("{}", file.display());
         }
-        Action::Boot(arguments) => return boot(&arguments),
+        Action::Boot(arguments) => return boot(&arguments, Boot::run),
+        Action::Lab(arguments) => return boot(&arguments, Boot::run_on_lab_host),
         Action::Clean => cache.clear()?,
     }
     Ok(ExitCode::SUCCESS)
@@ -65,8 +66,11 @@ fn driver(cache: &Cache, kernel: &Kernel) -> Result<PathBuf, Box<dyn Error>> {
     Ok(module::build(cache, kernel)?)
 }
 
-fn boot(arguments: &BootArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let outcome = arguments.boot()?.run()?;
+fn boot(
+    arguments: &BootArgs,
+    run: impl Fn(&Boot) -> Result<Outcome, images::Error>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let outcome = run(&arguments.boot()?)?;
     eprintln!(
         "ran on {}: exit code {}, {:.1} s",
         outcome.place,
