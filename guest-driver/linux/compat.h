@@ -94,24 +94,11 @@ static inline int vpmu_anchor_task_context(struct task_struct *task)
 	return 0;
 }
 
-/**
- * vpmu_whole_context_leaves() - whether all events of an event's context go out
- * @event: an event that perf core takes out just now
- *
+/*
  * From 6.2 on perf core disables the PMU round the whole of a task switch. Before,
- * it does so round each event where the PMU shares its context with others, and
- * only the context's own state tells that the rest follows.
- *
- * Return: true if the rest follows within the same hold of the context's lock and
- * the driver has to gather them by itself.
+ * it does so round each event by itself where the PMU shares its context with
+ * others, as those of perf_sw_context do; see vpmu_context.c.
  */
-static inline bool vpmu_whole_context_leaves(const struct perf_event *event)
-{
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
-	return event->ctx->task && !event->ctx->is_active;
-#else
-	return false;
-#endif
-}
+#define VPMU_SWITCH_IS_BRACKETED	(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
 
 #endif /* _VPMU_COMPAT_H */

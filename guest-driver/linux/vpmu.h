@@ -5,6 +5,7 @@
  *   vpmu_virtio   the device: probe, queues, notices
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
+ *   vpmu_context  task switches before 6.2
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from perf_event_attr to fd
  *   vpmu_file     what such an fd does       vpmu_ring  its pages
@@ -115,6 +116,8 @@ struct vpmu_device {
  * @dev: of which device
  * @id: the device's; zero for an inherited event that the device had no room for
  * @task: it is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
+ * @started: the device has been told that it counts
+ * @stray: it should not have; what it counted meanwhile is not perf's
  * @count: as the device last told
  * @idle: nanoseconds, told by the device, that it was enabled but not counted
  * @owed: how much of @idle perf core's running time still has to lose
@@ -124,6 +127,8 @@ struct vpmu_event {
 	struct vpmu_device *dev;
 	u64 id;
 	bool task;
+	bool started;
+	bool stray;
 	u64 count;
 	u64 idle;
 	u64 owed;
@@ -194,7 +199,13 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 /* vpmu_pmu.c */
 int vpmu_pmu_register(struct vpmu_device *dev);
 void vpmu_pmu_unregister(struct vpmu_device *dev);
+void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
+void vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
+
+/* vpmu_context.c */
+void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
+void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_call.c */
 int vpmu_event_reset(struct perf_event *event);

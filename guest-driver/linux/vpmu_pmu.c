@@ -18,7 +18,29 @@ static struct vpmu_device *to_vpmu(struct pmu *pmu)
 	return container_of(pmu, struct vpmu_device, pmu);
 }
 
-static bool counts(u32 op)
+/* The device counts @event from now on, unless it does so already. */
+void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (own->started)
+		return;
+	own->started = true;
+	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
+}
+
+/* It no longer does. */
+void vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (!own->started)
+		return;
+	own->started = false;
+	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE);
+}
+
+static bool is_stop(u32 op)
 {
 	return op == VPMU_COMMAND_OUT || op == VPMU_COMMAND_DISABLE;
 }
@@ -33,7 +55,7 @@ static void pmu_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
 {
 	u64 room = event->total_time_running;
 
-	if (counts(op) && event->state == PERF_EVENT_STATE_ACTIVE)
+	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		room += event->ctx->time - event->tstamp;
 	room = min(own->owed, room);
 	event->total_time_running -= room;
@@ -62,15 +84,19 @@ void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *
 		return;
 
 	count = le64_to_cpu(reply->value);
-	local64_add(count - own->count, &event->count);
+	if (!own->stray)
+		local64_add(count - own->count, &event->count);
 	own->count = count;
 
 	enabled = le64_to_cpu(reply->time_enabled);
 	running = le64_to_cpu(reply->time_running);
 	if (enabled > running && enabled - running > own->idle) {
-		own->owed += enabled - running - own->idle;
+		if (!own->stray)
+			own->owed += enabled - running - own->idle;
 		own->idle = enabled - running;
 	}
+	if (is_stop(op))
+		own->stray = false;
 	if (own->owed)
 		pmu_settle(event, own, op);
 	perf_event_update_userpage(event);
@@ -121,23 +147,21 @@ static void vpmu_pmu_cancel_txn(struct pmu *pmu)
 static void vpmu_pmu_start(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
-	struct vpmu_event *own = event->pmu_private;
 
 	if (!vcpu || !(event->hw.state & PERF_HES_STOPPED))
 		return;
 	event->hw.state = 0;
-	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
+	vpmu_event_start(vcpu, event);
 }
 
 static void vpmu_pmu_stop(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
-	struct vpmu_event *own = event->pmu_private;
 
 	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
 		return;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE);
+	vpmu_event_stop(vcpu, event);
 }
 
 static int vpmu_pmu_add(struct perf_event *event, int flags)
@@ -154,20 +178,18 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	if (flags & PERF_EF_START)
 		vpmu_pmu_start(event, flags);
+	if (!VPMU_SWITCH_IS_BRACKETED)
+		vpmu_context_enter(vcpu, event);
 	return 0;
 }
 
 static void vpmu_pmu_del(struct perf_event *event, int flags)
 {
-	struct perf_event *other;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 
 	vpmu_pmu_stop(event, PERF_EF_UPDATE);
-	if (!vpmu_whole_context_leaves(event))
-		return;
-	/* Stopped already when their turn comes, they add nothing to the one kick. */
-	list_for_each_entry(other, &event->ctx->event_list, event_entry)
-		if (other->pmu == event->pmu && other->state == PERF_EVENT_STATE_ACTIVE)
-			vpmu_pmu_stop(other, PERF_EF_UPDATE);
+	if (vcpu && !VPMU_SWITCH_IS_BRACKETED)
+		vpmu_context_leave(vcpu, event);
 }
 
 static void vpmu_pmu_read(struct perf_event *event)
