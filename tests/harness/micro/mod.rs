@@ -1,0 +1,16 @@
+//! Guests of a few instructions, whose every exit is known beforehand.
+//!
+//! They run through the built VMM on this machine's `/dev/kvm`, which need not be able to boot
+//! a stock kernel.
+
+#![expect(clippy::expect_used, reason = "a harness fails a test by panicking")]
+
+mod code;
+mod halts;
+mod image;
+mod run;
+
+pub use code::Code;
+pub use halts::halts;
+pub use image::{kernel, power_off, single};
+pub use run::{Ran, Vcpu, run, vmm_binary};

@@ -1,0 +1,176 @@
+//! Runs a micro guest through the built `vmm` and reads its report.
+
+use std::env;
+use std::fs;
+use std::io::{Read, Write, stderr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Far above what any micro guest takes on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A run that has ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// The VMM's exit status; -1 after a signal.
+    pub status: i32,
+    /// What it said on standard error.
+    pub errors: String,
+    /// The report, as it was written.
+    pub report: Value,
+}
+
+/// What the report says of one vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vcpu {
+    /// Exits for port I/O.
+    pub io: u64,
+    /// Exits for memory-mapped I/O.
+    pub mmio: u64,
+    /// Exits for a halt that reached the VMM.
+    pub hlt: u64,
+}
+
+impl Ran {
+    /// Of vCPU `index`.
+    ///
+    /// # Panics
+    /// If the report has no such numbers.
+    #[must_use]
+    pub fn vcpu(&self, index: usize) -> Vcpu {
+        let exits = &self.report["vcpus"][index]["exits"];
+        Vcpu {
+            io: self.number(&exits["io"]),
+            mmio: self.number(&exits["mmio"]),
+            hlt: self.number(&exits["hlt"]),
+        }
+    }
+
+    /// KVM's own statistic `name` of vCPU `index`.
+    ///
+    /// # Panics
+    /// If this KVM has none of that name: Linux has had them since 5.14.
+    #[must_use]
+    pub fn statistic(&self, index: usize, name: &str) -> u64 {
+        self.number(&self.report["vcpus"][index]["kvm"][name])
+    }
+
+    /// Marks that the device saw.
+    ///
+    /// # Panics
+    /// If the report has no such number.
+    #[must_use]
+    pub fn marks(&self) -> u64 {
+        self.number(&self.report["vpmu"]["marks"])
+    }
+
+    fn number(&self, value: &Value) -> u64 {
+        let Some(number) = value.as_u64() else {
+            panic!("no number in the report: {:#}", self.report);
+        };
+        number
+    }
+}
+
+/// Boots `kernel` with as many vCPUs and further arguments, and waits for its end.
+///
+/// # Panics
+/// If the VMM cannot be started, does not end in time, or leaves no report.
+#[must_use]
+pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("kernel");
+    let report = directory.path().join("report.json");
+    fs::write(&image, kernel).expect("room for a small kernel");
+    say_once();
+
+    let mut vmm = Command::new(vmm_binary())
+        .arg("run")
+        .arg("--kernel")
+        .arg(&image)
+        .arg("--report")
+        .arg(&report)
+        .args(["--memory", "32", "--vcpus", &vcpus.to_string()])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the VMM starts");
+
+    // Its standard error closes when it ends, so whoever reads that to the end can wait for it.
+    let mut pipe = vmm.stderr.take().expect("piped above");
+    let (sender, receiver) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let mut errors = String::new();
+        let read = pipe.read_to_string(&mut errors);
+        // Nobody listens after the limit.
+        let _ = sender.send(());
+        read.map(|_| errors)
+    });
+    let in_time = receiver.recv_timeout(LIMIT).is_ok();
+    if !in_time {
+        vmm.kill().expect("it is still there");
+    }
+    let status = vmm.wait().expect("it has ended");
+    let errors = reader
+        .join()
+        .expect("the reader does not panic")
+        .expect("readable text");
+    assert!(in_time, "no end within {LIMIT:?}: {errors}");
+    let report = fs::read(&report).unwrap_or_else(|e| panic!("no report: {e}: {errors}"));
+    let report = serde_json::from_slice(&report).expect("a report in JSON");
+    Ran {
+        status: status.code().unwrap_or(-1),
+        errors,
+        report,
+    }
+}
+
+/// The VMM of this workspace, built once per test program as a user builds it.
+///
+/// # Panics
+/// If it does not build.
+#[must_use]
+pub fn vmm_binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(build)
+}
+
+fn build() -> PathBuf {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
+    let output = Command::new(cargo)
+        .args(["build", "--quiet", "--package", "vmm", "--bin", "vmm"])
+        .arg("--message-format=json")
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("cargo starts");
+    assert!(output.status.success(), "the VMM does not build");
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "vmm")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .expect("cargo names the program that it built")
+}
+
+/// Says what the guests run on, also when the tests pass: the test runner keeps only what macros
+/// print.
+fn say_once() {
+    static SAID: OnceLock<()> = OnceLock::new();
+    SAID.get_or_init(|| {
+        let module = ["kvm_intel", "kvm_amd", "kvm_pvm"]
+            .into_iter()
+            .find(|name| Path::new("/sys/module").join(name).exists())
+            .unwrap_or("of unknown kind");
+        // A closed stderr is no reason to fail.
+        let _ = writeln!(stderr(), "micro guests on /dev/kvm ({module})");
+    });
+}
