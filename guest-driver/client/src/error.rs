@@ -1,6 +1,6 @@
 //! One type for callers that use several modules, and the one-line form of any error.
 
-use crate::{attr, catalogue, device, event, perf, ring};
+use crate::{attr, catalogue, device, event, perf, ring, tasks};
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,9 @@ pub enum Error {
     /// From the perf core door.
     #[error(transparent)]
     Perf(#[from] perf::PerfError),
+    /// From following tasks.
+    #[error(transparent)]
+    Tasks(#[from] tasks::TasksError),
 }
 
 /// `error` and its causes on one line, joined by ": ".

@@ -46,6 +46,7 @@ pub mod perf;
 pub mod record;
 pub mod ring;
 mod sys;
+pub mod tasks;
 
 pub use attr::EventAttr;
 pub use catalogue::{Catalogue, Entry};

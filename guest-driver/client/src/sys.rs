@@ -218,6 +218,26 @@ pub(crate) fn poll(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Res
     }
 }
 
+/// The guest's TSC.
+pub(crate) fn tsc() -> u64 {
+    // SAFETY: reads a register that every x86-64 CPU has and Linux leaves to user space.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// `CLOCK_MONOTONIC_RAW` in nanoseconds.
+pub(crate) fn monotonic_raw() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one timespec; the clock exists in every Linux, so it cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut now) };
+    let (seconds, nanoseconds) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    seconds
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(nanoseconds)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

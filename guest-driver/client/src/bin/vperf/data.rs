@@ -6,6 +6,7 @@
 //! | `header` | the format's version, what was measured |
 //! | `event` | an event, numbered from 0 in the file's order |
 //! | `process` | name and executable mappings of a process, from `time` on |
+//! | `task` | what a process does at `time`: fork, exec, map, change its name |
 //! | `sample` | `[event, ip, pid, tid, time, cpu, period, user]` |
 //! | `lost` | records of an event that the ring had no room for |
 //! | `kernel` | the kernel's functions in which samples lie |
@@ -27,6 +28,7 @@ pub(crate) enum Line {
     Header(Header),
     Event(EventLine),
     Process(Process),
+    Task(Task),
     Sample(Sample),
     Lost(Lost),
     Kernel(Kernel),
@@ -67,6 +69,27 @@ pub(crate) struct Map {
     /// In the file, of `start`.
     pub(crate) offset: u64,
     pub(crate) path: String,
+}
+
+/// Something that changes what a process is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) pid: u32,
+    pub(crate) time: u64,
+    #[serde(flatten)]
+    pub(crate) action: Action,
+}
+
+/// What it is that it does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Action {
+    Map(Map),
+    /// Its new name.
+    Exec(String),
+    Name(String),
+    /// Its parent.
+    Fork(u32),
 }
 
 /// Event, ip, pid, tid, time, cpu, period, user mode.

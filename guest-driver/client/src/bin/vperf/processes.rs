@@ -1,45 +1,81 @@
-//! Who the sampled processes are, asked of /proc while they live: their names and what they
-//! have mapped. Asked again whenever samples of them are read, for they may exec or load.
+//! Who the sampled processes are. What they do from the start of the recording on, the
+//! kernel tells as it happens; what those that ran before are, /proc tells while they live.
 //!
-//! Between a process's exec and the next reading of the ring its samples bear the old
-//! mappings; a process that comes and goes between two readings stays without a name.
+//! Where the kernel does not let itself be asked, /proc has to do for all: it is looked at
+//! whenever samples are read. Then a process that comes and goes in between stays without a
+//! name, and samples between an exec and the next look bear the old program's.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::data::{Map, Process};
+use vpmu_client::tasks::{self, Clocks, Notice, Tasks, TasksError};
+
+use crate::data::{Action, Line, Map, Process, Task};
 
 /// The processes seen so far.
 #[derive(Debug)]
 pub(crate) struct Processes {
     proc: PathBuf,
-    /// As last written.
+    /// Empty if the kernel cannot be asked.
+    followed: Vec<Tasks>,
+    /// As last written, of those that /proc was asked about.
     known: HashMap<u32, (String, Vec<Map>)>,
-    /// Asked since the last [`Processes::next_reading`].
-    asked: HashSet<u32>,
+    /// Not to be asked about until the next reading, or ever if the kernel tells.
+    told: HashSet<u32>,
+    /// Seen in samples since the last reading, with the time of the first.
+    seen: Vec<(u32, u64)>,
 }
 
 impl Processes {
-    pub(crate) fn new(proc: &Path) -> Self {
+    pub(crate) fn new(proc: &Path, followed: Vec<Tasks>) -> Self {
         Self {
             proc: proc.into(),
+            followed,
             known: HashMap::new(),
-            asked: HashSet::new(),
+            told: HashSet::new(),
+            seen: Vec::new(),
         }
     }
 
-    /// From here on processes are asked again.
-    pub(crate) fn next_reading(&mut self) {
-        self.asked.clear();
+    /// A sample of `pid` taken at `time` was read.
+    pub(crate) fn saw(&mut self, pid: u32, time: u64) {
+        if self.told.insert(pid) {
+            self.seen.push((pid, time));
+        }
     }
 
-    /// A sample of `pid` taken at `time` was read: what is new about the process, if it
-    /// lives and anything is.
-    pub(crate) fn saw(&mut self, pid: u32, time: u64) -> Option<Process> {
-        if !self.asked.insert(pid) {
-            return None;
+    /// What is new about processes, after samples were read.
+    pub(crate) fn news(&mut self, clocks: &Clocks) -> Result<Vec<Line>, TasksError> {
+        let mut lines = Vec::new();
+        let mut active = HashSet::new();
+        for followed in &mut self.followed {
+            for notice in followed.read()? {
+                active.insert(notice.pid);
+                lines.extend(task(notice, clocks).map(Line::Task));
+            }
         }
+        for (pid, time) in std::mem::take(&mut self.seen) {
+            // One that was born or has become another program under our eyes is known.
+            if !active.contains(&pid) {
+                lines.extend(self.look(pid, time).map(Line::Process));
+            }
+        }
+        if self.followed.is_empty() {
+            self.told.clear();
+        } else {
+            self.told.extend(active);
+        }
+        Ok(lines)
+    }
+
+    /// Notices of the kernel that were lost.
+    pub(crate) fn lost(&self) -> u64 {
+        self.followed.iter().map(Tasks::lost).sum()
+    }
+
+    /// What /proc says of a process, if it lives and anything is new.
+    pub(crate) fn look(&mut self, pid: u32, time: u64) -> Option<Process> {
         let dir = self.proc.join(pid.to_string());
         let comm = fs::read_to_string(dir.join("comm"))
             .ok()?
@@ -63,6 +99,33 @@ impl Processes {
             maps,
         })
     }
+}
+
+/// In the file's terms, and in the samples' time.
+fn task(notice: Notice, clocks: &Clocks) -> Option<Task> {
+    let action = match notice.action {
+        tasks::Action::Map {
+            start,
+            length,
+            offset,
+            path,
+        } => Action::Map(Map {
+            start,
+            end: start.saturating_add(length),
+            offset,
+            path,
+        }),
+        tasks::Action::Exec(name) => Action::Exec(name),
+        tasks::Action::ForkOf(parent) => Action::Fork(parent),
+        tasks::Action::Name(name) => Action::Name(name),
+        // An action that a newer library knows changes nothing that is shown here.
+        _ => return None,
+    };
+    Some(Task {
+        pid: notice.pid,
+        time: clocks.device_time(notice.time),
+        action,
+    })
 }
 
 /// The executable mappings in a /proc/PID/maps.
@@ -124,7 +187,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn a_process_is_told_once_and_when_it_changes() {
+    fn a_process_is_told_when_it_is_new_and_when_it_changes() {
         let proc = tempfile::tempdir().unwrap();
         let dir = proc.path().join("7");
         fs::create_dir(&dir).unwrap();
@@ -132,26 +195,31 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             fs::write(dir.join("comm"), comm).unwrap();
             fs::write(dir.join("maps"), maps).unwrap();
         };
+        let clocks = Clocks::default();
+        let mut processes = Processes::new(proc.path(), Vec::new());
+        let mut saw = |pid, time| {
+            processes.saw(pid, time);
+            processes.saw(pid, time + 1);
+            let lines = processes.news(&clocks).unwrap();
+            assert!(lines.len() <= 1);
+            lines.into_iter().next()
+        };
         put("sh\n", MAPS);
-        let mut processes = Processes::new(proc.path());
-        let first = processes.saw(7, 100).unwrap();
+        let Some(Line::Process(first)) = saw(7, 100) else {
+            panic!()
+        };
         assert_eq!(
             (first.comm.as_str(), first.time, first.maps.len()),
             ("sh", 100, 4)
         );
+        assert_eq!(saw(7, 150), None);
         put("workload\n", "");
-        assert_eq!(processes.saw(7, 150), None, "not twice in one reading");
-        processes.next_reading();
-        assert_eq!(
-            processes.saw(7, 200),
-            None,
-            "what it had mapped is kept to its end"
-        );
-        put("workload\n", MAPS.split_at(90).1);
-        processes.next_reading();
-        assert_eq!(processes.saw(7, 300).unwrap().comm, "workload");
-        processes.next_reading();
-        assert_eq!(processes.saw(7, 400), None);
-        assert_eq!(processes.saw(8, 400), None, "gone");
+        assert_eq!(saw(7, 200), None, "what it had mapped is kept to its end");
+        put("workload\n", MAPS);
+        let Some(Line::Process(second)) = saw(7, 300) else {
+            panic!()
+        };
+        assert_eq!((second.comm.as_str(), second.time), ("workload", 300));
+        assert_eq!(saw(8, 400), None, "gone");
     }
 }

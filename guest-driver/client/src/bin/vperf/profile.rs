@@ -2,27 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use clap::ValueEnum;
-
-use crate::data::{EventLine, Kernel, Line, Lost, Map, Process, Sample, Symbol};
-use crate::symbols::Programs;
-
-/// What samples are told apart by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Key {
-    /// The process's name.
-    Comm,
-    /// The program's or library's file.
-    #[value(alias = "dso")]
-    Object,
-    /// The function.
-    #[value(alias = "sym")]
-    Symbol,
-    /// The CPU.
-    Cpu,
-    /// The process's id.
-    Pid,
-}
+use crate::data::{EventLine, Kernel, Line, Lost, Process, Sample, Task};
+use crate::names::{Key, Names, name};
 
 /// The samples that are alike in all keys.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -59,8 +40,8 @@ pub(crate) struct Recording {
     events: Vec<EventLine>,
     samples: Vec<Sample>,
     lost: Vec<Lost>,
-    /// Of each pid, by time.
-    processes: HashMap<u32, Vec<Process>>,
+    processes: Vec<Process>,
+    tasks: Vec<Task>,
     kernel: Kernel,
     /// It has its end.
     pub(crate) complete: bool,
@@ -72,9 +53,8 @@ impl Recording {
         match line {
             Line::Header(header) => self.target = header.target,
             Line::Event(event) => self.events.push(event),
-            Line::Process(process) => {
-                self.processes.entry(process.pid).or_default().push(process);
-            }
+            Line::Process(process) => self.processes.push(process),
+            Line::Task(task) => self.tasks.push(task),
             Line::Sample(sample) => self.samples.push(sample),
             Line::Lost(lost) => self.lost.push(lost),
             Line::Kernel(mut kernel) => {
@@ -97,10 +77,10 @@ impl Recording {
 
     /// Every event's profile, its rows by descending share.
     pub(crate) fn profiles(&self, keys: &[Key]) -> Vec<Profile> {
-        let mut programs = Programs::default();
+        let mut names = Names::new(&self.processes, &self.tasks, &self.kernel);
         let events = self.events.iter().enumerate();
         events
-            .map(|(index, event)| self.profile(index, event, keys, &mut programs))
+            .map(|(index, event)| self.profile(index, event, keys, &mut names))
             .collect()
     }
 
@@ -109,26 +89,23 @@ impl Recording {
         index: usize,
         event: &EventLine,
         keys: &[Key],
-        programs: &mut Programs,
+        names: &mut Names<'_>,
     ) -> Profile {
         let mut sums: HashMap<Vec<String>, (u64, u64)> = HashMap::new();
         let (mut samples, mut total) = (0, 0u64);
         for sample in self.samples.iter().filter(|sample| sample.0 == index) {
-            let cells = keys
-                .iter()
-                .map(|&key| self.cell(sample, key, programs))
-                .collect();
+            let cells = keys.iter().map(|&key| names.of(sample, key)).collect();
             let sum = sums.entry(cells).or_default();
             sum.0 += 1;
             sum.1 = sum.1.saturating_add(sample.6);
             samples += 1;
             total = total.saturating_add(sample.6);
         }
-        let names: Vec<&'static str> = keys.iter().map(|&key| name(key)).collect();
+        let heads: Vec<&'static str> = keys.iter().map(|&key| name(key)).collect();
         let mut rows: Vec<Row> = sums
             .into_iter()
             .map(|(cells, (samples, period))| Row {
-                named: names.iter().copied().zip(cells.iter().cloned()).collect(),
+                named: heads.iter().copied().zip(cells.iter().cloned()).collect(),
                 cells,
                 samples,
                 period,
@@ -149,71 +126,6 @@ impl Recording {
             rows,
         }
     }
-
-    fn cell(&self, sample: &Sample, key: Key, programs: &mut Programs) -> String {
-        match key {
-            Key::Comm => match self.process(sample) {
-                Some(process) => process.comm.clone(),
-                None if sample.2 == 0 => "[idle]".into(),
-                None => format!("[pid {}]", sample.2),
-            },
-            Key::Object if !sample.7 => "[kernel]".into(),
-            Key::Object => match self.map(sample) {
-                Some(map) => map.path.clone(),
-                None => "[unknown]".into(),
-            },
-            Key::Symbol if !sample.7 => format!("[k] {}", self.kernel_symbol(sample.1)),
-            Key::Symbol => {
-                let function = self
-                    .map(sample)
-                    .and_then(|map| programs.function(map, sample.1));
-                format!("[.] {}", function.unwrap_or_else(|| page(sample.1)))
-            }
-            Key::Cpu => sample.5.to_string(),
-            Key::Pid => sample.2.to_string(),
-        }
-    }
-
-    /// The process as it was at the sample; before its first sight, as it was then.
-    fn process(&self, sample: &Sample) -> Option<&Process> {
-        let history = self.processes.get(&sample.2)?;
-        history
-            .iter()
-            .rev()
-            .find(|process| process.time <= sample.4)
-            .or_else(|| history.first())
-    }
-
-    fn map(&self, sample: &Sample) -> Option<&Map> {
-        let maps = &self.process(sample)?.maps;
-        maps.iter()
-            .find(|map| (map.start..map.end).contains(&sample.1))
-    }
-
-    fn kernel_symbol(&self, ip: u64) -> String {
-        let symbols = &self.kernel.symbols;
-        let after = symbols.partition_point(|symbol| symbol.start <= ip);
-        let symbol: Option<&Symbol> = after.checked_sub(1).and_then(|index| symbols.get(index));
-        symbol
-            .filter(|symbol| ip < symbol.end)
-            .map_or_else(|| page(ip), |s| s.name.clone())
-    }
-}
-
-/// As in options, heads and JSON.
-pub(crate) fn name(key: Key) -> &'static str {
-    match key {
-        Key::Comm => "comm",
-        Key::Object => "object",
-        Key::Symbol => "symbol",
-        Key::Cpu => "cpu",
-        Key::Pid => "pid",
-    }
-}
-
-/// For what has no name: the page it lies in.
-fn page(ip: u64) -> String {
-    format!("{:#x}-{:#x}", ip & !0xfff, ip | 0xfff)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share in percent, for people")]
@@ -228,6 +140,7 @@ fn share(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::{Map, Symbol};
 
     fn recording() -> Recording {
         let mut recording = Recording::default();

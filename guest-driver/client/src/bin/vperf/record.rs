@@ -10,7 +10,8 @@ use clap::Args;
 use vpmu_client::device::DeviceError;
 use vpmu_client::error::chain;
 use vpmu_client::ring::RingError;
-use vpmu_client::{Record, Ring, Vpmu};
+use vpmu_client::tasks::{Clocks, TasksError};
+use vpmu_client::{Info, Record, Ring, Vpmu};
 
 use crate::data::{DataError, End, EventLine, Line, Lost, Sample, Writer};
 use crate::events::{Chosen, EventArgs};
@@ -83,6 +84,8 @@ pub(crate) enum RecordError {
     #[error("event {name:?}{}", memory_hint(source))]
     Map { name: String, source: RingError },
     #[error(transparent)]
+    Tasks(#[from] TasksError),
+    #[error(transparent)]
     Workload(WorkloadError),
     #[error(transparent)]
     Target(TargetError),
@@ -141,6 +144,13 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let pages_log2 = ring_pages(args.pages, vpmu.info().max_ring_pages)?;
     let target = args.target.prepare()?;
     let (opened, rings) = open_all(&vpmu, &target, &chosen, pages_log2)?;
+    let followed = target.follow().unwrap_or_else(|error| {
+        say(&format!(
+            "{}: short-lived processes may stay without a name",
+            chain(&error)
+        ));
+        Vec::new()
+    });
     let path = &args.output;
     let data = |source| RecordError::Data {
         path: path.clone(),
@@ -151,17 +161,18 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
         path,
         chosen: &chosen,
         rings,
-        processes: Processes::new(Path::new("/proc")),
+        info: *vpmu.info(),
+        processes: Processes::new(Path::new("/proc"), followed),
         kernel_ips: BTreeSet::new(),
         end: End::default(),
     };
     recording.events()?;
+    for pid in target.present() {
+        recording.processes.saw(pid, 0);
+    }
+    recording.news()?;
     let started = Instant::now();
     let mut measuring = target.start(&opened)?;
-    if let Some(pid) = measuring.counted_child() {
-        // Now it has its program mapped, and has hardly run.
-        recording.process(pid, 0)?;
-    }
     recording.follow(&opened, &mut measuring)?;
     recording.end.elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     measuring.stop(&opened)?;
@@ -253,6 +264,7 @@ struct Recording<'a> {
     path: &'a Path,
     chosen: &'a [Chosen],
     rings: Rings,
+    info: Info,
     processes: Processes,
     kernel_ips: BTreeSet<u64>,
     end: End,
@@ -280,11 +292,11 @@ impl Recording<'_> {
         Ok(())
     }
 
-    fn process(&mut self, pid: u32, time: u64) -> Result<(), RecordError> {
-        match self.processes.saw(pid, time) {
-            Some(process) => self.line(&Line::Process(process)),
-            None => Ok(()),
+    fn news(&mut self) -> Result<(), RecordError> {
+        for line in self.processes.news(&Clocks::read(&self.info))? {
+            self.line(&line)?;
         }
+        Ok(())
     }
 
     /// Reads the rings until what is measured has ended.
@@ -304,7 +316,6 @@ impl Recording<'_> {
     }
 
     fn drain(&mut self) -> Result<(), RecordError> {
-        self.processes.next_reading();
         // Taken out while each is read: what is read goes elsewhere in `self`.
         let mut rings = std::mem::take(&mut self.rings);
         for (event, ring) in &mut rings {
@@ -322,13 +333,13 @@ impl Recording<'_> {
             }
         }
         self.rings = rings;
-        Ok(())
+        self.news()
     }
 
     fn record(&mut self, event: usize, record: &Record) -> Result<(), RecordError> {
         match *record {
             Record::Sample(sample) => {
-                self.process(sample.pid, sample.time)?;
+                self.processes.saw(sample.pid, sample.time);
                 if !sample.user {
                     self.kernel_ips.insert(sample.ip);
                 }
@@ -369,6 +380,9 @@ impl Recording<'_> {
             grouped(end.lost),
             grouped(end.wakeups)
         ));
+        if self.processes.lost() > 0 {
+            say("the kernel told of more processes than could be read: some names may be wrong");
+        }
         Ok(end.exit_code)
     }
 }

@@ -7,7 +7,8 @@ use clap::Args;
 
 use crate::data::{self, DataError};
 use crate::format::{Align, grouped, table};
-use crate::profile::{Key, Profile, Recording, name};
+use crate::names::{Key, name};
+use crate::profile::{Profile, Recording};
 
 /// Show the functions in which the samples of `vperf record` lie.
 ///

@@ -212,8 +212,8 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
         assert_eq!(a_function_of_this_program(1), 2);
         let function: fn(u64) -> u64 = a_function_of_this_program;
         let ip = function as *const () as u64;
-        let own = Processes::new(Path::new("/proc"))
-            .saw(std::process::id(), 0)
+        let own = Processes::new(Path::new("/proc"), Vec::new())
+            .look(std::process::id(), 0)
             .unwrap();
         let map = own
             .maps

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vpmu_client::event::{EventError, Ready, poll};
+use vpmu_client::tasks::{Tasks, TasksError};
 use vpmu_client::{Event, EventAttr};
 
 use crate::os::{Process, Signals};
@@ -84,6 +85,7 @@ enum Places {
 pub(crate) struct Target {
     signals: Signals,
     places: Places,
+    pids: Vec<u32>,
     processes: Vec<Process>,
     held: Option<Held>,
 }
@@ -118,6 +120,7 @@ impl TargetArgs {
         Ok(Target {
             signals,
             places,
+            pids: self.pid.iter().map(|pid| pid.unsigned_abs()).collect(),
             processes,
             held,
         })
@@ -231,6 +234,43 @@ impl Target {
             .collect()
     }
 
+    /// Begins to follow what the measured tasks do.
+    pub(crate) fn follow(&self) -> Result<Vec<Tasks>, TasksError> {
+        let online = || {
+            fs::read_to_string(ONLINE)
+                .ok()
+                .and_then(|text| cpu_list(text.trim()))
+        };
+        let (tasks, cpus) = match &self.places {
+            Places::Child(pid) => (vec![*pid], online()),
+            Places::Threads(threads) => (threads.clone(), online()),
+            Places::Cpus(cpus) => (vec![-1], Some(cpus.clone())),
+        };
+        let cpus = cpus.unwrap_or_default();
+        let places = tasks
+            .iter()
+            .flat_map(|&task| cpus.iter().map(move |&cpu| (task, cpu)));
+        places
+            .map(|(task, cpu)| Tasks::follow(task, i32::try_from(cpu).unwrap_or(-1)))
+            .collect()
+    }
+
+    /// The processes that are there already; those that come are followed.
+    pub(crate) fn present(&self) -> Vec<u32> {
+        let is_everybody = match &self.places {
+            Places::Child(_) => return Vec::new(),
+            Places::Threads(_) => false,
+            Places::Cpus(_) => true,
+        };
+        if !is_everybody {
+            return self.pids.clone();
+        }
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect()
+    }
+
     /// Starts to measure: enables what is not yet, and lets the command go.
     pub(crate) fn start(self, opened: &[Opened]) -> Result<Measuring, TargetError> {
         if matches!(self.places, Places::Cpus(_)) {
@@ -243,7 +283,6 @@ impl Target {
             signals: self.signals,
             processes: self.processes,
             child,
-            is_counted: matches!(self.places, Places::Child(_)),
             signalled: false,
         })
     }
@@ -255,19 +294,10 @@ pub(crate) struct Measuring {
     signals: Signals,
     processes: Vec<Process>,
     child: Option<Running>,
-    is_counted: bool,
     signalled: bool,
 }
 
 impl Measuring {
-    /// The command's process, if it is what is measured.
-    pub(crate) fn counted_child(&self) -> Option<u32> {
-        self.child
-            .as_ref()
-            .filter(|_| self.is_counted)
-            .map(Running::pid)
-    }
-
     /// Waits for the end or until any of `others` is ready, whose answers come in `ready`;
     /// true at the end.
     pub(crate) fn wait(
@@ -345,7 +375,12 @@ impl Measuring {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::{Action, Line, Task};
+    use crate::histories::Histories;
+    use crate::processes::Processes;
+    use std::path::Path;
     use vpmu_client::perf::PerfPmu;
+    use vpmu_client::tasks::Clocks;
 
     #[test]
     fn lists_of_cpus() {
@@ -357,7 +392,7 @@ mod tests {
     }
 
     /// The kernel's own clock of tasks, through perf's door: it is on every machine.
-    fn task_clock(dir: &std::path::Path) -> (PerfPmu, EventAttr) {
+    fn task_clock(dir: &Path) -> (PerfPmu, EventAttr) {
         fs::write(dir.join("type"), "1").unwrap();
         (PerfPmu::open_at(dir).unwrap(), EventAttr::new(1, 1))
     }
@@ -405,6 +440,46 @@ mod tests {
             own > 1_000_000 && children > own,
             "own {own} ns, children {children} ns"
         );
+    }
+
+    #[test]
+    fn what_a_command_runs_is_followed_however_short_it_lives() {
+        let target = args(&["sh", "-c", "/bin/true; exit 0"]).prepare().unwrap();
+        let shell = target.held.as_ref().unwrap().pid().unsigned_abs();
+        let mut processes = Processes::new(Path::new("/proc"), target.follow().unwrap());
+        let mut measuring = target.start(&[]).unwrap();
+        while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
+        assert_eq!(measuring.finish().unwrap(), 0);
+        // Seen in a sample, but the kernel has told already.
+        processes.saw(shell, 0);
+        let lines = processes.news(&Clocks::default()).unwrap();
+        let mut tasks: Vec<Task> = lines
+            .into_iter()
+            .map(|line| match line {
+                Line::Task(task) => task,
+                line => panic!("{line:?}"),
+            })
+            .collect();
+        // Each CPU has told its own.
+        tasks.sort_by_key(|task| task.time);
+        let execs: Vec<(u32, &str)> = tasks
+            .iter()
+            .filter_map(|task| match &task.action {
+                Action::Exec(name) => Some((task.pid, name.as_str())),
+                _ => None,
+            })
+            .collect();
+        let [(first, "sh"), (second, "true")] = execs[..] else {
+            panic!("{execs:?}")
+        };
+        assert_eq!(first, shell);
+        let histories = Histories::new(&[], &tasks);
+        let program = histories.at(second, u64::MAX).unwrap();
+        assert!(
+            program.maps.iter().any(|map| map.path.ends_with("/true")),
+            "{program:?}"
+        );
+        assert_eq!(processes.lost(), 0);
     }
 
     #[test]

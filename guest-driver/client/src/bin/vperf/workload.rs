@@ -155,11 +155,6 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Of the child.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Readable when it has ended; also what signals go to.
     pub(crate) fn process(&self) -> &Process {
         &self.process
@@ -194,7 +189,7 @@ mod tests {
         assert_eq!(exe, std::env::current_exe().unwrap());
         let pid = held.pid();
         let running = held.release().unwrap();
-        assert_eq!(i32::try_from(running.pid()).unwrap(), pid);
+        assert_eq!(i32::try_from(running.child.id()).unwrap(), pid);
         assert_eq!(exit_code(running.wait().unwrap()), 0);
     }
 

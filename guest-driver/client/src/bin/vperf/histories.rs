@@ -1,0 +1,128 @@
+//! What each process was at each time, out of what a recording tells of processes.
+
+use std::collections::HashMap;
+
+use crate::data::{Action, Process, Task};
+
+/// Of each pid, what it was from the `time` on that stands there, in order of time.
+#[derive(Debug, Default)]
+pub(crate) struct Histories(HashMap<u32, Vec<Process>>);
+
+impl Histories {
+    /// Plays what was told in order of time.
+    pub(crate) fn new(processes: &[Process], tasks: &[Task]) -> Self {
+        let mut histories = Self::default();
+        let mut processes: Vec<&Process> = processes.iter().collect();
+        processes.sort_by_key(|process| process.time);
+        let mut tasks: Vec<&Task> = tasks.iter().collect();
+        tasks.sort_by_key(|task| task.time);
+        let mut processes = processes.into_iter().peekable();
+        for task in tasks {
+            while let Some(process) = processes.next_if(|process| process.time <= task.time) {
+                histories.push(process.clone());
+            }
+            histories.play(task);
+        }
+        for process in processes {
+            histories.push(process.clone());
+        }
+        histories
+    }
+
+    /// The process as it was at `time`; before it is first told of, as it was then.
+    pub(crate) fn at(&self, pid: u32, time: u64) -> Option<&Process> {
+        let history = self.0.get(&pid)?;
+        let after = history.partition_point(|process| process.time <= time);
+        history.get(after.saturating_sub(1))
+    }
+
+    fn push(&mut self, process: Process) {
+        self.0.entry(process.pid).or_default().push(process);
+    }
+
+    fn play(&mut self, task: &Task) {
+        let Task { pid, time, .. } = *task;
+        let last = |pid| self.0.get(&pid).and_then(|history| history.last());
+        let nobody = || Process {
+            pid,
+            comm: format!("[pid {pid}]"),
+            time,
+            maps: Vec::new(),
+        };
+        let before = match &task.action {
+            Action::Fork(parent) => last(*parent),
+            _ => last(pid),
+        };
+        let mut now = before.cloned().unwrap_or_else(nobody);
+        match &task.action {
+            Action::Fork(_) => {}
+            Action::Name(name) => now.comm.clone_from(name),
+            Action::Exec(name) => {
+                now.comm.clone_from(name);
+                now.maps.clear();
+            }
+            Action::Map(map) => {
+                now.maps
+                    .retain(|old| old.end <= map.start || map.end <= old.start);
+                now.maps.push(map.clone());
+            }
+        }
+        self.push(Process { pid, time, ..now });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Map;
+
+    fn map(start: u64, path: &str) -> Map {
+        Map {
+            start,
+            end: start + 0x1000,
+            offset: 0,
+            path: path.into(),
+        }
+    }
+
+    fn task(pid: u32, time: u64, action: Action) -> Task {
+        Task { pid, time, action }
+    }
+
+    #[test]
+    fn a_process_is_what_it_was_at_the_time() {
+        let shell = Process {
+            pid: 1,
+            comm: "sh".into(),
+            time: 50,
+            maps: vec![map(0x1000, "/bin/sh")],
+        };
+        // As they come from two CPUs: not in order.
+        let tasks = [
+            task(2, 300, Action::Map(map(0x1000, "/bin/work"))),
+            task(2, 100, Action::Fork(1)),
+            task(2, 200, Action::Exec("work".into())),
+            task(2, 400, Action::Map(map(0x1800, "/lib/over"))),
+            task(2, 500, Action::Name("renamed".into())),
+        ];
+        let histories = Histories::new(&[shell], &tasks);
+        let at = |pid, time| {
+            let process = histories.at(pid, time).unwrap();
+            let paths: Vec<&str> = process.maps.iter().map(|map| map.path.as_str()).collect();
+            (process.comm.as_str(), paths.join(" "))
+        };
+        assert_eq!(at(1, 0), ("sh", "/bin/sh".into()), "before the first sight");
+        assert_eq!(at(2, 150), ("sh", "/bin/sh".into()));
+        assert_eq!(at(2, 200), ("work", String::new()));
+        assert_eq!(at(2, 350), ("work", "/bin/work".into()));
+        assert_eq!(at(2, 450), ("work", "/lib/over".into()), "mapped over");
+        assert_eq!(at(2, 999), ("renamed", "/lib/over".into()));
+        assert!(histories.at(3, 0).is_none());
+    }
+
+    #[test]
+    fn a_child_of_nobody_known_has_its_number() {
+        let histories = Histories::new(&[], &[task(2, 100, Action::Fork(1))]);
+        assert_eq!(histories.at(2, 100).unwrap().comm, "[pid 2]");
+    }
+}

@@ -1,0 +1,287 @@
+//! What tasks do that a profile must know: which programs they run, which files they map,
+//! whom they fork. The guest kernel's own perf tells it, on a dummy event that counts
+//! nothing; so no process is too short-lived to be known.
+//!
+//! The times are those of `CLOCK_MONOTONIC_RAW`, which perf can be told to use; samples of
+//! the vPMU have the device's. [`Clocks`] leads from the one to the other.
+
+use std::io;
+
+use perf_event_open_sys::bindings::{
+    self, PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr,
+};
+
+use crate::attr::{EventAttr, SAMPLE_TID, SAMPLE_TIME};
+use crate::device::Info;
+use crate::event::Event;
+use crate::record::Record;
+use crate::ring::{Ring, RingError};
+use crate::sys;
+
+const TYPE_MAP: u32 = bindings::PERF_RECORD_MMAP;
+const TYPE_NAME: u32 = bindings::PERF_RECORD_COMM;
+const TYPE_FORK: u32 = bindings::PERF_RECORD_FORK;
+const MISC_EXEC: u16 = 1 << 13;
+const MISC_MODE: u16 = 7;
+const MISC_USER: u16 = 2;
+
+/// 2^3 pages hold some four hundred notices between two readings.
+const PAGES_LOG2: u32 = 3;
+
+/// Why tasks cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TasksError {
+    /// The kernel refused the event.
+    #[error("following what tasks do")]
+    Open(#[source] io::Error),
+    /// Its ring is not what it should be.
+    #[error("following what tasks do")]
+    Ring(#[from] RingError),
+}
+
+/// What a process did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Action {
+    /// Mapped a file to execute it.
+    Map {
+        /// Where.
+        start: u64,
+        /// Bytes.
+        length: u64,
+        /// In the file, of `start`.
+        offset: u64,
+        /// The file, or a name such as `[vdso]`.
+        path: String,
+    },
+    /// Runs another program, of this name, with nothing mapped yet.
+    Exec(String),
+    /// Has another name.
+    Name(String),
+    /// Began as a copy of this process.
+    ForkOf(u32),
+}
+
+/// One thing that a process did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// The process.
+    pub pid: u32,
+    /// Nanoseconds of `CLOCK_MONOTONIC_RAW`.
+    pub time: u64,
+    /// What it did.
+    pub action: Action,
+}
+
+/// Follows a thread and its children, or everybody, on one CPU.
+#[derive(Debug)]
+pub struct Tasks {
+    ring: Ring,
+    lost: u64,
+    _event: Event,
+}
+
+impl Tasks {
+    /// Begins to follow the thread `pid`, or everybody with -1, on the CPU `cpu`.
+    ///
+    /// # Errors
+    /// [`TasksError::Open`] with the kernel's error number as its source.
+    pub fn follow(pid: i32, cpu: i32) -> Result<Self, TasksError> {
+        let fd = sys::perf_event_open(&mut dummy(), pid, cpu).map_err(TasksError::Open)?;
+        let event = Event::new(fd, &EventAttr::new(PERF_TYPE_SOFTWARE, 0));
+        Ok(Self {
+            ring: event.map(PAGES_LOG2)?,
+            lost: 0,
+            _event: event,
+        })
+    }
+
+    /// What was done since the last reading, in order of time.
+    ///
+    /// # Errors
+    /// [`TasksError::Ring`].
+    pub fn read(&mut self) -> Result<Vec<Notice>, TasksError> {
+        let mut notices = Vec::new();
+        while let Some(record) = self.ring.next_record()? {
+            match record {
+                Record::Lost { lost, .. } => self.lost = self.lost.saturating_add(lost),
+                Record::Unknown {
+                    record_type,
+                    misc,
+                    body,
+                } => notices.extend(notice(record_type, misc, &body)),
+                Record::Sample(_) => {}
+            }
+        }
+        Ok(notices)
+    }
+
+    /// Notices so far for which the ring had no room.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+fn dummy() -> perf_event_attr {
+    let mut attr = EventAttr {
+        inherit: true,
+        disabled: false,
+        exclude_kernel: true,
+        sample_type: SAMPLE_TID | SAMPLE_TIME,
+        read_format: 0,
+        ..EventAttr::new(PERF_TYPE_SOFTWARE, u64::from(PERF_COUNT_SW_DUMMY))
+    }
+    .to_raw();
+    attr.set_exclude_hv(1);
+    attr.set_mmap(1);
+    attr.set_comm(1);
+    attr.set_comm_exec(1);
+    attr.set_task(1);
+    attr.set_sample_id_all(1);
+    attr.set_use_clockid(1);
+    attr.clockid = libc::CLOCK_MONOTONIC_RAW;
+    attr
+}
+
+/// Takes a record apart, whose last two words are thread and time; `None` for what threads do
+/// among themselves, for the kernel's own mappings, and for what makes no sense.
+fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
+    let (body, trailer) = body.split_at_checked(body.len().checked_sub(2)?)?;
+    let (pid, second) = halves(*body.first()?);
+    let time = trailer[1];
+    let is_main_thread = pid == second;
+    let action = match record_type {
+        TYPE_MAP if misc & MISC_MODE == MISC_USER => Action::Map {
+            start: *body.get(1)?,
+            length: *body.get(2)?,
+            offset: *body.get(3)?,
+            path: text(body.get(4..)?),
+        },
+        TYPE_NAME if is_main_thread && misc & MISC_EXEC != 0 => Action::Exec(text(body.get(1..)?)),
+        TYPE_NAME if is_main_thread => Action::Name(text(body.get(1..)?)),
+        // Here the second half is the parent.
+        TYPE_FORK if pid != second => Action::ForkOf(second),
+        _ => return None,
+    };
+    Some(Notice { pid, time, action })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "takes the word's halves apart"
+)]
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+/// Up to the first zero.
+fn text(words: &[u64]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let end = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// `CLOCK_MONOTONIC_RAW` and the device's clock, read at one moment. Both run evenly, but not
+/// at the very same rate: read them anew from time to time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Clocks {
+    raw: u64,
+    device: u64,
+}
+
+impl Clocks {
+    /// Reads both.
+    #[must_use]
+    pub fn read(info: &Info) -> Self {
+        Self {
+            raw: sys::monotonic_raw(),
+            device: info.time_of(sys::tsc()),
+        }
+    }
+
+    /// The device's time of a raw one.
+    #[must_use]
+    pub fn device_time(&self, raw: u64) -> u64 {
+        self.device.wrapping_add(raw.wrapping_sub(self.raw))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_short_lived_child_is_known_by_name_and_program() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        // Of this very thread, which is the one that forks.
+        let mut followed: Vec<Tasks> = (0..).map_while(|cpu| Tasks::follow(0, cpu).ok()).collect();
+        assert!(!followed.is_empty());
+        let mut child = Command::new("/bin/true").spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        let mut notices: Vec<Notice> = Vec::new();
+        for tasks in &mut followed {
+            notices.extend(tasks.read().unwrap());
+            assert_eq!(tasks.lost(), 0);
+        }
+        notices.retain(|notice| notice.pid == pid);
+        notices.sort_by_key(|notice| notice.time);
+        let actions: Vec<&Action> = notices.iter().map(|notice| &notice.action).collect();
+        assert_eq!(*actions[0], Action::ForkOf(u32::try_from(own).unwrap()));
+        let exec = actions
+            .iter()
+            .position(|a| **a == Action::Exec("true".into()))
+            .unwrap();
+        let is_program = |action: &&Action| {
+            matches!(action, Action::Map { path, length, .. }
+                if path.ends_with("/true") && *length > 0)
+        };
+        assert!(actions[exec..].iter().any(is_program), "{actions:?}");
+    }
+
+    #[test]
+    fn records_that_make_no_sense_are_nothing() {
+        for words in 0..5 {
+            assert_eq!(
+                notice(TYPE_MAP, MISC_USER, &[1; 5][..words]),
+                None,
+                "{words}"
+            );
+        }
+        assert_eq!(notice(TYPE_NAME, 0, &[]), None);
+        assert_eq!(notice(77, 0, &[1, 2, 3]), None);
+        let thread = 7 | 8 << 32;
+        assert_eq!(
+            notice(TYPE_NAME, 0, &[thread, 0, 0, 0]),
+            None,
+            "a thread's own name"
+        );
+        let name = u64::from_ne_bytes(*b"work\0\0\0\0");
+        let expected = Notice {
+            pid: 7,
+            time: 9,
+            action: Action::Exec("work".into()),
+        };
+        let main = 7 | 7 << 32;
+        assert_eq!(
+            notice(TYPE_NAME, MISC_EXEC, &[main, name, main, 9]),
+            Some(expected)
+        );
+    }
+
+    #[test]
+    fn clocks_translate_across_their_reading() {
+        let clocks = Clocks {
+            raw: 100,
+            device: 1000,
+        };
+        assert_eq!(clocks.device_time(150), 1050);
+        assert_eq!(clocks.device_time(50), 950);
+    }
+}
