@@ -12,7 +12,13 @@ fn root() -> PathBuf {
 /// Direct dependencies of a workspace member that end up in its users' builds.
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
         .current_dir(root())
         .output()
         .unwrap();
@@ -68,7 +74,10 @@ fn the_device_knows_neither_kvm_nor_event_loops_nor_command_lines() {
 fn the_guest_half_shares_nothing_but_the_wire_with_the_device() {
     let found = dependencies("vpmu-client");
     for forbidden in ["vpmu", "vmm", "images", "kvm-ioctls"] {
-        assert!(!found.contains(forbidden), "vpmu-client depends on {forbidden}");
+        assert!(
+            !found.contains(forbidden),
+            "vpmu-client depends on {forbidden}"
+        );
     }
 }
 

@@ -1,0 +1,22 @@
+//! Counting in a stock guest, through the shared-page door.
+
+tests::guest_tests! {
+    "counting":
+    marks_count_exactly,
+    port_writes_count_exactly,
+    two_vcpus_never_mix,
+    disabled_events_stand_still,
+    reset_zeroes_the_count_alone,
+    tsc_agrees_with_rdtsc,
+    task_clock_agrees_with_guest_time,
+    halts_are_counted,
+    all_exits_hold_those_of_the_vmm,
+    every_listed_event_opens,
+    what_is_not_listed_is_refused,
+    a_short_buffer_is_refused,
+    a_count_follows_its_task,
+    another_tasks_marks_do_not_count,
+    children_are_inherited,
+    children_are_left_out_unless_asked,
+    many_events_of_one_task,
+}

@@ -1,0 +1,296 @@
+//! Counts: exact where the device sees each event, within bounds where the host measures.
+
+use std::thread;
+use std::time::Duration;
+
+use vpmu_client::{Event, EventAttr, Vpmu};
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq, errno};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("marks_count_exactly", marks_count_exactly),
+    ("port_writes_count_exactly", port_writes_count_exactly),
+    ("two_vcpus_never_mix", two_vcpus_never_mix),
+    ("disabled_events_stand_still", disabled_events_stand_still),
+    ("reset_zeroes_the_count_alone", reset_zeroes_the_count_alone),
+    ("tsc_agrees_with_rdtsc", tsc_agrees_with_rdtsc),
+    (
+        "task_clock_agrees_with_guest_time",
+        task_clock_agrees_with_guest_time,
+    ),
+    ("halts_are_counted", halts_are_counted),
+    (
+        "all_exits_hold_those_of_the_vmm",
+        all_exits_hold_those_of_the_vmm,
+    ),
+    ("every_listed_event_opens", every_listed_event_opens),
+    (
+        "what_is_not_listed_is_refused",
+        what_is_not_listed_is_refused,
+    ),
+    ("a_short_buffer_is_refused", a_short_buffer_is_refused),
+];
+
+/// An event of this thread, enabled.
+pub(crate) fn counting(vpmu: &Vpmu, spec: &str) -> Result<Event, Box<dyn std::error::Error>> {
+    let event = vpmu.open_event(&vpmu.attr(spec)?)?;
+    event.enable()?;
+    Ok(event)
+}
+
+fn marks_count_exactly() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for times in [1, 7, 1000] {
+        let event = counting(&vpmu, "mark=5")?;
+        for _ in 0..times {
+            vpmu.mark(5)?;
+            vpmu.mark(6)?;
+        }
+        event.disable()?;
+        ensure_eq!(event.read()?.value, times, "marks of value 5");
+    }
+    Ok(())
+}
+
+fn port_writes_count_exactly() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::allow_ports()?;
+    for times in [1, 500] {
+        let event = counting(&vpmu, "exits-io")?;
+        for _ in 0..times {
+            cpu::port_write();
+        }
+        event.disable()?;
+        ensure_eq!(event.read()?.value, times, "exits of port writes");
+    }
+    Ok(())
+}
+
+fn two_vcpus_never_mix() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = vpmu.attr("mark=1")?;
+    let events = [
+        vpmu.open_event(&attr.clone().on_cpu(0))?,
+        vpmu.open_event(&attr.on_cpu(1))?,
+    ];
+    for event in &events {
+        event.enable()?;
+    }
+    thread::scope(|scope| {
+        let placers = [(0, 300), (1, 500)].map(|(cpu, times)| {
+            let vpmu = &vpmu;
+            scope.spawn(move || -> Result<(), String> {
+                cpu::pin(cpu).map_err(|e| e.to_string())?;
+                (0..times).try_for_each(|_| vpmu.mark(1).map_err(|e| e.to_string()))
+            })
+        });
+        placers
+            .into_iter()
+            .try_for_each(|p| p.join().map_err(|_| "a placer panicked".to_owned())?)
+    })?;
+    ensure_eq!(events[0].read()?.value, 300, "marks on CPU 0");
+    ensure_eq!(events[1].read()?.value, 500, "marks on CPU 1");
+    Ok(())
+}
+
+fn disabled_events_stand_still() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = vpmu.open_event(&vpmu.attr("mark=5")?)?;
+    vpmu.mark(5)?;
+    ensure_eq!(event.read()?.value, 0, "an event that was never enabled");
+    ensure_eq!(event.read()?.time_enabled, 0, "and its time");
+    event.enable()?;
+    vpmu.mark(5)?;
+    event.disable()?;
+    let first = event.read()?;
+    vpmu.mark(5)?;
+    thread::sleep(Duration::from_millis(2));
+    ensure_eq!(event.read()?, first, "a disabled event");
+    event.enable()?;
+    vpmu.mark(5)?;
+    event.disable()?;
+    let second = event.read()?;
+    ensure_eq!(second.value, 2, "marks while enabled");
+    ensure!(
+        second.time_enabled > first.time_enabled,
+        "time goes on with the event"
+    );
+    ensure!(second.time_running <= second.time_enabled, "{second:?}");
+    Ok(())
+}
+
+fn reset_zeroes_the_count_alone() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = counting(&vpmu, "mark=5")?;
+    vpmu.mark(5)?;
+    let before = event.read()?;
+    event.reset()?;
+    vpmu.mark(5)?;
+    vpmu.mark(5)?;
+    let after = event.read()?;
+    ensure_eq!(after.value, 2, "marks after the reset");
+    ensure!(
+        after.time_enabled > before.time_enabled,
+        "a reset keeps the times"
+    );
+    ensure_eq!(after.id, event.id()?, "the id that read tells");
+    Ok(())
+}
+
+fn tsc_agrees_with_rdtsc() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let event = vpmu.open_event(&vpmu.attr("tsc")?.on_cpu(0))?;
+    let before = cpu::tsc();
+    event.enable()?;
+    let enabled = cpu::tsc();
+    while cpu::tsc() < enabled + u64::from(vpmu.info().tsc_khz) * 200 {}
+    let reading = cpu::tsc();
+    let count = event.read()?.value;
+    let after = cpu::tsc();
+    // The count began between the first two stamps and was taken between the last two.
+    let (least, most) = (reading - enabled, after - before);
+    ensure!(
+        count >= least - least / 100 && count <= most + most / 100,
+        "{count} ticks counted, between {least} and {most} passed"
+    );
+    Ok(())
+}
+
+fn task_clock_agrees_with_guest_time() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let on_cpu = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
+        Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
+    };
+    let events = [on_cpu("task-clock")?, on_cpu("guest-time")?];
+    for event in &events {
+        event.enable()?;
+    }
+    let until = cpu::tsc() + u64::from(vpmu.info().tsc_khz) * 300;
+    while cpu::tsc() < until {}
+    let [clock, guest] = [events[0].read()?.value, events[1].read()?.value];
+    // Two readings of the host's: perf's clock of the vCPU's thread, and the scheduler's CPU
+    // time of that thread inside the run call. The guest is in its loop all the time.
+    ensure!(
+        clock.abs_diff(guest) <= clock / 20,
+        "perf says {clock} ns, the scheduler {guest} ns"
+    );
+    Ok(())
+}
+
+fn halts_are_counted() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let event = vpmu.open_event(&vpmu.attr("halts")?.on_cpu(1))?;
+    event.enable()?;
+    let before = event.read()?.value;
+    thread::sleep(Duration::from_millis(100));
+    let after = event.read()?.value;
+    ensure!(
+        after > before,
+        "CPU 1 slept without a halt: {before}, {after}"
+    );
+    Ok(())
+}
+
+fn all_exits_hold_those_of_the_vmm() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    cpu::allow_ports()?;
+    let open = |name: &str| -> Result<Event, Box<dyn std::error::Error>> {
+        Ok(vpmu.open_event(&vpmu.attr(name)?.on_cpu(0))?)
+    };
+    let (all, user) = (open("exits")?, open("exits-user")?);
+    // The wider one opens first and is read last, so that it holds the narrower one's span.
+    all.enable()?;
+    user.enable()?;
+    for _ in 0..100 {
+        cpu::port_write();
+    }
+    let user = user.read()?.value;
+    let all = all.read()?.value;
+    ensure!(
+        user >= 100,
+        "{user} exits reached the VMM, of 100 port writes"
+    );
+    ensure!(all >= user, "{all} exits, of which {user} reached the VMM");
+    Ok(())
+}
+
+fn every_listed_event_opens() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let entries = vpmu.catalogue().entries();
+    ensure!(entries.len() >= 8, "only {} events listed", entries.len());
+    for entry in entries {
+        let event =
+            counting(&vpmu, &entry.name).map_err(|error| format!("{}: {error}", entry.name))?;
+        event.disable()?;
+        event.read()?;
+    }
+    Ok(())
+}
+
+fn what_is_not_listed_is_refused() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let refused = |attr: EventAttr| match vpmu.open_event(&attr) {
+        Ok(_) => 0,
+        Err(error) => errno(&error),
+    };
+    let pmu = vpmu.info().pmu_type;
+    ensure_eq!(
+        refused(EventAttr::new(pmu, 0x7f << 48)),
+        libc::ENOENT,
+        "an unknown kind"
+    );
+    ensure_eq!(
+        refused(EventAttr::new(pmu, 0x101 << 48 | 99)),
+        libc::ENOENT,
+        "an unknown reason"
+    );
+    let mark = vpmu.attr("mark=1")?;
+    ensure_eq!(
+        refused(mark.clone().on_cpu(4096)),
+        libc::EINVAL,
+        "no such CPU"
+    );
+    let nobody = EventAttr {
+        pid: 0x3f_ffff,
+        ..mark.clone()
+    };
+    ensure_eq!(refused(nobody), libc::ESRCH, "no such task");
+    let fields = EventAttr {
+        period: 1,
+        sample_type: 1 << 11,
+        ..mark.clone()
+    };
+    ensure!(
+        [libc::EINVAL, libc::EOPNOTSUPP].contains(&refused(fields)),
+        "a sample field outside the allowed ones"
+    );
+    let listed = |name: &str| vpmu.catalogue().get(name).is_some();
+    for (config, name) in [(0, "cycles"), (1, "instructions")] {
+        let expected = if listed(name) { 0 } else { libc::ENOENT };
+        ensure_eq!(
+            refused(EventAttr::new(0, config)),
+            expected,
+            "perf's {name}"
+        );
+    }
+    Ok(())
+}
+
+fn a_short_buffer_is_refused() -> Outcome {
+    use std::os::fd::AsFd;
+    let vpmu = Vpmu::open()?;
+    let event = counting(&vpmu, "mark=5")?;
+    // Value, two times, id.
+    ensure_eq!(cpu::read(event.as_fd(), 32)?, 32, "bytes read");
+    let error = cpu::read(event.as_fd(), 31)
+        .err()
+        .and_then(|e| e.raw_os_error());
+    ensure_eq!(error, Some(libc::ENOSPC), "31 bytes of room");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! What the tests need of the CPU and the kernel below the client library: pinning, ports,
+//! the TSC. The only unsafe code of the tests.
+#![expect(
+    unsafe_code,
+    reason = "system calls and instructions that have no safe wrapper"
+)]
+
+use std::arch::{asm, x86_64::_rdtsc};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+/// A port that no device of the machine answers to: a write is an exit and nothing else.
+pub(crate) const IDLE_PORT: u16 = 0x80;
+
+/// Lets the calling thread run on `cpu` alone, from now.
+pub(crate) fn pin(cpu: usize) -> io::Result<()> {
+    // SAFETY: all zeros is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is a valid set; the macro's function bounds `cpu` by its size.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: `set` lives through the call, and its size is given.
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Lets this thread reach every port.
+pub(crate) fn allow_ports() -> io::Result<()> {
+    // SAFETY: changes nothing but this thread's I/O privilege.
+    let result = unsafe { libc::iopl(3) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// One write to [`IDLE_PORT`]; [`allow_ports`] comes first.
+pub(crate) fn port_write() {
+    // SAFETY: no device answers to the port; without privilege the write is a fault that ends
+    // the test, not the safety of memory.
+    unsafe { asm!("out dx, al", in("dx") IDLE_PORT, in("al") 0_u8, options(nomem, nostack)) }
+}
+
+/// The guest's time stamp counter.
+pub(crate) fn tsc() -> u64 {
+    // SAFETY: every CPU that runs 64-bit Linux has the instruction.
+    unsafe { _rdtsc() }
+}
+
+/// This thread's id.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: cannot fail and touches no memory.
+    unsafe { libc::gettid() }.cast_unsigned()
+}
+
+/// read(2) into a buffer of `len` bytes; the errno if refused.
+pub(crate) fn read(fd: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
+    let mut buffer = vec![0_u8; len];
+    // SAFETY: the buffer has `len` bytes.
+    let got = unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), len) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// mmap(2) of `fd`, undone at once; the errno if refused.
+pub(crate) fn try_map(fd: BorrowedFd<'_>, len: usize, flags: i32, offset: i64) -> io::Result<()> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let address = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            len,
+            protection,
+            flags,
+            fd.as_raw_fd(),
+            offset,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping made above, to which nothing refers.
+    unsafe { libc::munmap(address, len) };
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! Saying what was expected, without a panic's backtrace on a serial console.
+
+/// Fails the test with a message unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(format!($($message)+).into());
+        }
+    };
+}
+
+/// Fails the test unless both are equal, and shows them.
+macro_rules! ensure_eq {
+    ($left:expr, $right:expr, $($message:tt)+) => {{
+        let (left, right) = ($left, $right);
+        if left != right {
+            return Err(format!("{}: {left:?}, expected {right:?}", format_args!($($message)+)).into());
+        }
+    }};
+}
+
+pub(crate) use {ensure, ensure_eq};
+
+/// The errno at the end of an error's chain, zero if it has none.
+pub(crate) fn errno(error: &(dyn std::error::Error + 'static)) -> i32 {
+    let mut cause = Some(error);
+    let mut found = 0;
+    while let Some(error) = cause {
+        if let Some(code) = error
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::raw_os_error)
+        {
+            found = code;
+        }
+        cause = error.source();
+    }
+    found
+}

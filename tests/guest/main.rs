@@ -1,0 +1,125 @@
+//! The guest's half of the proof: tests that run in a booted guest, on the client library.
+//!
+//! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
+//! framed line for each; the tests of the same names on the host boot a guest and read them.
+
+mod counting;
+mod cpu;
+mod doors;
+mod ensure;
+mod module;
+mod programs;
+mod rings;
+mod sampling;
+mod tasks;
+
+use std::env;
+use std::error::Error;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tests::wire::{self, Verdict};
+
+/// What a test says; the error is the reason for the failure.
+type Outcome = Result<(), Box<dyn Error>>;
+/// A test's name and what it does.
+type Test = (&'static str, fn() -> Outcome);
+
+/// Far above what any test needs, so that one that hangs is named instead of its group.
+const LIMIT: Duration = Duration::from_secs(90);
+
+fn group(name: &str) -> Option<Vec<Test>> {
+    match name {
+        "counting" => Some([counting::TESTS, tasks::TESTS].concat()),
+        "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
+        "module" => Some([doors::TESTS, module::TESTS].concat()),
+        "vperf" => Some(programs::TESTS.to_vec()),
+        _ => None,
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["run", name] => match group(name) {
+            Some(tests) => run(name, &tests),
+            None => usage(),
+        },
+        ["one", name, test] => {
+            let found = group(name).and_then(|t| t.into_iter().find(|(n, _)| n == test));
+            match found.map(|(_, run)| run()) {
+                Some(Ok(())) => ExitCode::SUCCESS,
+                Some(Err(error)) => {
+                    eprintln!("{error}");
+                    ExitCode::FAILURE
+                }
+                None => usage(),
+            }
+        }
+        ["mark", value, times] => programs::place_marks(value, times),
+        _ => usage(),
+    }
+}
+
+fn usage() -> ExitCode {
+    eprintln!("usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES");
+    ExitCode::from(2)
+}
+
+/// Runs the tests one after another; the frames tell their verdicts.
+fn run(name: &str, tests: &[Test]) -> ExitCode {
+    let mut failed = false;
+    for (test, _) in tests {
+        let began = Instant::now();
+        let verdict = one(name, test);
+        failed |= verdict != Verdict::Passed;
+        println!("{}", wire::line(test, began.elapsed(), &verdict));
+    }
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// One test in its own process, so that what it leaves open or locked ends with it.
+fn one(name: &str, test: &str) -> Verdict {
+    let child = Command::new("/proc/self/exe")
+        .args(["one", name, test])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return Verdict::Failed(format!("cannot start: {error}")),
+    };
+    let deadline = Instant::now() + LIMIT;
+    while let Ok(None) = child.try_wait() {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Verdict::Failed(format!("still running after {LIMIT:?}"));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    match child.wait_with_output() {
+        Ok(output) if output.status.success() => Verdict::Passed,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Verdict::Failed(format!("{}: {}", ended(output.status), said.trim()))
+        }
+        Err(error) => Verdict::Failed(error.to_string()),
+    }
+}
+
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "ended".into(),
+    }
+}

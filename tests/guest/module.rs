@@ -1,0 +1,87 @@
+//! The module comes and goes: refused while in use, clean otherwise.
+
+use std::process::{Command, Stdio};
+
+use vpmu_client::Vpmu;
+use vpmu_client::perf::PerfPmu;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::sampling::{drain, sampling};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "unloading_waits_for_the_last_user",
+        unloading_waits_for_the_last_user,
+    ),
+    ("the_module_reloads_clean", the_module_reloads_clean),
+];
+
+/// Whether a module command succeeded.
+fn module(command: &str) -> Result<bool, Box<dyn std::error::Error>> {
+    let status = Command::new(command)
+        .arg("virtio_pmu")
+        .stderr(Stdio::null())
+        .status()?;
+    Ok(status.success())
+}
+
+fn unloading_waits_for_the_last_user() -> Outcome {
+    {
+        let vpmu = Vpmu::open()?;
+        ensure!(!module("rmmod")?, "unloaded while /dev/vpmu was open");
+        let event = vpmu.open_event(&vpmu.attr("mark=1")?)?;
+        event.enable()?;
+        vpmu.mark(1)?;
+        drop(vpmu);
+        ensure!(!module("rmmod")?, "unloaded while an event was open");
+        ensure_eq!(event.read()?.value, 1, "the event goes on");
+    }
+    {
+        let pmu = PerfPmu::open()?;
+        let event = pmu.open_event(&pmu.attr("exits-io")?)?;
+        event.enable()?;
+        ensure!(!module("rmmod")?, "unloaded while a perf event was open");
+    }
+    let ring = {
+        let vpmu = Vpmu::open()?;
+        let event = vpmu.open_event(&vpmu.attr("mark=1")?.sampling(1))?;
+        event.map(1)?
+    };
+    ensure!(!module("rmmod")?, "unloaded while a ring was mapped");
+    drop(ring);
+    Ok(())
+}
+
+fn the_module_reloads_clean() -> Outcome {
+    for round in 0..3 {
+        ensure!(
+            module("rmmod")?,
+            "round {round}: not unloaded with nobody using it"
+        );
+        ensure!(
+            Vpmu::open().is_err(),
+            "round {round}: the device is still there"
+        );
+        ensure!(module("modprobe")?, "round {round}: not loaded again");
+        let vpmu = Vpmu::open()?;
+        let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=2")?.sampling(2), 1)?;
+        for _ in 0..9 {
+            vpmu.mark(2)?;
+        }
+        event.disable()?;
+        let (samples, lost) = drain(&mut ring)?;
+        ensure_eq!(
+            (event.read()?.value, samples.len(), lost),
+            (9, 4, 0),
+            "round {round}"
+        );
+    }
+    let log = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout);
+    for word in ["WARNING:", "BUG:", "Oops", "refcount"] {
+        let line = log.lines().find(|line| line.contains(word));
+        ensure!(line.is_none(), "the kernel says {line:?}");
+    }
+    Ok(())
+}

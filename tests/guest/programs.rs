@@ -1,0 +1,223 @@
+//! vperf as a person uses it.
+
+use std::process::{Command, ExitCode, Output};
+
+use vpmu_client::Vpmu;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("list_names_every_source", list_names_every_source),
+    (
+        "stat_counts_a_command_exactly",
+        stat_counts_a_command_exactly,
+    ),
+    ("stat_passes_the_exit_code_on", stat_passes_the_exit_code_on),
+    ("stat_counts_cpus", stat_counts_cpus),
+    (
+        "stat_names_what_it_does_not_know",
+        stat_names_what_it_does_not_know,
+    ),
+    (
+        "record_and_report_find_the_hot_function",
+        record_and_report_find_the_hot_function,
+    ),
+    (
+        "report_refuses_what_is_no_recording",
+        report_refuses_what_is_no_recording,
+    ),
+];
+
+/// `guest-tests mark VALUE TIMES`: a command with a known count, for others to measure.
+pub(crate) fn place_marks(value: &str, times: &str) -> ExitCode {
+    let (Ok(value), Ok(times)) = (value.parse(), times.parse::<u32>()) else {
+        return ExitCode::from(2);
+    };
+    let place = || -> Outcome {
+        let vpmu = Vpmu::open()?;
+        (0..times).try_for_each(|_| vpmu.mark(value))?;
+        Ok(())
+    };
+    match place() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn vperf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
+    Ok(Command::new("vperf")
+        .args(args)
+        .current_dir("/tmp")
+        .output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(bytes: &[u8]) -> Result<serde_json::Value, Box<dyn std::error::Error>> {
+    serde_json::from_slice(bytes).map_err(|e| format!("{e}: {}", text(bytes)).into())
+}
+
+fn list_names_every_source() -> Outcome {
+    let output = vperf(&["list"])?;
+    ensure!(
+        output.status.success(),
+        "vperf list: {}",
+        text(&output.stderr)
+    );
+    let listed = text(&output.stdout);
+    for entry in Vpmu::open()?.catalogue().entries() {
+        ensure!(!entry.source.is_empty(), "{} names no source", entry.name);
+        ensure!(
+            !entry.counts.is_empty(),
+            "{} does not say what it counts",
+            entry.name
+        );
+        ensure!(
+            listed.contains(&entry.name),
+            "{} is not in:\n{listed}",
+            entry.name
+        );
+        ensure!(
+            listed.contains(&entry.source),
+            "{} is not in:\n{listed}",
+            entry.source
+        );
+    }
+    Ok(())
+}
+
+/// The count of `event` in the JSON of `vperf stat`.
+fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
+    json["events"]
+        .as_array()?
+        .iter()
+        .find(|e| e["event"] == event)?["value"]
+        .as_u64()
+}
+
+fn stat_counts_a_command_exactly() -> Outcome {
+    let args = ["stat", "--json", "-e", "mark=3,mark=4,task-clock", "--"];
+    // Straight, and by a shell's child.
+    for command in [
+        &["guest-tests", "mark", "3", "123"][..],
+        &["sh", "-c", "guest-tests mark 3 100; guest-tests mark 3 23"],
+    ] {
+        let output = vperf(&[&args[..], command].concat())?;
+        ensure!(output.status.success(), "{}", text(&output.stderr));
+        let counts = json(&output.stdout)?;
+        ensure_eq!(count(&counts, "mark=3"), Some(123), "{command:?}: {counts}");
+        ensure_eq!(count(&counts, "mark=4"), Some(0), "{command:?}: {counts}");
+        ensure!(
+            count(&counts, "task-clock") > Some(0),
+            "no time passed: {counts}"
+        );
+    }
+    Ok(())
+}
+
+fn stat_passes_the_exit_code_on() -> Outcome {
+    for code in [0, 7] {
+        let output = vperf(&["stat", "--", "sh", "-c", &format!("exit {code}")])?;
+        ensure_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+    }
+    let missing = vperf(&["stat", "--", "no-such-program"])?;
+    ensure!(
+        !missing.status.success(),
+        "a command that does not exist succeeded"
+    );
+    ensure!(
+        text(&missing.stderr).contains("no-such-program"),
+        "{}",
+        text(&missing.stderr)
+    );
+    Ok(())
+}
+
+fn stat_counts_cpus() -> Outcome {
+    let marks = ["guest-tests", "mark", "3", "50"];
+    let output = vperf(&[&["stat", "--json", "-a", "-e", "mark=3", "--"], &marks[..]].concat())?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let counts = json(&output.stdout)?;
+    ensure_eq!(count(&counts, "mark=3"), Some(50), "on all CPUs: {counts}");
+    Ok(())
+}
+
+fn stat_names_what_it_does_not_know() -> Outcome {
+    let output = vperf(&["stat", "-e", "task-clok", "--", "true"])?;
+    let said = text(&output.stderr);
+    ensure!(!output.status.success(), "an unknown event was accepted");
+    ensure!(
+        said.contains("task-clok") && said.contains("task-clock"),
+        "{said}"
+    );
+    ensure_eq!(said.trim_end().lines().count(), 1, "one line, not: {said}");
+    Ok(())
+}
+
+fn record_and_report_find_the_hot_function() -> Outcome {
+    let file = "/tmp/hot.vperf";
+    let output = vperf(&[
+        "record",
+        "-e",
+        "task-clock",
+        "-o",
+        file,
+        "--",
+        "workload",
+        "hot",
+    ])?;
+    let said = text(&output.stderr) + &text(&output.stdout);
+    ensure!(output.status.success(), "{said}");
+    ensure!(
+        said.contains("0 lost"),
+        "records were lost, or it is not said: {said}"
+    );
+    let output = vperf(&["report", "-i", file, "--json"])?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let report = json(&output.stdout)?;
+    let symbols = report["symbols"]
+        .as_array()
+        .ok_or("no symbols in the report")?;
+    let share = |name: &str| {
+        symbols
+            .iter()
+            .find(|s| s["symbol"].as_str().is_some_and(|s| s.contains(name)))
+            .and_then(|s| s["percent"].as_f64())
+            .unwrap_or_default()
+    };
+    let (hot, warm) = (share("hot_three_quarters"), share("warm_one_quarter"));
+    ensure!(
+        hot > 50.0 && hot < 90.0,
+        "the hot function has {hot} %: {report}"
+    );
+    ensure!(
+        warm > 10.0 && warm < 40.0,
+        "the warm function has {warm} %: {report}"
+    );
+    let table = vperf(&["report", "-i", file])?;
+    ensure!(
+        text(&table.stdout).contains("hot_three_quarters"),
+        "{}",
+        text(&table.stdout)
+    );
+    Ok(())
+}
+
+fn report_refuses_what_is_no_recording() -> Outcome {
+    for file in ["/tmp/no-such-file", "/proc/cpuinfo"] {
+        let output = vperf(&["report", "-i", file])?;
+        ensure!(!output.status.success(), "{file} was accepted");
+        ensure!(
+            text(&output.stderr).contains(file),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+    Ok(())
+}

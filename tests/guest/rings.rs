@@ -1,0 +1,249 @@
+//! Rings: what is written plus what is lost is what was produced, whatever the reader does.
+
+use std::os::fd::AsFd;
+
+use vpmu_client::{Event, Ring, Sample, Vpmu};
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::sampling::{drain, sampling};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "an_absent_reader_loses_what_is_reported",
+        an_absent_reader_loses_what_is_reported,
+    ),
+    (
+        "a_lagging_reader_loses_what_is_reported",
+        a_lagging_reader_loses_what_is_reported,
+    ),
+    (
+        "a_lying_reader_loses_what_is_reported",
+        a_lying_reader_loses_what_is_reported,
+    ),
+    ("a_ring_wraps_whole", a_ring_wraps_whole),
+    ("mapping_follows_the_rules", mapping_follows_the_rules),
+    ("a_ring_outlives_its_event", a_ring_outlives_its_event),
+    (
+        "the_metadata_page_tells_the_count",
+        the_metadata_page_tells_the_count,
+    ),
+];
+
+const PAGE: usize = 4096;
+
+/// A one-page ring on marks of value 4, one record each.
+fn small(vpmu: &Vpmu) -> Result<(Event, Ring), Box<dyn std::error::Error>> {
+    sampling(vpmu, &vpmu.attr("mark=4")?.sampling(1), 0)
+}
+
+fn place(vpmu: &Vpmu, times: u64) -> Outcome {
+    for _ in 0..times {
+        vpmu.mark(4)?;
+    }
+    Ok(())
+}
+
+/// Reads what stands in the ring, makes the event tell what it still owes, reads that.
+fn settle(
+    event: &Event,
+    ring: &mut Ring,
+) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
+    let (mut samples, mut lost) = drain(ring)?;
+    event.read()?;
+    let (more, more_lost) = drain(ring)?;
+    samples.extend(more);
+    lost += more_lost;
+    ensure_times(&samples)?;
+    Ok((samples, lost))
+}
+
+fn ensure_times(samples: &[Sample]) -> Outcome {
+    ensure!(
+        samples.windows(2).all(|pair| pair[0].time < pair[1].time),
+        "records stand out of order"
+    );
+    Ok(())
+}
+
+fn an_absent_reader_loses_what_is_reported() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = small(&vpmu)?;
+    place(&vpmu, 500)?;
+    let (samples, lost) = settle(&event, &mut ring)?;
+    ensure!(lost > 0, "500 records fit one page");
+    ensure_eq!(
+        samples.len() as u64 + lost,
+        500,
+        "{} written and {lost} lost",
+        samples.len()
+    );
+    // With the loss told, the ring works on.
+    place(&vpmu, 10)?;
+    let (samples, lost) = settle(&event, &mut ring)?;
+    ensure_eq!((samples.len(), lost), (10, 0), "after the loss");
+    Ok(())
+}
+
+fn a_lagging_reader_loses_what_is_reported() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = small(&vpmu)?;
+    let (mut written, mut lost, mut placed) = (0, 0, 0);
+    for round in 0..30 {
+        let burst = 17 * round % 160;
+        place(&vpmu, burst)?;
+        placed += burst;
+        // Takes some records only, so that the next burst meets a ring half full.
+        for record in ring.records().take(20) {
+            match record? {
+                vpmu_client::Record::Sample(_) => written += 1,
+                vpmu_client::Record::Lost { lost: more, .. } => lost += more,
+                other => return Err(format!("{other:?}").into()),
+            }
+        }
+    }
+    let (samples, more) = settle(&event, &mut ring)?;
+    (written, lost) = (written + samples.len() as u64, lost + more);
+    ensure!(lost > 0, "a lagging reader lost nothing: nothing was shown");
+    ensure_eq!(written + lost, placed, "{written} read and {lost} lost");
+    Ok(())
+}
+
+fn a_lying_reader_loses_what_is_reported() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = small(&vpmu)?;
+    place(&vpmu, 5)?;
+    let head = ring.head();
+    let lies = [
+        head + 8,
+        head + 4096,
+        u64::MAX,
+        head.wrapping_sub(1 << 40),
+        1 << 63,
+    ];
+    for lie in lies {
+        ring.set_tail_raw(lie);
+        place(&vpmu, 3)?;
+        ensure_eq!(ring.head(), head, "the head after a tail of {lie:#x}");
+    }
+    ring.set_tail_raw(ring.tail());
+    let (samples, lost) = settle(&event, &mut ring)?;
+    ensure_eq!(
+        (samples.len(), lost),
+        (5, 15),
+        "written before the lies, lost during them"
+    );
+    ensure_eq!(event.read()?.value, 20, "the count knows no loss");
+    place(&vpmu, 4)?;
+    let (samples, lost) = settle(&event, &mut ring)?;
+    ensure_eq!((samples.len(), lost), (4, 0), "after the lies");
+    Ok(())
+}
+
+fn a_ring_wraps_whole() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = small(&vpmu)?;
+    let id = event.id()?;
+    for _ in 0..60 {
+        place(&vpmu, 13)?;
+        let (samples, lost) = drain(&mut ring)?;
+        ensure_eq!((samples.len(), lost), (13, 0), "records of a burst, lost");
+        ensure!(
+            samples
+                .iter()
+                .all(|s| s.id == id && s.tid == cpu::thread_id()),
+            "a record is torn"
+        );
+    }
+    ensure!(ring.head() > 4 * PAGE as u64, "the ring did not wrap");
+    Ok(())
+}
+
+fn mapping_follows_the_rules() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = vpmu.open_event(&vpmu.attr("mark=4")?.sampling(1))?;
+    let fd = event.as_fd();
+    let refused = |len: usize, flags: i32, offset: i64| {
+        cpu::try_map(fd, len, flags, offset)
+            .err()
+            .and_then(|e| e.raw_os_error())
+    };
+    let shared = libc::MAP_SHARED;
+    ensure_eq!(
+        refused(4 * PAGE, shared, 0),
+        Some(libc::EINVAL),
+        "three data pages"
+    );
+    ensure_eq!(
+        refused(2 * PAGE, libc::MAP_PRIVATE, 0),
+        Some(libc::EINVAL),
+        "a private map"
+    );
+    ensure_eq!(
+        refused(2 * PAGE, shared, PAGE as i64),
+        Some(libc::EINVAL),
+        "an offset"
+    );
+    ensure_eq!(refused(PAGE, shared, 0), None, "the metadata page alone");
+    let first = event.map(1)?;
+    ensure_eq!(
+        refused(2 * PAGE, shared, 0),
+        Some(libc::EINVAL),
+        "another size beside it"
+    );
+    ensure_eq!(
+        refused(3 * PAGE, shared, 0),
+        None,
+        "the same size beside it"
+    );
+    drop(first);
+    ensure_eq!(
+        refused(2 * PAGE, shared, 0),
+        None,
+        "a new size once all are gone"
+    );
+    Ok(())
+}
+
+fn a_ring_outlives_its_event() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = small(&vpmu)?;
+    place(&vpmu, 6)?;
+    drop(event);
+    place(&vpmu, 6)?;
+    let (samples, lost) = drain(&mut ring)?;
+    // A map holds the file: the event lives until both are gone.
+    ensure_eq!(
+        (samples.len(), lost),
+        (12, 0),
+        "records before and after the close"
+    );
+    Ok(())
+}
+
+fn the_metadata_page_tells_the_count() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, ring) = small(&vpmu)?;
+    place(&vpmu, 6)?;
+    event.disable()?;
+    let reading = event.read()?;
+    let page = ring.metadata()?;
+    ensure_eq!(
+        (page.index, page.offset),
+        (0, 6),
+        "no hardware counter, and the count"
+    );
+    ensure!(
+        page.time_enabled > 0 && page.time_running <= page.time_enabled,
+        "{page:?}"
+    );
+    ensure!(reading.value == page.offset, "{reading:?}, {page:?}");
+    let info = vpmu.info();
+    ensure_eq!(
+        (page.time_mult, u32::from(page.time_shift)),
+        (info.time_mult, info.time_shift),
+        "the conversion of the page and the device"
+    );
+    Ok(())
+}

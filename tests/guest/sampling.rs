@@ -1,0 +1,350 @@
+//! Samples: one for each period, each with the guest's truth.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use vpmu_client::attr::{SAMPLE_DEFAULT, SAMPLE_IDENTIFIER, SAMPLE_STREAM_ID};
+use vpmu_client::{Event, EventAttr, Record, Ring, Sample, Vpmu};
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq, errno};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_sample_for_each_period", a_sample_for_each_period),
+    ("samples_tell_who_and_where", samples_tell_who_and_where),
+    (
+        "times_increase_and_are_the_guests",
+        times_increase_and_are_the_guests,
+    ),
+    ("two_vcpus_samples_never_mix", two_vcpus_samples_never_mix),
+    ("a_tasks_samples_follow_it", a_tasks_samples_follow_it),
+    (
+        "a_childs_samples_reach_the_parents_ring",
+        a_childs_samples_reach_the_parents_ring,
+    ),
+    ("a_new_period_counts_from_now", a_new_period_counts_from_now),
+    ("exits_sample_exactly", exits_sample_exactly),
+    (
+        "a_clock_samples_the_loop_that_runs",
+        a_clock_samples_the_loop_that_runs,
+    ),
+    ("every_nth_record_wakes", every_nth_record_wakes),
+    (
+        "what_cannot_sample_is_refused",
+        what_cannot_sample_is_refused,
+    ),
+];
+
+/// What stands in a ring: the samples, and how many the device says were lost.
+pub(crate) fn drain(ring: &mut Ring) -> Result<(Vec<Sample>, u64), Box<dyn std::error::Error>> {
+    let (mut samples, mut lost) = (Vec::new(), 0);
+    for record in ring.records() {
+        match record? {
+            Record::Sample(sample) => samples.push(sample),
+            Record::Lost { lost: more, .. } => lost += more,
+            other => return Err(format!("an unexpected record: {other:?}").into()),
+        }
+    }
+    Ok((samples, lost))
+}
+
+/// An event and its ring of 2^n pages, enabled.
+pub(crate) fn sampling(
+    vpmu: &Vpmu,
+    attr: &EventAttr,
+    pages_log2: u32,
+) -> Result<(Event, Ring), Box<dyn std::error::Error>> {
+    let event = vpmu.open_event(attr)?;
+    let ring = event.map(pages_log2)?;
+    event.enable()?;
+    Ok((event, ring))
+}
+
+fn a_sample_for_each_period() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for (period, marks) in [(1, 50), (3, 100), (7, 6), (1000, 1999)] {
+        let attr = vpmu.attr("mark=9")?.sampling(period);
+        let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
+        for _ in 0..marks {
+            vpmu.mark(9)?;
+        }
+        event.disable()?;
+        let (samples, lost) = drain(&mut ring)?;
+        ensure_eq!(
+            samples.len() as u64,
+            marks / period,
+            "records of {marks} marks by {period}"
+        );
+        ensure_eq!(lost, 0, "lost");
+        ensure_eq!(event.read()?.value, marks, "marks counted");
+        ensure!(
+            samples.iter().all(|s| s.period == period),
+            "each stands for {period}"
+        );
+    }
+    Ok(())
+}
+
+fn samples_tell_who_and_where() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(1)?;
+    let attr = EventAttr {
+        sample_type: SAMPLE_DEFAULT | SAMPLE_STREAM_ID | SAMPLE_IDENTIFIER,
+        ..vpmu.attr("mark=9")?.sampling(1)
+    };
+    let (event, mut ring) = sampling(&vpmu, &attr, 2)?;
+    for _ in 0..10 {
+        vpmu.mark(9)?;
+    }
+    event.disable()?;
+    let (samples, _) = drain(&mut ring)?;
+    ensure_eq!(samples.len(), 10, "records");
+    let id = event.id()?;
+    for sample in samples {
+        ensure_eq!((sample.id, sample.stream_id), (id, id), "ids");
+        ensure_eq!(sample.cpu, 1, "the CPU this thread is pinned to");
+        ensure_eq!(
+            (sample.pid, sample.tid),
+            (std::process::id(), cpu::thread_id()),
+            "who"
+        );
+        // The driver places the mark on the caller's behalf.
+        ensure!(
+            !sample.user && sample.ip >> 63 == 1,
+            "a kernel address: {:#x}",
+            sample.ip
+        );
+    }
+    Ok(())
+}
+
+fn times_increase_and_are_the_guests() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(1), 4)?;
+    let before = vpmu.info().time_of(cpu::tsc());
+    for _ in 0..200 {
+        vpmu.mark(9)?;
+    }
+    let after = vpmu.info().time_of(cpu::tsc());
+    event.disable()?;
+    let (samples, _) = drain(&mut ring)?;
+    ensure_eq!(samples.len(), 200, "records");
+    let times: Vec<u64> = samples.iter().map(|s| s.time).collect();
+    ensure!(
+        times.windows(2).all(|pair| pair[0] < pair[1]),
+        "each later than the one before"
+    );
+    let (first, last) = (times[0], times[199]);
+    ensure!(
+        before <= first && last <= after,
+        "{first} to {last} ns, while the guest's clock went from {before} to {after}"
+    );
+    Ok(())
+}
+
+fn two_vcpus_samples_never_mix() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = vpmu.attr("mark=9")?.sampling(1);
+    let mut rings = [
+        sampling(&vpmu, &attr.clone().on_cpu(0), 4)?,
+        sampling(&vpmu, &attr.on_cpu(1), 4)?,
+    ];
+    std::thread::scope(|scope| {
+        let placers = [(0, 100), (1, 150)].map(|(cpu, times)| {
+            let vpmu = &vpmu;
+            scope.spawn(move || -> Result<(), String> {
+                cpu::pin(cpu).map_err(|e| e.to_string())?;
+                (0..times).try_for_each(|_| vpmu.mark(9).map_err(|e| e.to_string()))
+            })
+        });
+        placers
+            .into_iter()
+            .try_for_each(|p| p.join().map_err(|_| "a placer panicked".to_owned())?)
+    })?;
+    for (cpu, marks) in [(0_usize, 100), (1, 150)] {
+        let (event, ring) = &mut rings[cpu];
+        event.disable()?;
+        let (samples, lost) = drain(ring)?;
+        ensure_eq!((samples.len(), lost), (marks, 0), "records of CPU {cpu}");
+        let id = event.id()?;
+        ensure!(
+            samples.iter().all(|s| s.cpu as usize == cpu && s.id == id),
+            "a record of another CPU in the ring of CPU {cpu}"
+        );
+    }
+    Ok(())
+}
+
+fn a_tasks_samples_follow_it() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(1), 4)?;
+    for hop in 0..30 {
+        cpu::pin(hop % 2)?;
+        vpmu.mark(9)?;
+    }
+    event.disable()?;
+    let (samples, lost) = drain(&mut ring)?;
+    ensure_eq!((samples.len(), lost), (30, 0), "records, lost");
+    for (hop, sample) in samples.iter().enumerate() {
+        ensure_eq!(sample.cpu as usize, hop % 2, "the CPU of hop {hop}");
+    }
+    Ok(())
+}
+
+fn a_childs_samples_reach_the_parents_ring() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = EventAttr {
+        inherit: true,
+        sample_type: SAMPLE_DEFAULT | SAMPLE_STREAM_ID,
+        ..vpmu.attr("mark=3")?.sampling(1)
+    };
+    let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
+    vpmu.mark(3)?;
+    let status = std::process::Command::new("/proc/self/exe")
+        .args(["mark", "3", "20"])
+        .status()?;
+    ensure!(status.success(), "the child: {status}");
+    event.disable()?;
+    let (samples, lost) = drain(&mut ring)?;
+    ensure_eq!((samples.len(), lost), (21, 0), "records, lost");
+    let id = event.id()?;
+    ensure!(
+        samples.iter().all(|s| s.id == id),
+        "all carry the parent's id"
+    );
+    let of_child = samples
+        .iter()
+        .filter(|s| s.stream_id != id && s.pid != std::process::id());
+    ensure_eq!(of_child.count(), 20, "records of the child's own stream");
+    Ok(())
+}
+
+fn a_new_period_counts_from_now() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(10), 4)?;
+    for _ in 0..15 {
+        vpmu.mark(9)?;
+    }
+    event.set_period(4)?;
+    for _ in 0..9 {
+        vpmu.mark(9)?;
+    }
+    event.disable()?;
+    let (samples, _) = drain(&mut ring)?;
+    let periods: Vec<u64> = samples.iter().map(|s| s.period).collect();
+    ensure_eq!(periods, [10, 4, 4], "periods of the records");
+    let zero = event.set_period(0).err().map(|e| errno(&e));
+    ensure_eq!(zero, Some(libc::EINVAL), "a period of zero");
+    let counter = vpmu.open_event(&vpmu.attr("mark=9")?)?;
+    let counting = counter.set_period(5).err().map(|e| errno(&e));
+    ensure_eq!(
+        counting,
+        Some(libc::EINVAL),
+        "a period for an event that only counts"
+    );
+    Ok(())
+}
+
+fn exits_sample_exactly() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::allow_ports()?;
+    let (event, mut ring) = sampling(&vpmu, &vpmu.attr("exits-io")?.sampling(10), 4)?;
+    for _ in 0..105 {
+        cpu::port_write();
+    }
+    event.disable()?;
+    let (samples, lost) = drain(&mut ring)?;
+    ensure_eq!(
+        (samples.len(), lost),
+        (10, 0),
+        "records of 105 exits by 10, lost"
+    );
+    let here = cpu::port_write as fn() as usize as u64;
+    for sample in samples {
+        // The function is inlined or not; either way the code is this program's.
+        ensure!(
+            sample.user && sample.ip.abs_diff(here) < 1 << 24,
+            "{:#x} is not in this program, near {here:#x}",
+            sample.ip
+        );
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn busy(vpmu: &Vpmu, millis: u64) {
+    let until = cpu::tsc() + u64::from(vpmu.info().tsc_khz) * millis;
+    let mut x = 1_u64;
+    while cpu::tsc() < until {
+        for _ in 0..10_000 {
+            x = black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        }
+    }
+}
+
+fn a_clock_samples_the_loop_that_runs() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = vpmu.attr("task-clock")?.sampling(2_000_000);
+    let (event, mut ring) = sampling(&vpmu, &attr, 6)?;
+    busy(&vpmu, 400);
+    event.disable()?;
+    let clock = event.read()?.value;
+    let (samples, lost) = drain(&mut ring)?;
+    let taken = samples.len() as u64 + lost;
+    // One for each period; what the event ran beyond its last period makes none, and a host
+    // that is short of CPU delivers the clock's interrupts late and fewer.
+    ensure!(
+        taken <= clock / 2_000_000 + 1,
+        "{taken} samples in {clock} ns"
+    );
+    ensure!(taken >= 20, "{taken} samples in {clock} ns");
+    let here = busy as fn(&Vpmu, u64) as usize as u64;
+    let inside = samples
+        .iter()
+        .filter(|s| s.user && (here..here + 0x400).contains(&s.ip))
+        .count();
+    ensure!(
+        inside * 2 > samples.len(),
+        "{inside} of {} samples in the loop that ran all the time",
+        samples.len()
+    );
+    ensure!(
+        samples.iter().all(|s| s.pid == std::process::id()),
+        "all are this process's"
+    );
+    Ok(())
+}
+
+fn every_nth_record_wakes() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = vpmu.attr("mark=9")?.sampling(1).wakeup_every(5);
+    let (event, _ring) = sampling(&vpmu, &attr, 4)?;
+    for round in 0..3 {
+        for _ in 0..4 {
+            vpmu.mark(9)?;
+        }
+        let early = event.poll(Some(Duration::from_millis(20)))?;
+        ensure!(
+            !early.readable,
+            "round {round}: a wakeup after four records of five"
+        );
+        vpmu.mark(9)?;
+        let woken = event.poll(Some(Duration::from_secs(10)))?;
+        ensure!(
+            woken.readable,
+            "round {round}: no wakeup after five records"
+        );
+    }
+    Ok(())
+}
+
+fn what_cannot_sample_is_refused() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    // Counting events that have no exact overflow refuse to sample.
+    let attr = vpmu.attr("tsc")?.sampling(1000);
+    let refused = vpmu.open_event(&attr).err().map(|e| errno(&e));
+    ensure_eq!(refused, Some(libc::EOPNOTSUPP), "sampling by tsc");
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! Counts of tasks: they follow their task and hold nobody else's.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vpmu_client::{EventAttr, Vpmu};
+
+use crate::counting::counting;
+use crate::cpu;
+use crate::ensure::ensure_eq;
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_count_follows_its_task", a_count_follows_its_task),
+    (
+        "another_tasks_marks_do_not_count",
+        another_tasks_marks_do_not_count,
+    ),
+    ("children_are_inherited", children_are_inherited),
+    (
+        "children_are_left_out_unless_asked",
+        children_are_left_out_unless_asked,
+    ),
+    ("many_events_of_one_task", many_events_of_one_task),
+];
+
+fn a_count_follows_its_task() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = counting(&vpmu, "mark=3")?;
+    let stop = AtomicBool::new(false);
+    let mut placed = 0;
+    thread::scope(|scope| -> Outcome {
+        // On each CPU somebody else places the same marks all the time.
+        let others: Vec<_> = (0..2)
+            .map(|cpu| {
+                let (vpmu, stop) = (&vpmu, &stop);
+                scope.spawn(move || -> Result<u64, String> {
+                    cpu::pin(cpu).map_err(|e| e.to_string())?;
+                    let mut placed = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        vpmu.mark(3).map_err(|e| e.to_string())?;
+                        placed += 1;
+                    }
+                    Ok(placed)
+                })
+            })
+            .collect();
+        let own = (0..20).try_for_each(|hop| -> Outcome {
+            cpu::pin(hop % 2)?;
+            for _ in 0..10 {
+                vpmu.mark(3)?;
+                placed += 1;
+            }
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        let mut foreign = 0;
+        for other in others {
+            foreign += other.join().map_err(|_| "a placer panicked")??;
+        }
+        own?;
+        if foreign == 0 {
+            return Err("the others placed no mark: nothing was shown".into());
+        }
+        Ok(())
+    })?;
+    ensure_eq!(
+        event.read()?.value,
+        placed,
+        "marks of this task on two CPUs"
+    );
+    Ok(())
+}
+
+fn another_tasks_marks_do_not_count() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = counting(&vpmu, "mark=3")?;
+    thread::scope(|scope| {
+        scope
+            .spawn(|| (0..50).try_for_each(|_| vpmu.mark(3)))
+            .join()
+    })
+    .map_err(|_| "the placer panicked")??;
+    ensure_eq!(event.read()?.value, 0, "another thread's marks");
+    Ok(())
+}
+
+/// Marks of value 3, by a child of this process.
+fn child_places(times: u32) -> Outcome {
+    let status = Command::new("/proc/self/exe")
+        .args(["mark", "3", &times.to_string()])
+        .status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("the child: {status}").into())
+    }
+}
+
+fn children_are_inherited() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = EventAttr {
+        inherit: true,
+        ..vpmu.attr("mark=3")?
+    };
+    let event = vpmu.open_event(&attr)?;
+    event.enable()?;
+    vpmu.mark(3)?;
+    child_places(40)?;
+    child_places(2)?;
+    ensure_eq!(event.read()?.value, 43, "own marks and two children's");
+    Ok(())
+}
+
+fn children_are_left_out_unless_asked() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = counting(&vpmu, "mark=3")?;
+    vpmu.mark(3)?;
+    child_places(40)?;
+    ensure_eq!(event.read()?.value, 1, "own marks alone");
+    Ok(())
+}
+
+fn many_events_of_one_task() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let events = (0..40)
+        .map(|value| counting(&vpmu, &format!("mark={value}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    for value in 0..40 {
+        for _ in 0..=value {
+            vpmu.mark(value)?;
+        }
+        cpu::pin((value % 2) as usize)?;
+    }
+    for (value, event) in (1_u64..).zip(&events) {
+        ensure_eq!(event.read()?.value, value, "marks of event {value}");
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! A group of guest tests: one boot of a stock guest, shared by the host tests that each
+//! stand for one of the guest's.
+
+use std::collections::BTreeMap;
+use std::io::{Write, stderr};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use images::Boot;
+
+use crate::wire::{self, Verdict};
+
+/// Far above a boot in the lab and the group's tests on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// What a boot told.
+#[derive(Debug)]
+struct Booted {
+    place: String,
+    verdicts: BTreeMap<String, (u64, Verdict)>,
+    output: String,
+}
+
+/// A group by its name in the guest's program.
+#[derive(Debug)]
+pub struct Group {
+    name: &'static str,
+    booted: OnceLock<Result<Booted, String>>,
+}
+
+impl Group {
+    /// Nothing is booted before the first test asks.
+    #[must_use]
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            booted: OnceLock::new(),
+        }
+    }
+
+    /// Passes if the guest's test of that name passed.
+    ///
+    /// # Panics
+    /// If it failed, was not run, or no guest booted: the test fails.
+    pub fn check(&self, test: &str) {
+        let booted = self.boot();
+        let (millis, verdict) = booted
+            .verdicts
+            .get(test)
+            .unwrap_or_else(|| panic!("the guest did not run {test}:\n{}", booted.output));
+        let place = &booted.place;
+        say(&format!(
+            "{}::{test}: a guest on {place}, {millis} ms",
+            self.name
+        ));
+        if let Verdict::Failed(reason) = verdict {
+            panic!("in the guest, on {place}: {reason}");
+        }
+    }
+
+    /// Passes if the guest ran these tests and no other.
+    ///
+    /// # Panics
+    /// If the lists differ: a test was added on one side alone.
+    pub fn check_names(&self, expected: &[&str]) {
+        let mut expected: Vec<&str> = expected.to_vec();
+        expected.sort_unstable();
+        let ran: Vec<&str> = self.boot().verdicts.keys().map(String::as_str).collect();
+        assert_eq!(
+            ran, expected,
+            "the guest's tests and the host's list differ"
+        );
+    }
+
+    fn boot(&self) -> &Booted {
+        let booted = self.booted.get_or_init(|| run(self.name));
+        match booted {
+            Ok(booted) => booted,
+            Err(error) => panic!("no guest: {error}"),
+        }
+    }
+}
+
+fn run(group: &str) -> Result<Booted, String> {
+    let boot = Boot {
+        command: format!("guest-tests run {group}"),
+        programs: vec!["guest-tests".into()],
+        timeout: LIMIT,
+        ..Boot::default()
+    };
+    let outcome = boot.run().map_err(|error| chain(&error))?;
+    let verdicts = outcome
+        .output
+        .lines()
+        .filter_map(wire::parse)
+        .map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict)))
+        .collect();
+    Ok(Booted {
+        place: outcome.place.to_string(),
+        verdicts,
+        output: outcome.output,
+    })
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Says where a test ran also when it passes: the test runner keeps only what macros print.
+fn say(line: &str) {
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(stderr(), "{line}");
+}
+
+/// A host test for each test of a guest group, and one that compares the lists.
+#[macro_export]
+macro_rules! guest_tests {
+    ($group:literal: $($test:ident),+ $(,)?) => {
+        static GROUP: $crate::guest::Group = $crate::guest::Group::new($group);
+
+        $(
+            #[test]
+            fn $test() {
+                GROUP.check(stringify!($test));
+            }
+        )+
+
+        #[test]
+        fn the_guest_ran_these_tests_and_no_other() {
+            GROUP.check_names(&[$(stringify!($test)),+]);
+        }
+    };
+}

@@ -1,0 +1,80 @@
+//! How a guest tells its verdicts over a console that others write to as well.
+
+use std::time::Duration;
+
+const MARK: &str = "@test";
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it should.
+    Passed,
+    /// With this reason.
+    Failed(String),
+}
+
+/// The line that tells a verdict.
+#[must_use]
+pub fn line(test: &str, took: Duration, verdict: &Verdict) -> String {
+    let millis = took.as_millis();
+    match verdict {
+        Verdict::Passed => format!("{MARK} {test} {millis} ok"),
+        Verdict::Failed(reason) => {
+            format!(
+                "{MARK} {test} {millis} failed {}",
+                reason.replace('\n', "; ")
+            )
+        }
+    }
+}
+
+/// The verdict that a line tells: the test's name, milliseconds, how it ended.
+#[must_use]
+pub fn parse(line: &str) -> Option<(&str, u64, Verdict)> {
+    let mut words = line.trim_end().splitn(4, ' ');
+    if words.next()? != MARK {
+        return None;
+    }
+    let test = words.next()?;
+    let millis = words.next()?.parse().ok()?;
+    let rest = words.next()?;
+    let verdict = match rest.strip_prefix("failed ") {
+        Some(reason) => Verdict::Failed(reason.to_owned()),
+        None if rest == "ok" => Verdict::Passed,
+        None => return None,
+    };
+    Some((test, millis, verdict))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_survive_the_console() {
+        let took = Duration::from_millis(12);
+        for verdict in [Verdict::Passed, Verdict::Failed("a, not b".into())] {
+            let line = line("rings::wrap", took, &verdict);
+            assert_eq!(
+                parse(&format!("{line}\r\n")),
+                Some(("rings::wrap", 12, verdict))
+            );
+        }
+        let failed = Verdict::Failed("two\nlines".into());
+        assert_eq!(line("t", took, &failed).lines().count(), 1);
+    }
+
+    #[test]
+    fn other_lines_are_no_verdicts() {
+        for line in [
+            "",
+            "@test",
+            "@test a",
+            "@test a b ok",
+            "@test a 1 okay",
+            "x @test a 1 ok",
+        ] {
+            assert_eq!(parse(line), None, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! vperf in a stock guest, as a person uses it.
+
+tests::guest_tests! {
+    "vperf":
+    list_names_every_source,
+    stat_counts_a_command_exactly,
+    stat_passes_the_exit_code_on,
+    stat_counts_cpus,
+    stat_names_what_it_does_not_know,
+    record_and_report_find_the_hot_function,
+    report_refuses_what_is_no_recording,
+}
