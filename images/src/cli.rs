@@ -53,6 +53,8 @@ pub(crate) enum Action {
     Boot(BootArgs),
     /// Run a command on the lab's own KVM host, with a guest's kernel and initramfs in /guest
     Lab(BootArgs),
+    /// Boot a guest, profile a program in it, and say what it took
+    Demo(PlaceArgs),
     /// Remove everything that was fetched and made
     Clean,
 }
@@ -89,11 +91,9 @@ impl KernelArgs {
     }
 }
 
-/// What to boot, where and for what.
-#[derive(Args, Debug)]
-pub(crate) struct BootArgs {
-    #[command(flatten)]
-    kernel: KernelArgs,
+/// Where to run; by default where a stock kernel boots.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct PlaceArgs {
     /// Run in the lab, whatever this machine can do
     #[arg(long, conflicts_with = "direct")]
     lab: bool,
@@ -103,6 +103,26 @@ pub(crate) struct BootArgs {
     /// In the lab, let time be instructions retired: runs repeat bit for bit
     #[arg(long, conflicts_with = "direct")]
     exact: bool,
+}
+
+impl PlaceArgs {
+    pub(crate) fn choice(self) -> PlaceChoice {
+        match (self.exact, self.lab, self.direct) {
+            (true, ..) => PlaceChoice::Exact,
+            (_, true, _) => PlaceChoice::Lab,
+            (.., true) => PlaceChoice::Direct,
+            _ => PlaceChoice::Auto,
+        }
+    }
+}
+
+/// What to boot, where and for what.
+#[derive(Args, Debug)]
+pub(crate) struct BootArgs {
+    #[command(flatten)]
+    kernel: KernelArgs,
+    #[command(flatten)]
+    place: PlaceArgs,
     /// Number of vCPUs
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: u32,
@@ -142,19 +162,13 @@ impl BootArgs {
             let contents = fs::read(outside).map_err(|e| format!("cannot read {outside}: {e}"))?;
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }
-        let place = match (self.exact, self.lab, self.direct) {
-            (true, ..) => PlaceChoice::Exact,
-            (_, true, _) => PlaceChoice::Lab,
-            (.., true) => PlaceChoice::Direct,
-            _ => PlaceChoice::Auto,
-        };
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus,
             memory_mib: self.memory,
             programs: self.programs.clone(),
             files,
-            place,
+            place: self.place.choice(),
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
             echo: true,

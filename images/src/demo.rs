@@ -86,15 +86,40 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
         let _ = writeln!(text, "  {name:<22} {value:>10}  {note}");
     };
     let per_thousand = |count: u64| format!("{:.0} per 1,000 samples", ratio(count, written));
-    row("boot to init", seconds(boot), "from the first guest instruction");
-    row("records written", written.to_string(), "by the host, into the guest's pages");
+    row(
+        "boot to init",
+        seconds(boot),
+        "from the first guest instruction",
+    );
+    row(
+        "records written",
+        written.to_string(),
+        "by the host, into the guest's pages",
+    );
     row("records lost", lost.to_string(), "");
     row("exits for samples", exits.to_string(), &per_thousand(exits));
-    row("interrupts", interrupts.to_string(), &per_thousand(interrupts));
-    row("  of them", requests.to_string(), "answers to control requests, at most");
+    row(
+        "interrupts",
+        interrupts.to_string(),
+        &per_thousand(interrupts),
+    );
+    row(
+        "  of them",
+        requests.to_string(),
+        "answers to control requests, at most",
+    );
     row("  wakeups", notices.to_string(), &per_thousand(notices));
-    row("all exits to the VMM", all.to_string(), "boot and console included");
-    let _ = write!(text, "ran on {}, 2 vCPUs, {:.1} s", outcome.place, outcome.wall.as_secs_f64());
+    row(
+        "all exits to the VMM",
+        all.to_string(),
+        "boot and console included",
+    );
+    let _ = write!(
+        text,
+        "ran on {}, 2 vCPUs, {:.1} s",
+        outcome.place,
+        outcome.wall.as_secs_f64()
+    );
     Ok(text)
 }
 
@@ -145,16 +170,28 @@ mod tests {
     #[test]
     fn figures_are_the_reports() {
         let text = summary(&outcome(report(500))).unwrap();
-        for part in ["1.50 s", "1000 per 1,000", "50 per 1,000", "42", "direct KVM"] {
+        for part in [
+            "1.50 s",
+            "1000 per 1,000",
+            "50 per 1,000",
+            "42",
+            "direct KVM",
+        ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
     }
 
     #[test]
     fn missing_figures_are_no_zeroes() {
-        assert!(matches!(summary(&outcome(report(0))), Err(DemoError::Report(_))));
+        assert!(matches!(
+            summary(&outcome(report(0))),
+            Err(DemoError::Report(_))
+        ));
         let mut broken = report(5);
         broken["vcpus"][1]["exits"] = Value::Null;
-        assert!(matches!(summary(&outcome(broken)), Err(DemoError::Report("total"))));
+        assert!(matches!(
+            summary(&outcome(broken)),
+            Err(DemoError::Report("total"))
+        ));
     }
 }

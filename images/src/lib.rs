@@ -7,6 +7,7 @@
 pub mod boot;
 pub mod cache;
 pub mod cpio;
+pub mod demo;
 pub mod digest;
 pub mod frame;
 pub mod host;

@@ -53,6 +53,7 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         }
         Action::Boot(arguments) => return boot(&arguments, Boot::run),
         Action::Lab(arguments) => return boot(&arguments, Boot::run_on_lab_host),
+        Action::Demo(place) => images::demo::run(place.choice())?,
         Action::Clean => cache.clear()?,
     }
     Ok(ExitCode::SUCCESS)
