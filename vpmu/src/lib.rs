@@ -6,12 +6,26 @@
 //! memory and perf; it knows nothing of KVM, event loops or command lines.
 
 pub mod abi;
+mod catalogue;
+mod clock;
+mod command;
+mod control;
 mod device;
+mod errno;
+mod event;
 pub mod host;
 mod machine;
 mod metrics;
+mod notice;
+mod output;
+mod period;
+mod queues;
+mod record;
+mod ring;
 mod settings;
 pub mod source;
+mod state;
+mod vcpu;
 
 pub use device::{Error, Vpmu};
 pub use machine::{ExitReason, GuestRegs, Machine, Registers};

@@ -51,3 +51,20 @@ pub struct Metrics {
     /// Guest requests that could not even be answered.
     pub bad_requests: u64,
 }
+
+impl Metrics {
+    /// Adds what another stretch of time counted; vectors are not its to count.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.events_opened += other.events_opened;
+        self.control_requests += other.control_requests;
+        self.commands += other.commands;
+        self.samples_written += other.samples_written;
+        self.samples_lost += other.samples_lost;
+        self.overflow_exits += other.overflow_exits;
+        self.interrupts += other.interrupts;
+        self.notices += other.notices;
+        self.marks += other.marks;
+        self.wakeups += other.wakeups;
+        self.bad_requests += other.bad_requests;
+    }
+}

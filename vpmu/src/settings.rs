@@ -18,6 +18,8 @@ pub struct Limits {
     pub max_events: u32,
     /// Most data pages of one ring, a power of two.
     pub max_ring_pages: u32,
+    /// Most guest pages that all rings together name; each costs the host eight bytes.
+    pub max_pages: u32,
 }
 
 impl Default for Limits {
@@ -25,6 +27,7 @@ impl Default for Limits {
         Self {
             max_events: 1024,
             max_ring_pages: 4096,
+            max_pages: 1 << 16,
         }
     }
 }

@@ -1,11 +1,23 @@
-//! The host's perf events as a [`Source`]: the only place that names `perf_event_open`.
+//! The host's perf events as a [`Source`]: the only place that names `perf_event_open`, and the
+//! only one with unsafe code.
+
+mod counter;
+mod probe;
+mod ring;
+mod sys;
+
+use std::io;
 
 use libc::c_int;
 
-use crate::source::Source;
+use crate::source::{Counter, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
 #[derive(Debug, thiserror::Error)]
+#[expect(
+    clippy::error_impl_error,
+    reason = "read with its module before it, as std's are"
+)]
 pub enum Error {
     /// The overflow signal is none that a process may use so.
     #[error("signal {0} cannot announce overflows: use a real-time signal")]
@@ -16,24 +28,47 @@ pub enum Error {
 #[derive(Debug)]
 pub struct PerfSource {
     signal: c_int,
+    offers: Vec<Offer>,
 }
 
 impl PerfSource {
-    /// Probes what this host counts. `signal` is sent to a vCPU's thread when one of its sampling
-    /// events overflows; the VMM's handler makes the run call return.
+    /// Probes what this host counts: each candidate is opened once on the calling thread.
+    ///
+    /// `signal` is sent to a vCPU's thread when one of its sampling events overflows. The VMM's
+    /// handler makes the run call return; without one the signal's default action ends the
+    /// process.
     ///
     /// # Errors
-    /// [`Error::Signal`] for a signal number out of range.
+    /// [`Error::Signal`] for anything but a real-time signal.
     pub fn new(signal: c_int) -> Result<Self, Error> {
-        if !(1..=64).contains(&signal) {
+        if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
             return Err(Error::Signal(signal));
         }
-        Ok(Self { signal })
+        Ok(Self {
+            signal,
+            offers: probe::offers(),
+        })
     }
 }
 
 impl Source for PerfSource {
     fn tsc(&self) -> u64 {
-        u64::from(self.signal.unsigned_abs())
+        sys::tsc()
+    }
+
+    fn thread(&self) -> i32 {
+        sys::thread()
+    }
+
+    fn thread_time(&self) -> Option<u64> {
+        sys::thread_time()
+    }
+
+    fn offers(&self) -> &[Offer] {
+        &self.offers
+    }
+
+    fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
+        counter::open(what, thread, self.signal)
     }
 }

@@ -1,0 +1,139 @@
+//! The vCPU queues: commands that the driver gives with interrupts off, carried out on the vCPU's
+//! own thread before the notifying instruction retires.
+
+use crate::abi::{
+    COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_IN, COMMAND_OUT, COMMAND_PERIOD, COMMAND_READ,
+    COMMAND_RESET, COMMAND_VCPU, Command, QUEUE_VCPU, Reply,
+};
+use crate::errno::{Errno, status};
+use crate::event::{Context, Host};
+use crate::queues::{BadChain, Chain, put, take};
+use crate::state::State;
+
+/// Most commands of one buffer: enough for a switch of every event that a guest may open by
+/// default, both ways, and a bound on how long one exit lasts.
+const MAX_COMMANDS: usize = 2048;
+
+impl State {
+    /// Serves the queue of vCPU `of`, notified by `by`; whether the driver wants an interrupt.
+    pub(crate) fn serve_commands(&mut self, host: &Host<'_>, of: u32, by: u32) -> bool {
+        let index = usize::from(QUEUE_VCPU) + of as usize;
+        let mut served = false;
+        for _ in 0..self.queues.bound(index) {
+            let Some(chain) = self.queues.take(index) else {
+                break;
+            };
+            let len = self
+                .carry_out(host, &chain, of, by)
+                .unwrap_or_else(|BadChain| {
+                    self.metrics.bad_requests += 1;
+                    0
+                });
+            self.queues.give_back(index, &chain, len);
+            served = true;
+        }
+        served && self.queues.wants_interrupt(index)
+    }
+
+    /// Carries out the commands of one buffer; bytes of the answers.
+    fn carry_out(
+        &mut self,
+        host: &Host<'_>,
+        chain: &Chain,
+        of: u32,
+        by: u32,
+    ) -> Result<u32, BadChain> {
+        let (len, mut reader) = chain.reader()?;
+        let (room, mut writer) = chain.writer()?;
+        let commands = len / size_of::<Command>();
+        let answers = commands * size_of::<Reply>();
+        if len % size_of::<Command>() != 0 || commands > MAX_COMMANDS || room < answers {
+            return Err(BadChain);
+        }
+        for _ in 0..commands {
+            let command: Command = take(&mut reader)?;
+            self.metrics.commands += 1;
+            put(&mut writer, &self.command(host, &command, of, by))?;
+        }
+        u32::try_from(answers).map_err(|_| BadChain)
+    }
+
+    fn command(&mut self, host: &Host<'_>, command: &Command, of: u32, by: u32) -> Reply {
+        let id = command.event.get();
+        if command.op.get() == COMMAND_VCPU {
+            let clean = id == 0 && command.value.get() == 0 && is_clean(command);
+            let result = if clean { Ok(()) } else { Err(Errno::EINVAL) };
+            return Reply {
+                status: status(&result).into(),
+                value: u64::from(by).into(),
+                ..Reply::default()
+            };
+        }
+        let result = if of == by {
+            self.event_command(host, command, by)
+        } else {
+            Err(Errno::EXDEV)
+        };
+        let status = status(&result).into();
+        let Some(event) = self.events.get(&id) else {
+            return Reply {
+                status,
+                ..Reply::default()
+            };
+        };
+        let face = event.face(self.clock);
+        Reply {
+            status,
+            state: event.state().into(),
+            value: face.count.into(),
+            time_enabled: face.time_enabled.into(),
+            time_running: face.time_running.into(),
+        }
+    }
+
+    fn event_command(
+        &mut self,
+        host: &Host<'_>,
+        command: &Command,
+        vcpu: u32,
+    ) -> Result<(), Errno> {
+        let (op, id) = (command.op.get(), command.event.get());
+        let has_value = command.value.get() != 0;
+        if !is_clean(command) || has_value && op != COMMAND_PERIOD {
+            return Err(Errno::EINVAL);
+        }
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        match op {
+            COMMAND_ENABLE => {
+                event.enabled = true;
+                self.start(host, id)
+            }
+            COMMAND_DISABLE => {
+                event.enabled = false;
+                self.stop(host, id)
+            }
+            COMMAND_IN => {
+                let Context::Task(None) = event.context else {
+                    return Err(Errno::EINVAL);
+                };
+                event.context = Context::Task(Some(vcpu));
+                self.start(host, id)
+            }
+            COMMAND_OUT => {
+                if event.context != Context::Task(Some(vcpu)) {
+                    return Err(Errno::EINVAL);
+                }
+                event.context = Context::Task(None);
+                self.stop(host, id)
+            }
+            COMMAND_READ => self.update(host, id),
+            COMMAND_RESET => self.reset_count(host, id),
+            COMMAND_PERIOD => self.set_period(host, id, command.value.get()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+fn is_clean(command: &Command) -> bool {
+    command.reserved.get() == 0 && command.reserved2.get() == 0
+}

@@ -1,0 +1,38 @@
+//! What a guest is told when a request fails: a positive Linux errno.
+
+use std::io;
+
+use libc::c_int;
+
+/// A positive Linux errno, as it stands on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Errno(u32);
+
+impl Errno {
+    pub(crate) const EBUSY: Self = Self::of(libc::EBUSY);
+    pub(crate) const EINVAL: Self = Self::of(libc::EINVAL);
+    pub(crate) const EIO: Self = Self::of(libc::EIO);
+    pub(crate) const ENOENT: Self = Self::of(libc::ENOENT);
+    pub(crate) const ENOSPC: Self = Self::of(libc::ENOSPC);
+    pub(crate) const EOPNOTSUPP: Self = Self::of(libc::EOPNOTSUPP);
+    pub(crate) const EXDEV: Self = Self::of(libc::EXDEV);
+
+    const fn of(number: c_int) -> Self {
+        Self(number.unsigned_abs())
+    }
+
+    pub(crate) fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        error.raw_os_error().map_or(Self::EIO, Self::of)
+    }
+}
+
+/// The wire's status word for a result.
+pub(crate) fn status<T>(result: &Result<T, Errno>) -> u32 {
+    result.as_ref().map_or_else(|errno| errno.get(), |_| 0)
+}

@@ -1,0 +1,150 @@
+//! What this host counts, found by opening each candidate once.
+
+use super::counter::attr;
+use super::sys;
+use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_SOFTWARE};
+use crate::source::{Offer, Request};
+
+/// The kernel lets software clocks fire no more often; a shorter period would be lied about.
+const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
+const CPU_CLOCK: u64 = 0;
+const TASK_CLOCK: u64 = 1;
+
+const HARDWARE: [(u64, &str); 10] = [
+    (0, "cycles"),
+    (1, "instructions"),
+    (2, "cache-references"),
+    (3, "cache-misses"),
+    (4, "branches"),
+    (5, "branch-misses"),
+    (6, "bus-cycles"),
+    (7, "stalled-cycles-frontend"),
+    (8, "stalled-cycles-backend"),
+    (9, "ref-cycles"),
+];
+
+const SOFTWARE: [(u64, &str, &str, &str); 5] = [
+    (
+        CPU_CLOCK,
+        "cpu-clock",
+        "ns",
+        "CPU time of the vCPU's thread by the host's clock, host work for the vCPU included",
+    ),
+    (
+        TASK_CLOCK,
+        "task-clock",
+        "ns",
+        "CPU time of the vCPU's thread, host work for the vCPU included",
+    ),
+    (
+        2,
+        "page-faults",
+        "",
+        "page faults of the vCPU's thread on the host, such as first touches of guest memory",
+    ),
+    (
+        3,
+        "context-switches",
+        "",
+        "times that the host took the CPU from the vCPU's thread",
+    ),
+    (
+        4,
+        "cpu-migrations",
+        "",
+        "times that the host moved the vCPU's thread to another CPU",
+    ),
+];
+
+const CACHES: [(u64, &str); 7] = [
+    (0, "l1-dcache"),
+    (1, "l1-icache"),
+    (2, "llc"),
+    (3, "dtlb"),
+    (4, "itlb"),
+    (5, "branch"),
+    (6, "node"),
+];
+const CACHE_OPERATIONS: [(u64, &str); 3] = [(0, "load"), (1, "store"), (2, "prefetch")];
+
+/// Every candidate that opens.
+pub(super) fn offers() -> Vec<Offer> {
+    let hardware = HARDWARE.iter().map(|&(config, name)| {
+        let counts = "the CPU's event of this name while the guest runs on the vCPU";
+        on_cpu(KIND_HARDWARE, config, name.to_owned(), counts)
+    });
+    let software = SOFTWARE.iter().map(|&(config, name, unit, counts)| Offer {
+        kind: KIND_SOFTWARE,
+        config,
+        name: name.to_owned(),
+        unit,
+        counts,
+        shortest_period: [CPU_CLOCK, TASK_CLOCK]
+            .contains(&config)
+            .then_some(SHORTEST_CLOCK_PERIOD),
+        guest_only: false,
+        excludes: false,
+    });
+    let caches = CACHES.iter().flat_map(|&(cache, cache_name)| {
+        CACHE_OPERATIONS.iter().flat_map(move |&(operation, name)| {
+            [(0, ""), (1, "-misse")].map(|(result, suffix)| {
+                let config = cache | operation << 8 | result << 16;
+                let counts = "the CPU's cache event of this name while the guest runs on the vCPU";
+                let plural = if suffix.is_empty() && operation == 2 {
+                    "es"
+                } else {
+                    "s"
+                };
+                on_cpu(
+                    KIND_HW_CACHE,
+                    config,
+                    format!("{cache_name}-{name}{suffix}{plural}"),
+                    counts,
+                )
+            })
+        })
+    });
+    hardware
+        .chain(software)
+        .chain(caches)
+        .filter_map(probed)
+        .collect()
+}
+
+fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
+    Offer {
+        kind,
+        config,
+        name,
+        unit: "",
+        counts,
+        shortest_period: Some(1),
+        guest_only: true,
+        excludes: true,
+    }
+}
+
+/// The offer as far as this host keeps it.
+fn probed(offer: Offer) -> Option<Offer> {
+    let opens = |period, excludes: bool| {
+        let request = Request {
+            kind: offer.kind,
+            config: offer.config,
+            period,
+            exclude_user: false,
+            exclude_kernel: excludes,
+        };
+        sys::open(&attr(&request), 0).is_ok()
+    };
+    if !opens(0, false) {
+        return None;
+    }
+    // Long enough to be allowed anywhere; the event never runs.
+    let samples = offer.shortest_period.is_some() && opens(1_000_000, false);
+    let excludes = offer.excludes && opens(0, true);
+    Some(Offer {
+        shortest_period: offer.shortest_period.filter(|_| samples),
+        excludes,
+        ..offer
+    })
+}

@@ -1,0 +1,182 @@
+//! The system calls and the instruction behind the perf source, each wrapped once.
+#![expect(
+    unsafe_code,
+    reason = "perf_event_open, its ioctls and mappings, and reading the TSC have no safe form"
+)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libc::{c_int, c_ulong};
+use perf_event_open_sys as perf;
+use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
+
+/// `fcntl` operations and owner kind that `libc` does not name for every target.
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+const F_OWNER_TID: c_int = 0;
+
+/// `struct f_owner_ex`.
+#[repr(C)]
+struct Owner {
+    kind: c_int,
+    pid: c_int,
+}
+
+/// Opens a perf event on `thread` (0: the calling one), on whatever CPU it runs.
+pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
+    let mut attr = *attr;
+    let flags = c_ulong::from(PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: `attr` is a whole, initialised struct that outlives the call.
+    let fd = unsafe { perf::perf_event_open(&raw mut attr, thread, -1, -1, flags) };
+    check(fd)?;
+    // SAFETY: the call has just made this descriptor, and nobody else knows it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+pub(super) fn enable(event: &File) -> io::Result<()> {
+    // SAFETY: an ioctl without a pointer, on a descriptor that `event` owns.
+    check(unsafe { perf::ioctls::ENABLE(event.as_raw_fd(), 0) })
+}
+
+pub(super) fn disable(event: &File) -> io::Result<()> {
+    // SAFETY: as in `enable`.
+    check(unsafe { perf::ioctls::DISABLE(event.as_raw_fd(), 0) })
+}
+
+pub(super) fn set_period(event: &File, period: u64) -> io::Result<()> {
+    let argument = (&raw const period).expose_provenance() as u64;
+    // SAFETY: the kernel reads one u64 at the address, which lives until the call returns.
+    check(unsafe { perf::ioctls::PERIOD(event.as_raw_fd(), argument) })
+}
+
+/// Lets the event's overflows send `signal` to `thread`.
+pub(super) fn announce(event: &File, thread: i32, signal: c_int) -> io::Result<()> {
+    let fd = event.as_raw_fd();
+    let owner = Owner {
+        kind: F_OWNER_TID,
+        pid: thread,
+    };
+    // SAFETY: the kernel reads one `f_owner_ex` at the address, which lives until then.
+    check(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
+    // SAFETY: no pointer.
+    check(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
+    // SAFETY: no pointer.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) })
+}
+
+/// The calling thread's id.
+pub(super) fn thread() -> i32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// CPU time of the calling thread in nanoseconds.
+pub(super) fn thread_time() -> Option<u64> {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes one timespec to `time`.
+    check(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }).ok()?;
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanoseconds = u64::try_from(time.tv_nsec).ok()?;
+    Some(seconds * 1_000_000_000 + nanoseconds)
+}
+
+/// The time stamp counter, or what the architecture has in its place.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn tsc() -> u64 {
+    // SAFETY: every x86-64 has the instruction, and user space may use it unless a process
+    // forbade itself to.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// The time stamp counter, or what the architecture has in its place.
+#[cfg(target_arch = "aarch64")]
+pub(super) fn tsc() -> u64 {
+    let ticks: u64;
+    // SAFETY: reads the virtual counter, which Linux leaves open to user space.
+    unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
+    ticks
+}
+
+/// The size of the host's pages.
+pub(super) fn page_size() -> io::Result<usize> {
+    // SAFETY: takes no pointer.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).map_err(|_| io::Error::last_os_error())
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// A mapping shared with the kernel, read and written in aligned words.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    start: NonNull<AtomicU64>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, and is only touched through atomics.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a perf event, a multiple of the page size.
+    pub(super) fn new(event: &File, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at a place of the kernel's choice disturbs nothing.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                event.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { start, len })
+    }
+
+    /// The word at byte `offset`; 0 beyond the mapping.
+    pub(super) fn load(&self, offset: usize, order: Ordering) -> u64 {
+        self.word(offset).map_or(0, |word| word.load(order))
+    }
+
+    /// Sets the word at byte `offset`; nothing beyond the mapping.
+    pub(super) fn store(&self, offset: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.word(offset) {
+            word.store(value, order);
+        }
+    }
+
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let index = offset / size_of::<AtomicU64>();
+        if index >= self.len / size_of::<AtomicU64>() {
+            return None;
+        }
+        // SAFETY: the index was just found to lie inside the mapping.
+        let word = unsafe { self.start.add(index) };
+        // SAFETY: the mapping begins at a page, so the word is aligned; it lives as long as
+        // `self`, and the kernel shares it by the rules of atomics.
+        Some(unsafe { word.as_ref() })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new`, and no reference into it outlives `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,195 @@
+//! Where overflows go: the rings, who runs on each vCPU, and the notices that are due. Knows
+//! events by their facts alone.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice, TaskPage};
+use crate::event::Facts;
+use crate::machine::GuestRegs;
+use crate::record::{SAMPLE_IP, Sample};
+use crate::ring::{Face, Ring};
+
+/// What is the same for every sample that one exit makes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    pub(crate) vcpu: u32,
+    /// Guest nanoseconds.
+    pub(crate) time: u64,
+    pub(crate) regs: Option<GuestRegs>,
+}
+
+/// Rings and notices of one activation.
+#[derive(Debug)]
+pub(crate) struct Output {
+    memory: Arc<GuestMemoryMmap>,
+    rings: BTreeMap<u64, Ring>,
+    task_pages: Vec<Option<GuestAddress>>,
+    due: VecDeque<Notice>,
+    /// Events whose wakeup is among `due`.
+    waking: BTreeSet<u64>,
+    pub(crate) tally: Tally,
+}
+
+/// What became of samples since the activation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) written: u64,
+    pub(crate) lost: u64,
+    pub(crate) wakeups: u64,
+}
+
+impl Output {
+    pub(crate) fn new(memory: Arc<GuestMemoryMmap>, vcpus: usize) -> Self {
+        Self {
+            memory,
+            rings: BTreeMap::new(),
+            task_pages: vec![None; vcpus],
+            due: VecDeque::new(),
+            waking: BTreeSet::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<GuestMemoryMmap> {
+        &self.memory
+    }
+
+    /// `vcpu` is in range, the address checked.
+    pub(crate) fn set_task_page(&mut self, vcpu: u32, page: Option<GuestAddress>) {
+        self.task_pages[vcpu as usize] = page;
+    }
+
+    pub(crate) fn has_ring(&self, owner: u64) -> bool {
+        self.rings.contains_key(&owner)
+    }
+
+    /// Guest pages that rings hold.
+    pub(crate) fn pages(&self) -> usize {
+        self.rings.values().map(Ring::pages).sum()
+    }
+
+    pub(crate) fn add_ring(&mut self, owner: u64, ring: Ring) {
+        self.rings.insert(owner, ring);
+    }
+
+    /// Takes a ring away, its pending loss written if it fits; whether there was one.
+    pub(crate) fn remove_ring(&mut self, owner: u64) -> bool {
+        self.flush(owner);
+        self.rings.remove(&owner).is_some()
+    }
+
+    /// Forgets what is due for an event that is gone.
+    pub(crate) fn forget(&mut self, event: u64) {
+        if self.waking.remove(&event) {
+            self.due.retain(|notice| notice.event.get() != event);
+        }
+    }
+
+    /// Writes one overflow of an event to its ring, or counts it as lost.
+    pub(crate) fn sample(&mut self, facts: &Facts, period: u64, moment: &Moment) {
+        if moment.regs.is_none() && facts.sample_type & SAMPLE_IP != 0 {
+            // A record without the IP that was asked for would be a lie.
+            return self.lose(facts, 1);
+        }
+        let (pid, tid) = self.running(moment.vcpu);
+        let Some(ring) = self.rings.get_mut(&facts.owner) else {
+            self.tally.lost += 1;
+            return;
+        };
+        let sample = Sample {
+            regs: moment.regs,
+            pid,
+            tid,
+            time: moment.time,
+            id: facts.owner,
+            stream_id: facts.id,
+            vcpu: moment.vcpu,
+            period,
+        };
+        let outcome = ring.write(&self.memory, facts.sample_type, &sample);
+        if outcome.written {
+            self.tally.written += 1;
+        } else {
+            self.tally.lost += 1;
+        }
+        if outcome.wake {
+            self.wake(facts.owner);
+        }
+    }
+
+    /// Counts overflows that no record can be made of.
+    pub(crate) fn lose(&mut self, facts: &Facts, overflows: u64) {
+        if overflows == 0 {
+            return;
+        }
+        self.tally.lost = self.tally.lost.saturating_add(overflows);
+        if let Some(ring) = self.rings.get_mut(&facts.owner) {
+            ring.lose(overflows);
+        }
+    }
+
+    /// Writes a ring's pending loss if it fits.
+    pub(crate) fn flush(&mut self, owner: u64) {
+        let wake = match self.rings.get_mut(&owner) {
+            Some(ring) => ring.flush(&self.memory),
+            None => false,
+        };
+        if wake {
+            self.wake(owner);
+        }
+    }
+
+    /// Shows an event's figures in its own metadata page, if it has one.
+    pub(crate) fn show(&mut self, event: u64, face: &Face) {
+        if let Some(ring) = self.rings.get_mut(&event) {
+            ring.show(&self.memory, face);
+        }
+    }
+
+    /// An event is in error.
+    pub(crate) fn report_error(&mut self, event: u64) {
+        self.due.push_back(Notice {
+            kind: NOTICE_ERROR.into(),
+            event: event.into(),
+            ..Notice::default()
+        });
+    }
+
+    /// The oldest notice that is due.
+    pub(crate) fn next_notice(&self) -> Option<Notice> {
+        self.due.front().copied()
+    }
+
+    /// It has been delivered.
+    pub(crate) fn notice_delivered(&mut self) {
+        if let Some(notice) = self.due.pop_front()
+            && notice.kind.get() == NOTICE_WAKEUP
+        {
+            self.waking.remove(&notice.event.get());
+        }
+    }
+
+    fn wake(&mut self, event: u64) {
+        self.tally.wakeups += 1;
+        if self.waking.insert(event) {
+            self.due.push_back(Notice {
+                kind: NOTICE_WAKEUP.into(),
+                event: event.into(),
+                ..Notice::default()
+            });
+        }
+    }
+
+    /// Process and thread on `vcpu`, as its task page has it.
+    fn running(&self, vcpu: u32) -> (u32, u32) {
+        let word = self.task_pages[vcpu as usize]
+            .and_then(|page| self.memory.load::<u64>(page, Ordering::Relaxed).ok());
+        // As it lies in memory: the page's first word, then nothing.
+        let task: TaskPage = zerocopy::transmute!([word.unwrap_or(0), 0]);
+        (task.pid.get(), task.tid.get())
+    }
+}

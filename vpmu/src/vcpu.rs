@@ -1,0 +1,139 @@
+//! What vCPU threads touch on every entry and exit, without a lock: counts that only the vCPU's
+//! own thread writes, and how many events want what there.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER};
+use crate::machine::ExitReason;
+use crate::metrics::ExitCounts;
+use crate::source::Source;
+
+/// What an active event makes its vCPU's thread do at each exit or entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Thread CPU time round the run call.
+    GuestTime,
+    /// Looks for overflows of exit events.
+    ExitSamples,
+    /// Looks for overflows of host counters.
+    HostSamples,
+    /// Nothing but that registers will be asked for.
+    Registers,
+}
+
+/// One vCPU, as seen by its own thread and, for reading, by any.
+///
+/// Everything is relaxed: each figure stands for itself, and what a thread reads of its own
+/// vCPU it wrote itself.
+#[derive(Debug, Default)]
+pub(crate) struct Vcpu {
+    thread: AtomicI32,
+    tsc_offset: AtomicU64,
+    exits: [AtomicU64; 5],
+    needs: [AtomicU32; 4],
+    guest_time: AtomicU64,
+    entered: AtomicU64,
+    kicks: AtomicU64,
+}
+
+impl Vcpu {
+    pub(crate) fn attach(&self, thread: i32, tsc_offset: u64) {
+        self.tsc_offset.store(tsc_offset, Ordering::Relaxed);
+        self.thread.store(thread, Ordering::Relaxed);
+    }
+
+    /// The vCPU's thread once it has introduced itself.
+    pub(crate) fn thread(&self) -> Option<i32> {
+        Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread != 0)
+    }
+
+    /// The guest's TSC on this vCPU.
+    pub(crate) fn guest_tsc(&self, source: &dyn Source) -> u64 {
+        source
+            .tsc()
+            .wrapping_add(self.tsc_offset.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn needs(&self, need: Need) -> bool {
+        self.needs[need as usize].load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn add_need(&self, need: Need) {
+        self.needs[need as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn drop_need(&self, need: Need) {
+        self.needs[need as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_kick(&self) {
+        self.kicks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn kicks(&self) -> u64 {
+        self.kicks.load(Ordering::Relaxed)
+    }
+
+    /// The run call begins; on the vCPU's thread.
+    pub(crate) fn enter(&self, source: &dyn Source) {
+        if self.needs(Need::GuestTime) {
+            let now = source.thread_time().unwrap_or(0);
+            self.entered.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// The run call has ended; on the vCPU's thread.
+    pub(crate) fn leave(&self, reason: ExitReason, source: &dyn Source) {
+        let exits = &self.exits[reason as usize];
+        // The only writer: no read-modify-write needed.
+        exits.store(exits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let entered = self.entered.load(Ordering::Relaxed);
+        if entered != 0 {
+            self.entered.store(0, Ordering::Relaxed);
+            let spent = source.thread_time().unwrap_or(0).saturating_sub(entered);
+            let before = self.guest_time.load(Ordering::Relaxed);
+            self.guest_time.store(before + spent, Ordering::Relaxed);
+        }
+    }
+
+    /// Nanoseconds inside the run call, as of the last exit, gathered while anyone needed them.
+    pub(crate) fn guest_time(&self) -> u64 {
+        self.guest_time.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn exits(&self) -> ExitCounts {
+        let of = |reason: ExitReason| self.exits[reason as usize].load(Ordering::Relaxed);
+        ExitCounts {
+            io: of(ExitReason::Io),
+            mmio: of(ExitReason::Mmio),
+            hlt: of(ExitReason::Hlt),
+            signal: of(ExitReason::Signal),
+            other: of(ExitReason::Other),
+        }
+    }
+
+    /// Exits that the `EXIT_*` value `config` means.
+    pub(crate) fn exits_of(&self, config: u64) -> u64 {
+        let exits = self.exits();
+        match config {
+            EXIT_IO => exits.io,
+            EXIT_MMIO => exits.mmio,
+            EXIT_HLT => exits.hlt,
+            EXIT_SIGNAL => exits.signal,
+            EXIT_OTHER => exits.other,
+            _ => exits.total(),
+        }
+    }
+}
+
+/// Whether the `EXIT_*` value `config` means exits for `reason`.
+pub(crate) fn exit_matches(config: u64, reason: ExitReason) -> bool {
+    let own = match reason {
+        ExitReason::Io => EXIT_IO,
+        ExitReason::Mmio => EXIT_MMIO,
+        ExitReason::Hlt => EXIT_HLT,
+        ExitReason::Signal => EXIT_SIGNAL,
+        ExitReason::Other => EXIT_OTHER,
+    };
+    config == own || config == EXIT_USER
+}
