@@ -1,33 +1,20 @@
 //! `vperf record`: samples, out of the rings into a file.
 
-use std::collections::BTreeSet;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use clap::Args;
 use vpmu_client::device::DeviceError;
-use vpmu_client::error::chain;
 use vpmu_client::ring::RingError;
-use vpmu_client::tasks::{Clocks, TasksError};
-use vpmu_client::{Info, Record, Ring, Vpmu};
+use vpmu_client::{EventAttr, Vpmu};
 
-use crate::data::{DataError, End, EventLine, Line, Lost, Sample, Writer};
 use crate::events::{Chosen, EventArgs};
-use crate::format::grouped;
 use crate::period::{PeriodArgs, PeriodError};
-use crate::processes::Processes;
-use crate::symbols;
-use crate::target::{Measuring, Opened, Target, TargetArgs, TargetError};
+use crate::recording::{Recording, RecordingError, Rings};
+use crate::target::{Opened, Target, TargetArgs, TargetError};
 use crate::workload::WorkloadError;
 
 /// 64 pages.
 const DEFAULT_PAGES_LOG2: u32 = 6;
-
-/// How long samples may lie in a ring that does not fill, before their processes are asked
-/// who they are.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Sample where a command, tasks, or CPUs spend an event.
 ///
@@ -84,15 +71,11 @@ pub(crate) enum RecordError {
     #[error("event {name:?}{}", memory_hint(source))]
     Map { name: String, source: RingError },
     #[error(transparent)]
-    Tasks(#[from] TasksError),
-    #[error(transparent)]
     Workload(WorkloadError),
     #[error(transparent)]
     Target(TargetError),
-    #[error("reading the ring of {name:?}")]
-    Ring { name: String, source: RingError },
-    #[error("{}", path.display())]
-    Data { path: PathBuf, source: DataError },
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
 }
 
 fn memory_hint(error: &RingError) -> &'static str {
@@ -144,53 +127,12 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let pages_log2 = ring_pages(args.pages, vpmu.info().max_ring_pages)?;
     let target = args.target.prepare()?;
     let (opened, rings) = open_all(&vpmu, &target, &chosen, pages_log2)?;
-    let followed = target.follow().unwrap_or_else(|error| {
-        say(&format!(
-            "{}: short-lived processes may stay without a name",
-            chain(&error)
-        ));
-        Vec::new()
-    });
-    let path = &args.output;
-    let data = |source| RecordError::Data {
-        path: path.clone(),
-        source,
-    };
-    let mut recording = Recording {
-        writer: Writer::create(path, &args.target.describe()).map_err(data)?,
-        path,
-        chosen: &chosen,
-        rings,
-        info: *vpmu.info(),
-        processes: Processes::new(Path::new("/proc"), followed),
-        kernel_ips: BTreeSet::new(),
-        end: End::default(),
-    };
-    recording.events()?;
-    for pid in target.present() {
-        recording.processes.saw(pid, 0);
-    }
-    recording.news()?;
-    let started = Instant::now();
+    let heading = args.target.describe();
+    let info = *vpmu.info();
+    let mut recording = Recording::begin(&args.output, &heading, &chosen, rings, info, &target)?;
     let mut measuring = target.start(&opened)?;
     recording.follow(&opened, &mut measuring)?;
-    recording.end.elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    measuring.stop(&opened)?;
-    // A reading has the device tell the last loss, for which there was no room before.
-    let dead = opened
-        .iter()
-        .find_map(|opened| Some((opened.index, opened.event.read().err()?)));
-    recording.drain()?;
-    recording.end.exit_code = measuring.finish()?;
-    let exit_code = recording.finish()?;
-    if let Some((index, error)) = dead {
-        let name = &chosen[index].name;
-        say(&format!(
-            "{name}: {}: the recording holds what came before",
-            chain(&error)
-        ));
-    }
-    Ok(exit_code)
+    Ok(recording.finish(&opened, measuring)?)
 }
 
 fn choose(args: &RecordArgs, vpmu: &Vpmu) -> Result<Vec<Chosen>, RecordError> {
@@ -210,14 +152,6 @@ fn choose(args: &RecordArgs, vpmu: &Vpmu) -> Result<Vec<Chosen>, RecordError> {
     Ok(chosen)
 }
 
-/// For people; where stderr is closed there is nobody to tell.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "vperf: {text}");
-}
-
-/// Each with the index of its event.
-type Rings = Vec<(usize, Ring)>;
-
 /// A quarter of a ring before its reader is woken: room enough for what comes until it is.
 fn open_all(
     vpmu: &Vpmu,
@@ -231,7 +165,7 @@ fn open_all(
     let mut opened = Vec::new();
     let mut rings = Vec::new();
     for (index, event) in chosen.iter().enumerate() {
-        let attr = vpmu_client::EventAttr {
+        let attr = EventAttr {
             wakeup: quarter,
             watermark: true,
             ..event.attr.clone()
@@ -256,135 +190,6 @@ fn open_all(
         opened.extend(events);
     }
     Ok((opened, rings))
-}
-
-/// What goes from rings to file.
-struct Recording<'a> {
-    writer: Writer,
-    path: &'a Path,
-    chosen: &'a [Chosen],
-    rings: Rings,
-    info: Info,
-    processes: Processes,
-    kernel_ips: BTreeSet<u64>,
-    end: End,
-}
-
-impl Recording<'_> {
-    fn line(&mut self, line: &Line) -> Result<(), RecordError> {
-        let error = |source| RecordError::Data {
-            path: self.path.into(),
-            source,
-        };
-        self.writer.line(line).map_err(error)
-    }
-
-    fn events(&mut self) -> Result<(), RecordError> {
-        for event in self.chosen {
-            self.line(&Line::Event(EventLine {
-                name: event.name.clone(),
-                unit: event.entry.unit.clone(),
-                period: event.attr.period,
-                source: event.entry.source.clone(),
-                guest_only: event.entry.guest_only,
-            }))?;
-        }
-        Ok(())
-    }
-
-    fn news(&mut self) -> Result<(), RecordError> {
-        for line in self.processes.news(&Clocks::read(&self.info))? {
-            self.line(&line)?;
-        }
-        Ok(())
-    }
-
-    /// Reads the rings until what is measured has ended.
-    fn follow(&mut self, opened: &[Opened], measuring: &mut Measuring) -> Result<(), RecordError> {
-        // An event that is closed would be ready for ever.
-        let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
-        let mut ready = Vec::new();
-        let mut ended = false;
-        while !ended {
-            ended = measuring.wait(&open, Some(LOOK_EVERY), &mut ready)?;
-            self.end.wakeups += ready.iter().filter(|ready| ready.readable).count() as u64;
-            let mut answers = ready.iter();
-            open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
-            self.drain()?;
-        }
-        Ok(())
-    }
-
-    fn drain(&mut self) -> Result<(), RecordError> {
-        // Taken out while each is read: what is read goes elsewhere in `self`.
-        let mut rings = std::mem::take(&mut self.rings);
-        for (event, ring) in &mut rings {
-            // No more than the ring holds now: one that fills as fast must not keep the rest
-            // from being read.
-            let head = ring.head();
-            while ring.tail() != head {
-                let name = || self.chosen[*event].name.clone();
-                let record = ring.next_record().map_err(|source| RecordError::Ring {
-                    name: name(),
-                    source,
-                })?;
-                let Some(record) = record else { break };
-                self.record(*event, &record)?;
-            }
-        }
-        self.rings = rings;
-        self.news()
-    }
-
-    fn record(&mut self, event: usize, record: &Record) -> Result<(), RecordError> {
-        match *record {
-            Record::Sample(sample) => {
-                self.processes.saw(sample.pid, sample.time);
-                if !sample.user {
-                    self.kernel_ips.insert(sample.ip);
-                }
-                self.end.samples += 1;
-                self.line(&Line::Sample(Sample(
-                    event,
-                    sample.ip,
-                    sample.pid,
-                    sample.tid,
-                    sample.time,
-                    sample.cpu,
-                    sample.period,
-                    sample.user,
-                )))
-            }
-            Record::Lost { lost, .. } => {
-                self.end.lost = self.end.lost.saturating_add(lost);
-                self.line(&Line::Lost(Lost { event, lost }))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn finish(mut self) -> Result<u8, RecordError> {
-        let ips: Vec<u64> = std::mem::take(&mut self.kernel_ips).into_iter().collect();
-        let kernel = symbols::kernel(Path::new("/proc/kallsyms"), &ips);
-        self.line(&Line::Kernel(kernel))?;
-        let end = self.end;
-        self.line(&Line::End(end))?;
-        self.writer.flush().map_err(|source| RecordError::Data {
-            path: self.path.into(),
-            source,
-        })?;
-        say(&format!(
-            "{} samples written to {}, {} lost, {} wakeups",
-            grouped(end.samples),
-            self.path.display(),
-            grouped(end.lost),
-            grouped(end.wakeups)
-        ));
-        if self.processes.lost() > 0 {
-            say("the kernel told of more processes than could be read: some names may be wrong");
-        }
-        Ok(end.exit_code)
-    }
 }
 
 #[cfg(test)]

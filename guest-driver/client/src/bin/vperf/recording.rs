@@ -1,0 +1,263 @@
+//! What `vperf record` does while it records: takes records out of rings, asks whose they are,
+//! writes them to the file.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use vpmu_client::error::chain;
+use vpmu_client::ring::RingError;
+use vpmu_client::tasks::{Clocks, TasksError};
+use vpmu_client::{Info, Record, Ring};
+
+use crate::data::{DataError, End, EventLine, Line, Lost, Sample, Writer};
+use crate::events::Chosen;
+use crate::format::grouped;
+use crate::measuring::Measuring;
+use crate::processes::Processes;
+use crate::symbols;
+use crate::target::{Opened, Target, TargetError};
+
+/// How long samples may lie in a ring that does not fill, before their processes are asked
+/// who they are.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// For people; where stderr is closed there is nobody to tell.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "vperf: {text}");
+}
+
+/// Each with the index of its event.
+pub(crate) type Rings = Vec<(usize, Ring)>;
+
+/// Why a recording ends early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordingError {
+    #[error("{}", path.display())]
+    Data { path: PathBuf, source: DataError },
+    #[error(transparent)]
+    Tasks(#[from] TasksError),
+    #[error(transparent)]
+    Target(#[from] TargetError),
+}
+
+/// What goes from rings to file.
+#[derive(Debug)]
+pub(crate) struct Recording<'a> {
+    writer: Writer,
+    path: &'a Path,
+    chosen: &'a [Chosen],
+    rings: Rings,
+    info: Info,
+    processes: Processes,
+    kernel_ips: BTreeSet<u64>,
+    /// Why the first of them was.
+    unreadable: Option<String>,
+    started: Instant,
+    end: End,
+}
+
+impl<'a> Recording<'a> {
+    /// Begins the file `path` with what is known before anything runs.
+    pub(crate) fn begin(
+        path: &'a Path,
+        heading: &str,
+        chosen: &'a [Chosen],
+        rings: Rings,
+        info: Info,
+        target: &Target,
+    ) -> Result<Self, RecordingError> {
+        let data = |source| RecordingError::Data {
+            path: path.into(),
+            source,
+        };
+        let followed = target.follow().unwrap_or_else(|error| {
+            let error = chain(&error);
+            say(&format!(
+                "{error}: short-lived processes may stay without a name"
+            ));
+            Vec::new()
+        });
+        let mut recording = Self {
+            writer: Writer::create(path, heading).map_err(data)?,
+            path,
+            chosen,
+            rings,
+            info,
+            processes: Processes::new(Path::new("/proc"), followed),
+            kernel_ips: BTreeSet::new(),
+            unreadable: None,
+            started: Instant::now(),
+            end: End::default(),
+        };
+        recording.events()?;
+        for pid in target.present() {
+            recording.processes.saw(pid, 0);
+        }
+        recording.news()?;
+        recording.started = Instant::now();
+        Ok(recording)
+    }
+
+    fn line(&mut self, line: &Line) -> Result<(), RecordingError> {
+        let error = |source| RecordingError::Data {
+            path: self.path.into(),
+            source,
+        };
+        self.writer.line(line).map_err(error)
+    }
+
+    fn events(&mut self) -> Result<(), RecordingError> {
+        for event in self.chosen {
+            self.line(&Line::Event(EventLine {
+                name: event.name.clone(),
+                unit: event.entry.unit.clone(),
+                period: event.attr.period,
+                source: event.entry.source.clone(),
+                guest_only: event.entry.guest_only,
+            }))?;
+        }
+        Ok(())
+    }
+
+    fn news(&mut self) -> Result<(), RecordingError> {
+        for line in self.processes.news(&Clocks::read(&self.info))? {
+            self.line(&line)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the rings until what is measured has ended.
+    pub(crate) fn follow(
+        &mut self,
+        opened: &[Opened],
+        measuring: &mut Measuring,
+    ) -> Result<(), RecordingError> {
+        // An event that is closed would be ready for ever.
+        let mut open: Vec<BorrowedFd<'_>> = opened.iter().map(|o| o.event.as_fd()).collect();
+        let mut ready = Vec::new();
+        let mut ended = false;
+        while !ended {
+            ended = measuring.wait(&open, Some(LOOK_EVERY), &mut ready)?;
+            self.end.wakeups += ready.iter().filter(|ready| ready.readable).count() as u64;
+            let mut answers = ready.iter();
+            open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
+            self.drain()?;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), RecordingError> {
+        // Taken out while each is read: what is read goes elsewhere in `self`.
+        let mut rings = std::mem::take(&mut self.rings);
+        for (event, ring) in &mut rings {
+            // No more than the ring holds now: one that fills as fast must not keep the rest
+            // from being read.
+            let head = ring.head();
+            while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
+                match ring.next_record() {
+                    Ok(Some(record)) => self.record(*event, &record)?,
+                    Ok(None) => break,
+                    Err(error) => self.unreadable(*event, ring, &error),
+                }
+            }
+        }
+        self.rings = rings;
+        self.news()
+    }
+
+    /// What cannot be read costs itself alone; the first is remembered to be told.
+    fn unreadable(&mut self, event: usize, ring: &mut Ring, error: &RingError) {
+        if !matches!(error, RingError::Record { .. }) {
+            ring.skip();
+        }
+        let name = &self.chosen[event].name;
+        self.unreadable
+            .get_or_insert_with(|| format!("{name}: {}", chain(error)));
+    }
+
+    fn record(&mut self, event: usize, record: &Record) -> Result<(), RecordingError> {
+        match *record {
+            Record::Sample(sample) => {
+                self.processes.saw(sample.pid, sample.time);
+                if !sample.user {
+                    self.kernel_ips.insert(sample.ip);
+                }
+                self.end.samples += 1;
+                self.line(&Line::Sample(Sample(
+                    event,
+                    sample.ip,
+                    sample.pid,
+                    sample.tid,
+                    sample.time,
+                    sample.cpu,
+                    sample.period,
+                    sample.user,
+                )))
+            }
+            Record::Lost { lost, .. } => {
+                self.end.lost = self.end.lost.saturating_add(lost);
+                self.line(&Line::Lost(Lost { event, lost }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Stops what is measured, and writes what is left of it; the exit code to end with.
+    pub(crate) fn finish(
+        mut self,
+        opened: &[Opened],
+        measuring: Measuring,
+    ) -> Result<u8, RecordingError> {
+        let elapsed = self.started.elapsed().as_nanos();
+        self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
+        measuring.stop(opened)?;
+        // A reading has the device tell the last loss, for which there was no room before.
+        let dead = opened
+            .iter()
+            .find_map(|o| Some((o.index, o.event.read().err()?)));
+        self.drain()?;
+        self.end.exit_code = measuring.finish()?;
+        self.write_end()?;
+        self.tell();
+        if let Some((index, error)) = dead {
+            let (name, error) = (&self.chosen[index].name, chain(&error));
+            say(&format!(
+                "{name}: {error}: the recording holds what came before"
+            ));
+        }
+        Ok(self.end.exit_code)
+    }
+
+    fn write_end(&mut self) -> Result<(), RecordingError> {
+        let ips: Vec<u64> = std::mem::take(&mut self.kernel_ips).into_iter().collect();
+        let kernel = symbols::kernel(Path::new("/proc/kallsyms"), &ips);
+        self.line(&Line::Kernel(kernel))?;
+        self.line(&Line::End(self.end))?;
+        let flushed = self.writer.flush();
+        flushed.map_err(|source| RecordingError::Data {
+            path: self.path.into(),
+            source,
+        })
+    }
+
+    fn tell(&self) {
+        say(&format!(
+            "{} samples written to {}, {} lost, {} wakeups",
+            grouped(self.end.samples),
+            self.path.display(),
+            grouped(self.end.lost),
+            grouped(self.end.wakeups)
+        ));
+        if let Some(first) = &self.unreadable {
+            say(&format!(
+                "records that could not be read are missing; the first: {first}"
+            ));
+        }
+        if self.processes.lost() > 0 {
+            say("the kernel told of more processes than could be read: some names may be wrong");
+        }
+    }
+}

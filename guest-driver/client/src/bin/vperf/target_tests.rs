@@ -1,0 +1,169 @@
+//! Targets on this machine, measured by the kernel's own clock of tasks.
+
+use super::*;
+use crate::data::{Action, Line, Task};
+use crate::histories::Histories;
+use crate::processes::Processes;
+use std::path::Path;
+use vpmu_client::perf::PerfPmu;
+use vpmu_client::tasks::Clocks;
+
+#[test]
+fn lists_of_cpus() {
+    assert_eq!(cpu_list("0"), Some(vec![0]));
+    assert_eq!(cpu_list("2-4,0,3"), Some(vec![0, 2, 3, 4]));
+    for wrong in ["", ",", "a", "3-1", "0-", "-1", "0-99999", "4294967296"] {
+        assert_eq!(cpu_list(wrong), None, "{wrong}");
+    }
+}
+
+/// The kernel's own clock of tasks, through perf's door: it is on every machine.
+fn task_clock(dir: &Path) -> (PerfPmu, EventAttr) {
+    fs::write(dir.join("type"), "1").unwrap();
+    (PerfPmu::open_at(dir).unwrap(), EventAttr::new(1, 1))
+}
+
+fn measure(args: &TargetArgs, once_started: impl FnOnce()) -> (u8, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let (pmu, attr) = task_clock(dir.path());
+    let target = args.prepare().unwrap();
+    let opened = target
+        .open(0, &attr, |attr| Ok(pmu.open_event(attr)?))
+        .unwrap();
+    let mut measuring = target.start(&opened).unwrap();
+    once_started();
+    while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
+    measuring.stop(&opened).unwrap();
+    let count = opened
+        .iter()
+        .map(|opened| opened.event.read().unwrap().value)
+        .sum();
+    (measuring.finish().unwrap(), count)
+}
+
+fn args(command: &[&str]) -> TargetArgs {
+    let command = command.iter().map(OsString::from).collect();
+    TargetArgs {
+        all_cpus: false,
+        cpus: None,
+        pid: Vec::new(),
+        command,
+    }
+}
+
+#[test]
+fn a_command_is_measured_with_its_children() {
+    let line = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
+    let (code, own) = measure(&args(&["sh", "-c", &format!("{line}; exit 3")]), || ());
+    assert_eq!(code, 3);
+    // Twice the work in two children, and hardly any in the shell that waits.
+    let (code, children) = measure(
+        &args(&["sh", "-c", &format!("({line}) & ({line}) & wait")]),
+        || (),
+    );
+    assert_eq!(code, 0);
+    assert!(
+        own > 1_000_000 && children > own,
+        "own {own} ns, children {children} ns"
+    );
+}
+
+#[test]
+fn what_a_command_runs_is_followed_however_short_it_lives() {
+    let target = args(&["sh", "-c", "/bin/true; exit 0"]).prepare().unwrap();
+    let shell = target.held.as_ref().unwrap().pid().unsigned_abs();
+    let mut processes = Processes::new(Path::new("/proc"), target.follow().unwrap());
+    let mut measuring = target.start(&[]).unwrap();
+    while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
+    assert_eq!(measuring.finish().unwrap(), 0);
+    // Seen in a sample, but the kernel has told already.
+    processes.saw(shell, 0);
+    let lines = processes.news(&Clocks::default()).unwrap();
+    let mut tasks: Vec<Task> = lines
+        .into_iter()
+        .map(|line| match line {
+            Line::Task(task) => task,
+            line => panic!("{line:?}"),
+        })
+        .collect();
+    // Each CPU has told its own.
+    tasks.sort_by_key(|task| task.time);
+    let execs: Vec<(u32, &str)> = tasks
+        .iter()
+        .filter_map(|task| match &task.action {
+            Action::Exec(name) => Some((task.pid, name.as_str())),
+            _ => None,
+        })
+        .collect();
+    let [(first, "sh"), (second, "true")] = execs[..] else {
+        panic!("{execs:?}")
+    };
+    assert_eq!(first, shell);
+    let histories = Histories::new(&[], &tasks);
+    let program = histories.at(second, u64::MAX).unwrap();
+    assert!(
+        program.maps.iter().any(|map| map.path.ends_with("/true")),
+        "{program:?}"
+    );
+    assert_eq!(processes.lost(), 0);
+}
+
+#[test]
+fn a_running_process_is_measured_as_long_as_the_command_runs_or_it_lives() {
+    let mut sleeper = std::process::Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(sleeper.id()).unwrap();
+    let (code, _) = measure(
+        &TargetArgs {
+            pid: vec![pid],
+            ..args(&["false"])
+        },
+        || (),
+    );
+    assert_eq!(code, 1);
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let mut reader = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(reader.id()).unwrap();
+    let args = TargetArgs {
+        pid: vec![pid],
+        ..args(&[])
+    };
+    let (code, _) = measure(&args, || drop(reader.stdin.take()));
+    assert_eq!(code, 0);
+    reader.wait().unwrap();
+}
+
+#[test]
+fn wrong_targets_are_named() {
+    assert!(matches!(args(&[]).prepare(), Err(TargetError::Nothing)));
+    let gone = TargetArgs {
+        pid: vec![i32::MAX],
+        ..args(&[])
+    };
+    assert!(matches!(gone.prepare(), Err(TargetError::Process { .. })));
+    let cpus = |list: &str| TargetArgs {
+        cpus: Some(list.into()),
+        ..args(&[])
+    };
+    assert!(matches!(cpus("x").prepare(), Err(TargetError::CpuList(_))));
+    assert!(matches!(
+        cpus("8191").prepare(),
+        Err(TargetError::Offline { cpu: 8191, .. })
+    ));
+}
+
+#[test]
+fn threads_of_a_process_are_found() {
+    let own = i32::try_from(std::process::id()).unwrap();
+    assert!(threads_of(own).unwrap().contains(&own));
+    assert!(matches!(
+        threads_of(i32::MAX),
+        Err(TargetError::Process { .. })
+    ));
+}
