@@ -85,7 +85,7 @@ impl Programs {
             cargo.env_remove(variable); // would take the place of ours
         }
         cargo
-            .env(RUSTFLAGS, "-C target-feature=+crt-static --cap-lints allow")
+            .env(RUSTFLAGS, "-C target-feature=+crt-static")
             .current_dir(&root);
         cargo.stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = sys::dies_with_us(&mut cargo)
