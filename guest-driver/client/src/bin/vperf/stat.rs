@@ -17,9 +17,10 @@ use crate::workload::WorkloadError;
 
 /// Count events of a command, of tasks, or of CPUs.
 ///
-/// The counts go to standard error, where they do not mix with what the command prints. A
-/// count that was not taken all the time shows for which share of it, and what it would be
-/// for the whole; events whose source cannot leave the host's work out have a star.
+/// The table goes to standard error, where it does not mix with what the command prints; JSON
+/// and separated lines go to standard output, where programs look. A count that was not taken
+/// all the time shows for which share of it, and what it would be for the whole; events whose
+/// source cannot leave the host's work out have a star.
 ///
 /// Examples:
 ///   vperf stat -- make -j2
@@ -85,6 +86,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     let chosen = args.events.to_count(&vpmu)?;
     // Before the work, so that a wrong path does not lose its counts.
     let mut output: Box<dyn Write> = match &args.output {
+        None if args.json || args.separator.is_some() => Box::new(io::stdout()),
         None => Box::new(io::stderr()),
         Some(path) => Box::new(File::create(path).map_err(|source| StatError::Output {
             path: path.clone(),
