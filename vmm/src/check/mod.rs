@@ -22,11 +22,24 @@ pub use facts::{Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samp
 
 /// Arguments of `vmm check`.
 #[derive(Debug, Clone, Default, clap::Args)]
+#[command(after_help = HELP)]
 pub struct CheckArgs {
     /// Print the survey as JSON, with keys that stay as they are, instead of a table
     #[arg(long)]
     pub json: bool,
 }
+
+const HELP: &str = "\
+Examples:
+  vmm check
+  vmm check --json | jq .stock_kernel
+
+Everything is tried, not looked up: small guests are run, events are opened and counted. It takes
+about a second, changes nothing and leaves nothing behind.
+
+Exit status:
+  0  a guest runs here, if only a small one
+  1  no guest runs here; the survey is printed all the same";
 
 /// Why `vmm check` did not end well.
 #[derive(Debug, thiserror::Error)]
