@@ -55,7 +55,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn within_a_millionth_and_never_backwards(khz in 1_u32.., ticks in 0_u64..1 << 56, more in 0_u64..1 << 40) {
+        fn within_a_millionth_and_never_backwards(khz in 1_u32..20_000_000, ticks in 0_u64..1 << 56, more in 0_u64..1 << 40) {
             let clock = Clock::new(khz).expect("ticks");
             let exact = u128::from(ticks) * u128::from(NANOS_PER_MILLI) / u128::from(khz);
             prop_assume!(exact < 1 << 63);

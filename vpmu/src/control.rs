@@ -15,7 +15,7 @@ use crate::abi::{
     OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_WATERMARK, OpenReply, OpenRequest, PAGE_SIZE,
     QUEUE_CONTROL, SAMPLE_ALLOWED, TaskPageRequest,
 };
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, Entry};
 use crate::errno::{Errno, status};
 use crate::event::{Context, Event, Facts, Host};
 use crate::period::Period;
@@ -139,7 +139,11 @@ impl State {
                 Some(parent.facts.owner)
             }
         };
-        let period = self.allowed(catalogue, &request)?;
+        let entry = self.allowed(catalogue, &request)?;
+        let shortest_period = entry.shortest_period.unwrap_or(1);
+        let period = Some(request.period.get())
+            .filter(|&period| period > 0)
+            .map(Period::new);
         if self.events.len() >= self.settings.limits.max_events as usize {
             return Err(Errno::ENOSPC);
         }
@@ -153,6 +157,7 @@ impl State {
             exclude_kernel: flags & OPEN_EXCLUDE_KERNEL != 0,
             sample_type: request.sample_type.get(),
             wakeup: wakeup(&request),
+            shortest_period,
         };
         let mut event = Event::new(facts, context, period);
         event.prepare(host, Self::first_vcpu(host, context))?;
@@ -161,18 +166,19 @@ impl State {
         self.events.insert(id, event);
         if let Err(error) = self.start(host, id) {
             self.events.remove(&id);
+            self.output.forget(id);
             return Err(error);
         }
         self.metrics.events_opened += 1;
         Ok((period.map_or(ENGINE_ANY, |_| ENGINE_EXIT), id))
     }
 
-    /// Whether the catalogue has what is asked for; the period, for an event that samples.
-    fn allowed(
+    /// The entry that is asked for, if it can be had as asked.
+    fn allowed<'a>(
         &self,
-        catalogue: &Catalogue,
+        catalogue: &'a Catalogue,
         request: &OpenRequest,
-    ) -> Result<Option<Period>, Errno> {
+    ) -> Result<&'a Entry, Errno> {
         let kind = request.kind.get();
         if kind == KIND_RAW {
             // A raw code can reach host counters that see more than this guest.
@@ -182,19 +188,18 @@ impl State {
             .find(kind, request.config.get())
             .ok_or(Errno::ENOENT)?;
         let excludes = request.flags.get() & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
+        let period = request.period.get();
+        let sampled = entry
+            .shortest_period
+            .is_some_and(|shortest| period >= shortest && self.has_rings());
         if request.engine.get() == ENGINE_BATCHED
             || request.sample_type.get() & !SAMPLE_ALLOWED != 0
             || excludes && !entry.excludes
+            || period > 0 && !sampled
         {
             return Err(Errno::EOPNOTSUPP);
         }
-        match (request.period.get(), entry.shortest_period) {
-            (0, _) => Ok(None),
-            (period, Some(shortest)) if period >= shortest && self.has_rings() => {
-                Ok(Some(Period::new(period)))
-            }
-            _ => Err(Errno::EOPNOTSUPP),
-        }
+        Ok(entry)
     }
 
     fn map(&mut self, host: &Host<'_>, request: &[u8]) -> Result<(), Errno> {

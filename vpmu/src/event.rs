@@ -77,6 +77,8 @@ pub(crate) struct Facts {
     pub(crate) exclude_kernel: bool,
     pub(crate) sample_type: u64,
     pub(crate) wakeup: Wakeup,
+    /// The shortest period that its backing keeps: 1 at least.
+    pub(crate) shortest_period: u64,
 }
 
 /// An open event.

@@ -84,9 +84,8 @@ impl Output {
 
     /// Forgets what is due for an event that is gone.
     pub(crate) fn forget(&mut self, event: u64) {
-        if self.waking.remove(&event) {
-            self.due.retain(|notice| notice.event.get() != event);
-        }
+        self.waking.remove(&event);
+        self.due.retain(|notice| notice.event.get() != event);
     }
 
     /// Writes one overflow of an event to its ring, or counts it as lost.

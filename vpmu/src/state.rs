@@ -144,7 +144,7 @@ impl State {
         period: u64,
     ) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
-        if period == 0 || event.period.is_none() {
+        if period < event.facts.shortest_period || event.period.is_none() {
             return Err(Errno::EINVAL);
         }
         event
@@ -158,6 +158,7 @@ impl State {
             return Err(Errno::ENOENT);
         }
         let event = self.events.remove(&id).ok_or(Errno::ENOENT)?;
+        self.output.forget(id);
         let owner = event.facts.owner;
         if !self.events.values().any(|other| other.facts.owner == owner) {
             self.output.remove_ring(owner);

@@ -1,0 +1,308 @@
+//! The wire in Rust, the wire in C and Linux's own perf header agree, field by field: a C
+//! compiler checks one static assertion for each.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::mem::offset_of;
+use std::process::{Command as Process, Stdio};
+
+use vpmu::abi::*;
+
+const RUST: &str = include_str!("../src/abi.rs");
+const HEADERS: [&str; 2] = [
+    include_str!("../../guest-driver/linux/vpmu_abi.h"),
+    include_str!("../../guest-driver/linux/vpmu_uapi.h"),
+];
+
+/// A Rust struct as the compiler lays it out.
+struct Layout {
+    rust: &'static str,
+    c: &'static str,
+    size: usize,
+    fields: Vec<(&'static str, usize)>,
+}
+
+macro_rules! layouts {
+    ($($rust:ident = $c:literal { $($field:ident),* $(,)? })*) => {
+        vec![$(Layout {
+            rust: stringify!($rust),
+            c: $c,
+            size: size_of::<$rust>(),
+            fields: vec![$((stringify!($field), offset_of!($rust, $field))),*],
+        }),*]
+    };
+}
+
+macro_rules! constants {
+    ($($name:ident),* $(,)?) => {
+        vec![$((stringify!($name), i128::try_from($name).expect("an integer"))),*]
+    };
+}
+
+fn layouts() -> Vec<Layout> {
+    layouts! {
+        Config = "vpmu_config" {
+            version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
+            time_mult, time_shift, reserved, tsc_khz, reserved2,
+        }
+        ControlHeader = "vpmu_control_header" { op, reserved, event }
+        ControlReply = "vpmu_control_reply" { status, value }
+        OpenRequest = "vpmu_open_request" {
+            header, kind, context, config, period, sample_type, flags, wakeup, engine, reserved,
+            parent,
+        }
+        OpenReply = "vpmu_open_reply" { status, engine, id }
+        MapRequest = "vpmu_map_request" { header, pages, flags }
+        CatalogueRequest = "vpmu_catalogue_request" { header, first, count }
+        CatalogueEntry = "vpmu_catalogue_entry" {
+            kind, flags, config, name, unit, source, counts,
+        }
+        TaskPageRequest = "vpmu_task_page_request" { header, vcpu, reserved, address }
+        TaskPage = "vpmu_task_page" { pid, tid, since }
+        Command = "vpmu_command" { op, reserved, event, value, reserved2 }
+        Reply = "vpmu_reply" { status, state, value, time_enabled, time_running }
+        Notice = "vpmu_notice" { kind, reserved, event }
+        Metadata = "perf_event_mmap_page" {
+            version, compat_version, lock, index, offset, time_enabled, time_running,
+            capabilities, pmc_width, time_shift, time_mult, time_offset, time_zero, size,
+            reserved_1, time_cycles, time_mask, reserved, data_head, data_tail, data_offset,
+            data_size, aux_head, aux_tail, aux_offset, aux_size,
+        }
+    }
+}
+
+fn constants() -> Vec<(&'static str, i128)> {
+    constants![
+        DEVICE_ID,
+        PAGE_SIZE,
+        VERSION,
+        F_RING,
+        F_TASK_PAGE,
+        F_DOORBELL,
+        QUEUE_CONTROL,
+        QUEUE_EVENT,
+        QUEUE_VCPU,
+        SHM_DOORBELL,
+        COUNT_GUEST,
+        COUNT_VCPU,
+        KIND_HARDWARE,
+        KIND_SOFTWARE,
+        KIND_HW_CACHE,
+        KIND_RAW,
+        KIND_TSC,
+        KIND_EXITS,
+        KIND_HALTS,
+        KIND_GUEST_TIME,
+        KIND_MARK,
+        EXIT_ALL,
+        EXIT_USER,
+        EXIT_IO,
+        EXIT_MMIO,
+        EXIT_HLT,
+        EXIT_SIGNAL,
+        EXIT_OTHER,
+        CONTROL_OPEN,
+        CONTROL_CLOSE,
+        CONTROL_MAP,
+        CONTROL_UNMAP,
+        CONTROL_CATALOGUE,
+        CONTROL_TASK_PAGE,
+        CONTEXT_TASK,
+        OPEN_ENABLED,
+        OPEN_EXCLUDE_USER,
+        OPEN_EXCLUDE_KERNEL,
+        OPEN_WATERMARK,
+        SAMPLE_ALLOWED,
+        ENGINE_ANY,
+        ENGINE_EXIT,
+        ENGINE_BATCHED,
+        MAP_WRITABLE,
+        CATALOGUE_SAMPLES,
+        CATALOGUE_GUEST_ONLY,
+        CATALOGUE_ANY_CONFIG,
+        CATALOGUE_EXCLUDES,
+        COMMAND_VCPU,
+        COMMAND_ENABLE,
+        COMMAND_DISABLE,
+        COMMAND_IN,
+        COMMAND_OUT,
+        COMMAND_READ,
+        COMMAND_RESET,
+        COMMAND_PERIOD,
+        STATE_ERROR,
+        STATE_OFF,
+        STATE_INACTIVE,
+        STATE_ACTIVE,
+        NOTICE_WAKEUP,
+        NOTICE_ERROR,
+    ]
+}
+
+/// What the kernel calls a field of the metadata page.
+fn kernels_name(field: &str) -> &str {
+    match field {
+        "reserved_1" => "__reserved_1",
+        "reserved" => "__reserved",
+        other => other,
+    }
+}
+
+/// The C program that compiles only if everything agrees.
+fn program() -> String {
+    let mut program = String::from(
+        "#include <stddef.h>\n#include <linux/perf_event.h>\n#include \"vpmu_abi.h\"\n",
+    );
+    let mut claim = |what: String, value: i128| {
+        program += &format!("_Static_assert({what} == {value}, \"{what} is not {value}\");\n");
+    };
+    for layout in layouts() {
+        let c = layout.c;
+        let size = i128::try_from(layout.size).expect("a size");
+        if c == "perf_event_mmap_page" {
+            // The kernel says nothing of the rest of the page.
+            claim(format!("offsetof(struct {c}, aux_size) + 8"), size);
+        } else {
+            claim(format!("sizeof(struct {c})"), size);
+        }
+        for (field, offset) in layout.fields {
+            let field = if c == "perf_event_mmap_page" {
+                kernels_name(field)
+            } else {
+                field
+            };
+            let offset = i128::try_from(offset).expect("an offset");
+            claim(format!("offsetof(struct {c}, {field})"), offset);
+        }
+    }
+    for (name, value) in constants() {
+        claim(format!("VPMU_{name}"), value);
+    }
+    for (name, bit) in [
+        ("IP", 0),
+        ("TID", 1),
+        ("TIME", 2),
+        ("ID", 6),
+        ("CPU", 7),
+        ("PERIOD", 8),
+        ("STREAM_ID", 9),
+        ("IDENTIFIER", 16),
+    ] {
+        claim(format!("!!(PERF_SAMPLE_{name} & {SAMPLE_ALLOWED})"), 1);
+        claim(format!("PERF_SAMPLE_{name}"), 1 << bit);
+    }
+    claim("PERF_RECORD_LOST".to_owned(), 2);
+    claim("PERF_RECORD_SAMPLE".to_owned(), 9);
+    claim("PERF_RECORD_MISC_KERNEL".to_owned(), 1);
+    claim("PERF_RECORD_MISC_USER".to_owned(), 2);
+    claim("sizeof(struct perf_event_header)".to_owned(), 8);
+    claim("offsetof(struct perf_event_header, misc)".to_owned(), 4);
+    claim("offsetof(struct perf_event_header, size)".to_owned(), 6);
+    claim("PERF_TYPE_HARDWARE".to_owned(), KIND_HARDWARE.into());
+    claim("PERF_TYPE_SOFTWARE".to_owned(), KIND_SOFTWARE.into());
+    claim("PERF_TYPE_HW_CACHE".to_owned(), KIND_HW_CACHE.into());
+    claim("PERF_TYPE_RAW".to_owned(), KIND_RAW.into());
+    program
+}
+
+/// What the C compiler has against `program`.
+fn compile(program: &str) -> Result<(), String> {
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-driver/linux");
+    let mut compiler = Process::new("cc")
+        .args([
+            "-std=gnu11",
+            "-Wall",
+            "-Werror",
+            "-fsyntax-only",
+            "-I",
+            driver,
+            "-x",
+            "c",
+            "-",
+        ])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a C compiler named cc: apt install gcc libc6-dev linux-libc-dev");
+    let mut input = compiler.stdin.take().expect("a pipe");
+    input
+        .write_all(program.as_bytes())
+        .expect("cc reads it all");
+    drop(input);
+    let output = compiler.wait_with_output().expect("cc ends");
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn rust_c_and_linux_agree() {
+    compile(&program()).expect("every size, offset and value is the same");
+}
+
+#[test]
+fn a_wrong_offset_would_be_found() {
+    let wrong = program().replace(
+        "offsetof(struct vpmu_reply, value) == 8",
+        "offsetof(struct vpmu_reply, value) == 16",
+    );
+    let complaint = compile(&wrong).expect_err("8 is not 16");
+    assert!(complaint.contains("vpmu_reply"), "{complaint}");
+}
+
+#[test]
+fn every_field_is_compared() {
+    let mut declared = BTreeSet::new();
+    let mut current = "";
+    for line in RUST.lines() {
+        if let Some(rest) = line.strip_prefix("pub struct ") {
+            current = rest.trim_end_matches(" {");
+        } else if let Some(rest) = line.strip_prefix("    pub ") {
+            let field = rest.split(':').next().expect("a field");
+            declared.insert(format!("{current}.{field}"));
+        }
+    }
+    let compared = layouts()
+        .iter()
+        .flat_map(|layout| {
+            let rust = layout.rust;
+            layout
+                .fields
+                .iter()
+                .map(move |(field, _)| format!("{rust}.{field}"))
+        })
+        .collect();
+    assert_eq!(declared, compared);
+}
+
+#[test]
+fn every_constant_is_compared() {
+    let compared: BTreeSet<_> = constants()
+        .iter()
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    let in_rust: BTreeSet<_> = RUST
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub const "))
+        .map(|rest| rest.split(':').next().expect("a name").to_owned())
+        .collect();
+    assert_eq!(in_rust, compared);
+    // Of the headers alone: how programs call the driver.
+    let for_programs = [
+        "CONFIG_KIND_SHIFT",
+        "IOC_MAGIC",
+        "IOC_INFO",
+        "IOC_OPEN",
+        "IOC_CATALOGUE",
+        "IOC_MARK",
+    ];
+    let in_c: BTreeSet<_> = HEADERS
+        .iter()
+        .flat_map(|header| header.lines())
+        .filter_map(|line| line.strip_prefix("#define VPMU_"))
+        .filter_map(|rest| rest.split_whitespace().next())
+        .filter(|name| !name.contains('(') && !for_programs.contains(name))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(in_c, compared);
+}
