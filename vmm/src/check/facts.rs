@@ -4,6 +4,7 @@
 //! probes anything and nothing here judges: `verdict` puts the consequences into words.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use serde::Serialize;
 
@@ -159,6 +160,15 @@ pub struct Samples {
     pub in_loop: u32,
     /// Labelled guest user.
     pub labelled_user: u32,
+}
+
+impl AddAssign for Samples {
+    fn add_assign(&mut self, more: Self) {
+        self.total += more.total;
+        self.guest += more.guest;
+        self.in_loop += more.in_loop;
+        self.labelled_user += more.labelled_user;
+    }
 }
 
 impl Samples {

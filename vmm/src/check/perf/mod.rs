@@ -24,8 +24,10 @@ use super::facts::{Event, Finding, Perf, Samples};
 use super::guest;
 use super::machine::Ring;
 
-/// How long a guest is sampled.
+/// How long a guest is sampled at a time.
 const SAMPLED: Duration = Duration::from_millis(200);
+/// How many times at most: on a loaded machine its thread gets little of that time.
+const ATTEMPTS: usize = 8;
 /// One sample every so many nanoseconds of the clock: 1 kHz.
 const PERIOD: u64 = 1_000_000;
 /// How long a thread spins to see whether its own host work is counted.
@@ -196,8 +198,19 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Samples the clock of a thread whose vCPU loops in `ring`.
+/// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
 fn sample_guest(ring: Ring) -> Result<Samples, String> {
+    let mut samples = Samples::default();
+    for _ in 0..ATTEMPTS {
+        samples += sample_once(ring)?;
+        if samples.carry_guest_ips().is_some() {
+            break;
+        }
+    }
+    Ok(samples)
+}
+
+fn sample_once(ring: Ring) -> Result<Samples, String> {
     let text = |error: io::Error| error.to_string();
     let start = move || {
         let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into());
