@@ -119,8 +119,9 @@ struct vpmu_device {
  * @started: the device has been told that it counts
  * @stray: it should not have; what it counted meanwhile is not perf's
  * @count: as the device last told
- * @idle: nanoseconds, told by the device, that it was enabled but not counted
- * @owed: how much of @idle perf core's running time still has to lose
+ * @enabled_ns: time enabled, as the device last told
+ * @running_ns: time running, likewise
+ * @owed: nanoseconds not counted that perf core's running time still has to lose
  * @file: the door that it came through, NULL for perf core's
  */
 struct vpmu_event {
@@ -130,7 +131,8 @@ struct vpmu_event {
 	bool started;
 	bool stray;
 	u64 count;
-	u64 idle;
+	u64 enabled_ns;
+	u64 running_ns;
 	u64 owed;
 	struct vpmu_file *file;
 };
@@ -149,6 +151,11 @@ struct vpmu_ring;
  * @read_format: what read(2) gives
  * @wakeup: how often pollers are woken
  * @watermark: @wakeup is in bytes
+ * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on,
+ *           because it exports none that reaches inherited events
+ * @on_exec: but for this event it is off until the task's exec
+ * @enabled_ns: time enabled of all its events, by the device's account
+ * @running_ns: time running, likewise
  * @tracks: holds a reference on vpmu_task
  * @poll: EPOLLIN since the last poll(2)
  * @error: the event is in VPMU_STATE_ERROR
@@ -166,6 +173,10 @@ struct vpmu_file {
 	u64 read_format;
 	u32 wakeup;
 	bool watermark;
+	bool enabled;
+	bool on_exec;
+	atomic64_t enabled_ns;
+	atomic64_t running_ns;
 	bool tracks;
 	atomic_t poll;
 	bool error;
@@ -208,6 +219,7 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_call.c */
+int vpmu_event_switch(struct perf_event *event, bool enable);
 int vpmu_event_reset(struct perf_event *event);
 int vpmu_event_settle(struct perf_event *event);
 int vpmu_event_period(struct perf_event *event, u64 period);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Commands for an event from outside perf core's scheduling: reset, period, losses.
+ * Commands for an event from outside perf core's scheduling: switch, reset, period.
  */
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -8,10 +8,13 @@
 
 #include "vpmu.h"
 
+/* Besides VPMU_COMMAND_*: start or stop the event as its file says, if it runs. */
+#define CALL_SWITCH	0
+
 /**
  * struct event_call - a command on its way to the CPU where the event is
  * @event: whose
- * @op: VPMU_COMMAND_*
+ * @op: VPMU_COMMAND_* or CALL_SWITCH
  * @value: of the command
  * @ret: 0, a negative errno, or -EAGAIN when the event was elsewhere by then
  */
@@ -42,6 +45,14 @@ static void event_call_here(void *info)
 	call->ret = -ENODEV;
 	if (!vcpu || !own->id)
 		goto unlock;
+	if (call->op == CALL_SWITCH) {
+		call->ret = 0;
+		if (event->state == PERF_EVENT_STATE_ACTIVE && READ_ONCE(own->file->enabled))
+			vpmu_event_start(vcpu, event);
+		else if (event->state == PERF_EVENT_STATE_ACTIVE)
+			vpmu_event_stop(vcpu, event);
+		goto unlock;
+	}
 	call->ret = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);
 	if (!call->ret && call->op == VPMU_COMMAND_RESET) {
 		own->count = le64_to_cpu(reply.value);
@@ -73,25 +84,65 @@ static int event_call(struct perf_event *event, u32 op, u64 value)
 	return err ? -ENODEV : call.ret;
 }
 
+/* The same for an event and those that inherit it; those without a device event have no part. */
+static int event_call_family(struct perf_event *event, u32 op)
+{
+	struct perf_event *child;
+	int err;
+
+	lockdep_assert_held(&event->child_mutex);
+	err = event_call(event, op, 0);
+	list_for_each_entry(child, &event->child_list, child_list) {
+		struct vpmu_event *own = child->pmu_private;
+
+		if (!err && own->id)
+			err = event_call(child, op, 0);
+	}
+	return err;
+}
+
+/**
+ * vpmu_event_switch() - switch on or off, as PERF_EVENT_IOC_ENABLE and _DISABLE do
+ * @event: the event of a file, not an inherited one
+ * @enable: on
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_event_switch(struct perf_event *event, bool enable)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct perf_event *child;
+	int err = 0;
+
+	mutex_lock(&event->child_mutex);
+	/* perf core's own switch is off before the exec, and there is none for children. */
+	if (enable && own->file->on_exec)
+		list_for_each_entry(child, &event->child_list, child_list)
+			if (READ_ONCE(child->state) == PERF_EVENT_STATE_OFF)
+				err = -EOPNOTSUPP;
+	if (!err) {
+		WRITE_ONCE(own->file->enabled, enable);
+		err = event_call_family(event, CALL_SWITCH);
+	}
+	mutex_unlock(&event->child_mutex);
+	if (!err && enable && own->file->on_exec)
+		perf_event_enable(event);
+	return err;
+}
+
 /**
  * vpmu_event_reset() - set the count to zero, as PERF_EVENT_IOC_RESET does
- * @event: the event, not an inherited one; those that inherit it are reset too
+ * @event: the event of a file, not an inherited one; those that inherit it are
+ *         reset too
  *
  * Return: 0 or a negative errno.
  */
 int vpmu_event_reset(struct perf_event *event)
 {
-	struct perf_event *child;
 	int err;
 
 	mutex_lock(&event->child_mutex);
-	err = event_call(event, VPMU_COMMAND_RESET, 0);
-	list_for_each_entry(child, &event->child_list, child_list) {
-		struct vpmu_event *own = child->pmu_private;
-
-		if (!err && own->id)
-			err = event_call(child, VPMU_COMMAND_RESET, 0);
-	}
+	err = event_call_family(event, VPMU_COMMAND_RESET);
 	mutex_unlock(&event->child_mutex);
 	return err;
 }

@@ -99,7 +99,7 @@ static u64 file_id(struct vpmu_file *file)
 static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff_t *ppos)
 {
 	struct vpmu_file *file = filp->private_data;
-	u64 values[4], value, enabled, running;
+	u64 values[4], value, enabled, running, missed;
 	size_t n = 0;
 
 	/* End of file says that the event is in error, as perf's own do. */
@@ -115,11 +115,16 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	/* What was read last may be what told of the error. */
 	if (READ_ONCE(file->error))
 		return 0;
+	/*
+	 * Times are the device's: perf core's run while the file is switched off. But
+	 * what perf core wanted to count and could not, the device knows nothing of.
+	 */
+	missed = enabled > running ? enabled - running : 0;
 	values[n++] = value;
 	if (file->read_format & PERF_FORMAT_TOTAL_TIME_ENABLED)
-		values[n++] = enabled;
+		values[n++] = atomic64_read(&file->enabled_ns) + missed;
 	if (file->read_format & PERF_FORMAT_TOTAL_TIME_RUNNING)
-		values[n++] = running;
+		values[n++] = atomic64_read(&file->running_ns);
 	if (file->read_format & PERF_FORMAT_ID)
 		values[n++] = file_id(file);
 	if (copy_to_user(buf, values, n * sizeof(u64)))
@@ -169,21 +174,6 @@ static int file_fasync(int fd, struct file *filp, int on)
 	return ret < 0 ? ret : 0;
 }
 
-static int file_enable(struct perf_event *event, bool enable)
-{
-	/*
-	 * perf core exports no way to switch inherited events. Switching only some
-	 * would give a count that means nothing; enable_on_exec serves commands.
-	 */
-	if (file_has_children(event))
-		return -EOPNOTSUPP;
-	if (enable)
-		perf_event_enable(event);
-	else
-		perf_event_disable(event);
-	return 0;
-}
-
 static long file_period(struct vpmu_file *file, u64 __user *arg)
 {
 	u64 period;
@@ -205,9 +195,9 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 
 	switch (cmd) {
 	case PERF_EVENT_IOC_ENABLE:
-		return file_enable(file->event, true);
+		return vpmu_event_switch(file->event, true);
 	case PERF_EVENT_IOC_DISABLE:
-		return file_enable(file->event, false);
+		return vpmu_event_switch(file->event, false);
 	case PERF_EVENT_IOC_RESET:
 		return vpmu_event_reset(file->event);
 	case PERF_EVENT_IOC_PERIOD:

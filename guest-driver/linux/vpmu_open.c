@@ -188,6 +188,8 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	if (err)
 		goto free;
 	file->read_format = attr->read_format;
+	file->on_exec = attr->disabled && attr->enable_on_exec;
+	file->enabled = !attr->disabled || attr->enable_on_exec;
 	file->period = attr->sample_period;
 	if (file->period) {
 		file->sample_type = attr->sample_type;
@@ -217,7 +219,7 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 		.type = file->dev->pmu.type,
 		.size = sizeof(attr),
 		.config = file->config,
-		.disabled = wanted->disabled,
+		.disabled = wanted->disabled && wanted->enable_on_exec,
 		.inherit = wanted->inherit,
 		.pinned = wanted->pinned,
 		.exclude_user = wanted->exclude_user,

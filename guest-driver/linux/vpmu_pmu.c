@@ -18,18 +18,26 @@ static struct vpmu_device *to_vpmu(struct pmu *pmu)
 	return container_of(pmu, struct vpmu_device, pmu);
 }
 
-/* The device counts @event from now on, unless it does so already. */
+/**
+ * vpmu_event_start() - let the device count an event, unless it is switched off
+ * @vcpu: this CPU's queue
+ * @event: the event; its context's lock is held
+ */
 void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	if (own->started)
+	if (own->started || (own->file && !READ_ONCE(own->file->enabled)))
 		return;
 	own->started = true;
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
 }
 
-/* It no longer does. */
+/**
+ * vpmu_event_stop() - let it no longer
+ * @vcpu: this CPU's queue
+ * @event: the event; its context's lock is held
+ */
 void vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -62,6 +70,23 @@ static void pmu_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
 	own->owed -= room;
 }
 
+/* What the device told since it last did, given to whose event it is. */
+static void pmu_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
+		       u64 count, u64 enabled, u64 running)
+{
+	local64_add(count, &event->count);
+	if (own->file) {
+		atomic64_add(enabled, &own->file->enabled_ns);
+		atomic64_add(running, &own->file->running_ns);
+		return;
+	}
+	if (enabled > running)
+		own->owed += enabled - running;
+	if (own->owed)
+		pmu_settle(event, own, op);
+	perf_event_update_userpage(event);
+}
+
 /**
  * vpmu_pmu_answer() - the device has answered a command
  * @event: for this event
@@ -84,22 +109,16 @@ void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *
 		return;
 
 	count = le64_to_cpu(reply->value);
-	if (!own->stray)
-		local64_add(count - own->count, &event->count);
-	own->count = count;
-
 	enabled = le64_to_cpu(reply->time_enabled);
 	running = le64_to_cpu(reply->time_running);
-	if (enabled > running && enabled - running > own->idle) {
-		if (!own->stray)
-			own->owed += enabled - running - own->idle;
-		own->idle = enabled - running;
-	}
+	if (!own->stray)
+		pmu_credit(event, own, op, count - own->count, enabled - own->enabled_ns,
+			   running - own->running_ns);
+	own->count = count;
+	own->enabled_ns = enabled;
+	own->running_ns = running;
 	if (is_stop(op))
 		own->stray = false;
-	if (own->owed)
-		pmu_settle(event, own, op);
-	perf_event_update_userpage(event);
 }
 
 static void vpmu_pmu_enable(struct pmu *pmu)
