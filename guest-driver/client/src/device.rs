@@ -61,7 +61,7 @@ fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT) => " (this host cannot count it: see `vperf list`)",
         Some(libc::EACCES | libc::EPERM) => {
-            " (whole CPUs and other users' tasks need CAP_PERFMON; own tasks do not)"
+            " (whole CPUs, other users' tasks and samples of the kernel need CAP_PERFMON)"
         }
         Some(libc::EOPNOTSUPP) => " (the device cannot do this with this event)",
         Some(libc::ENOSPC | libc::EMFILE | libc::ENFILE) => {

@@ -24,7 +24,7 @@ const DEFAULT_PAGES_LOG2: u32 = 6;
 ///
 /// Examples:
 ///   vperf record -- make -j2
-///   vperf record -e task-clock -c 100000 -- workload hot
+///   vperf record -e task-clock -F 2000 -- workload hot
 ///   vperf record -e exits-io -c 1 -a -o io.data -- sleep 5
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
