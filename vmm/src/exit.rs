@@ -76,7 +76,7 @@ impl fmt::Display for Ending {
 #[derive(Debug)]
 pub struct End {
     ended: AtomicBool,
-    how: Mutex<Option<Result<Ending, vcpu::Error>>>,
+    how: Mutex<Option<Result<Ending, vcpu::VcpuError>>>,
     event: EventFd,
 }
 
@@ -94,7 +94,7 @@ impl End {
     }
 
     /// Ends the run.
-    pub fn announce(&self, how: Result<Ending, vcpu::Error>) {
+    pub fn announce(&self, how: Result<Ending, vcpu::VcpuError>) {
         let mut first = self.how.lock().unwrap_or_else(PoisonError::into_inner);
         if first.is_none() {
             *first = Some(how);
@@ -118,7 +118,7 @@ impl End {
     }
 
     /// How it ended; `None` while it goes on, and once taken.
-    pub fn take(&self) -> Option<Result<Ending, vcpu::Error>> {
+    pub fn take(&self) -> Option<Result<Ending, vcpu::VcpuError>> {
         self.how
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

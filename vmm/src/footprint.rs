@@ -53,7 +53,8 @@ Rss:              100000 kB
 Size:                  4 kB
 Rss:                   4 kB
 ";
-        let guest = [0x7f00_0000_0000..0x7f00_1000_0000];
-        assert_eq!(resident_outside(maps, &guest), Some(304 << 10));
+        let guest = 0x7f00_0000_0000..0x7f00_1000_0000;
+        let outside = resident_outside(maps, std::slice::from_ref(&guest));
+        assert_eq!(outside, Some(304 << 10));
     }
 }

@@ -12,7 +12,7 @@ use crate::arch::layout;
 
 /// Why there is no VM to be had.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum KvmError {
     /// The device is not there.
     #[error(
         "there is no /dev/kvm: enable virtualisation in the firmware and load kvm-intel or kvm-amd; 'vmm check' tells more"
@@ -51,7 +51,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl KvmError {
     /// For `map_err`: KVM refuses to do `what`.
     pub fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Refused { what, source }
@@ -71,24 +71,24 @@ const NEEDED: [(Cap, &str); 7] = [
 /// Opens /dev/kvm and checks that it can carry `vcpus` vCPUs of ours.
 ///
 /// # Errors
-/// [`Error`], each with its remedy where there is one.
-pub fn open(vcpus: u8) -> Result<Kvm, Error> {
+/// [`KvmError`], each with its remedy where there is one.
+pub fn open(vcpus: u8) -> Result<Kvm, KvmError> {
     let kvm = Kvm::new().map_err(|source| match source.errno() {
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => Error::Missing,
-        libc::EACCES | libc::EPERM => Error::Permission,
-        _ if !Path::new("/dev/kvm").exists() => Error::Missing,
-        _ => Error::Open(source),
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
+        libc::EACCES | libc::EPERM => KvmError::Permission,
+        _ if !Path::new("/dev/kvm").exists() => KvmError::Missing,
+        _ => KvmError::Open(source),
     })?;
     let version = kvm.get_api_version();
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
-        return Err(Error::Version(version));
+        return Err(KvmError::Version(version));
     }
     if let Some((_, what)) = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        return Err(Error::Lacks(what));
+        return Err(KvmError::Lacks(what));
     }
     let most = kvm.get_max_vcpus();
     if usize::from(vcpus) > most {
-        return Err(Error::TooManyVcpus { asked: vcpus, most });
+        return Err(KvmError::TooManyVcpus { asked: vcpus, most });
     }
     Ok(kvm)
 }
@@ -96,15 +96,15 @@ pub fn open(vcpus: u8) -> Result<Kvm, Error> {
 /// A VM with its interrupt controllers and without a hardware PMU.
 ///
 /// # Errors
-/// [`Error::Refused`].
-pub fn create(kvm: &Kvm) -> Result<VmFd, Error> {
-    let vm = kvm.create_vm().map_err(Error::refused("create a VM"))?;
+/// [`KvmError::Refused`].
+pub fn create(kvm: &Kvm) -> Result<VmFd, KvmError> {
+    let vm = kvm.create_vm().map_err(KvmError::refused("create a VM"))?;
     vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(Error::refused("place its identity map"))?;
+        .map_err(KvmError::refused("place its identity map"))?;
     vm.set_tss_address(layout::KVM_TSS)
-        .map_err(Error::refused("place its TSS"))?;
+        .map_err(KvmError::refused("place its TSS"))?;
     vm.create_irq_chip()
-        .map_err(Error::refused("create interrupt controllers"))?;
+        .map_err(KvmError::refused("create interrupt controllers"))?;
     let capability = kvm.check_extension_raw(u64::from(KVM_CAP_PMU_CAPABILITY));
     if u32::try_from(capability).is_ok_and(|bits| bits & KVM_PMU_CAP_DISABLE != 0) {
         let mut disable = kvm_enable_cap {
@@ -113,7 +113,7 @@ pub fn create(kvm: &Kvm) -> Result<VmFd, Error> {
         };
         disable.args[0] = u64::from(KVM_PMU_CAP_DISABLE);
         vm.enable_cap(&disable)
-            .map_err(Error::refused("switch its hardware PMU off"))?;
+            .map_err(KvmError::refused("switch its hardware PMU off"))?;
     }
     Ok(vm)
 }
@@ -121,10 +121,10 @@ pub fn create(kvm: &Kvm) -> Result<VmFd, Error> {
 /// What KVM offers a guest's processor to say of itself.
 ///
 /// # Errors
-/// [`Error::Refused`].
-pub fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, Error> {
+/// [`KvmError::Refused`].
+pub fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(Error::refused("tell what processors it offers"))
+        .map_err(KvmError::refused("tell what processors it offers"))
 }
 
 /// Whether KVM can leave registers in the run page.

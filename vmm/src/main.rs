@@ -66,10 +66,10 @@ fn run(args: &RunArgs) -> u8 {
             report::summary(&report, ending.as_ref().ok().copied())
         );
     }
-    if let Some(destination) = destination {
-        if let Err(error) = destination.write(&report) {
-            code = fail(&error, EXIT_FAILURE);
-        }
+    if let Some(destination) = destination
+        && let Err(error) = destination.write(&report)
+    {
+        code = fail(&error, EXIT_FAILURE);
     }
     code
 }

@@ -10,7 +10,7 @@ use crate::arch::layout::{GAP, GAP_END};
 
 /// Why guest memory cannot be had.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum MemoryError {
     /// The host refuses that much address space.
     #[error("cannot reserve {mib} MiB for the guest: give it less with --memory")]
     Reserve {
@@ -44,8 +44,8 @@ pub fn split(bytes: u64) -> Vec<(u64, u64)> {
 /// Reserves `mib` MiB; the host gives pages as the guest touches them.
 ///
 /// # Errors
-/// [`Error::Reserve`].
-pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, Error> {
+/// [`MemoryError::Reserve`].
+pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let ranges: Vec<_> = split(mib << 20)
         .into_iter()
         .map(|(start, size)| {
@@ -55,14 +55,14 @@ pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, Error> {
             )
         })
         .collect();
-    GuestMemoryMmap::from_ranges(&ranges).map_err(|source| Error::Reserve { mib, source })
+    GuestMemoryMmap::from_ranges(&ranges).map_err(|source| MemoryError::Reserve { mib, source })
 }
 
 /// Makes `memory` the guest's.
 ///
 /// # Errors
-/// [`Error::Register`].
-pub fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Error> {
+/// [`MemoryError::Register`].
+pub fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
     for (slot, region) in (0u32..).zip(memory.iter()) {
         let address = region.start_addr().raw_value();
         let registration = kvm_userspace_memory_region {
@@ -74,10 +74,8 @@ pub fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Error> {
         };
         // SAFETY: the region is mapped with that size, and the caller keeps `memory` for as long
         // as vCPUs run: `Machine` drops its vCPU threads first.
-        unsafe { vm.set_user_memory_region(registration) }.map_err(|source| Error::Register {
-            address,
-            source: source.into(),
-        })?;
+        unsafe { vm.set_user_memory_region(registration) }
+            .map_err(|source| MemoryError::Register { address, source })?;
     }
     Ok(())
 }

@@ -22,13 +22,13 @@ use crate::kvm;
 
 /// Why a device cannot be put in.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum PlugError {
     /// The layout has a mistake.
     #[error(transparent)]
     Overlap(#[from] Overlap),
     /// An interrupt cannot be wired.
     #[error(transparent)]
-    Kvm(#[from] kvm::Error),
+    Kvm(#[from] kvm::KvmError),
     /// A queue that virtio does not know.
     #[error("cannot make the virtqueues")]
     Queues(#[from] virtio_queue::Error),
@@ -46,20 +46,20 @@ pub struct Buses {
     pub memory: Bus,
 }
 
-fn event() -> Result<EventFd, Error> {
-    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(Error::Console)
+fn event() -> Result<EventFd, PlugError> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(PlugError::Console)
 }
 
 /// Puts the serial port in, on standard input and output.
 ///
 /// # Errors
-/// [`Error`].
-pub fn plug_console(vm: &VmFd, buses: &mut Buses) -> Result<Console, Error> {
+/// [`PlugError`].
+pub fn plug_console(vm: &VmFd, buses: &mut Buses) -> Result<Console, PlugError> {
     let (line, room, waiting) = (event()?, event()?, event()?);
     vm.register_irqfd(&line, layout::SERIAL_GSI)
-        .map_err(kvm::Error::refused("wire the console's interrupt"))?;
-    let clone = |event: &EventFd| event.try_clone().map_err(Error::Console);
-    let output = Output::new(clone(&waiting)?).map_err(Error::Console)?;
+        .map_err(kvm::KvmError::refused("wire the console's interrupt"))?;
+    let clone = |event: &EventFd| event.try_clone().map_err(PlugError::Console);
+    let output = Output::new(clone(&waiting)?).map_err(PlugError::Console)?;
     let serial = Arc::new(Serial::new(Line(line), Room(clone(&room)?), output));
     let port = u64::from(layout::SERIAL_PORT);
     buses.ports.insert(port, SERIAL_SIZE, serial.clone())?;
@@ -73,12 +73,12 @@ pub fn plug_console(vm: &VmFd, buses: &mut Buses) -> Result<Console, Error> {
 /// Puts in what ends a run, and the debug port.
 ///
 /// # Errors
-/// [`Error::Overlap`].
+/// [`PlugError::Overlap`].
 pub fn plug_power(
     buses: &mut Buses,
     end: &Arc<End>,
     progress: &Arc<Progress>,
-) -> Result<(), Error> {
+) -> Result<(), PlugError> {
     let end = || Arc::clone(end);
     let ports = &mut buses.ports;
     ports.insert(layout::SLEEP_PORT.into(), 2, Arc::new(Sleep(end())))?;
@@ -96,13 +96,13 @@ pub fn plug_power(
 /// Puts the paravirtual PMU in: its transport and its doorbell page.
 ///
 /// # Errors
-/// [`Error`].
+/// [`PlugError`].
 pub fn plug_vpmu(
     buses: &mut Buses,
     vpmu: &Arc<Vpmu>,
     memory: &GuestMemoryMmap,
     interrupt: Arc<Interrupt>,
-) -> Result<(), Error> {
+) -> Result<(), PlugError> {
     let transport = VirtioMmio::new(vpmu.clone(), memory.clone(), interrupt)?;
     buses
         .memory

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::exit::{EXIT_FAILURE, Ending};
 use crate::footprint;
-use crate::vm::{Error, Ran};
+use crate::vm::{Ran, VmError};
 
 /// Why the report cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -178,7 +178,7 @@ fn nanoseconds(duration: std::time::Duration) -> u64 {
 impl Report {
     /// Of a machine that never ran.
     #[must_use]
-    pub fn of_failure(error: &Error) -> Self {
+    pub fn of_failure(error: &VmError) -> Self {
         Self {
             ending: "error",
             exit_code: EXIT_FAILURE,

@@ -16,7 +16,7 @@ use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signa
 
 /// Why signals cannot be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SignalError {
     /// A handler.
     #[error("cannot install a signal handler")]
     Handler(#[source] vmm_sys_util::errno::Error),
@@ -54,12 +54,12 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
 /// Installs the kick's handler for every thread.
 ///
 /// # Errors
-/// [`Error::Handler`].
-pub fn install_kick() -> Result<(), Error> {
+/// [`SignalError::Handler`].
+pub fn install_kick() -> Result<(), SignalError> {
     // The kernel falls back to SIGIO when the queue of real-time signals is full; by default
     // that one would kill the process.
     for signal in [kick_signal(), libc::SIGIO] {
-        register_signal_handler(signal, on_kick).map_err(Error::Handler)?;
+        register_signal_handler(signal, on_kick).map_err(SignalError::Handler)?;
     }
     Ok(())
 }
@@ -95,20 +95,20 @@ impl EndingSignals {
     /// Blocks the ending signals from here on and makes them readable instead.
     ///
     /// # Errors
-    /// [`Error::Block`], [`Error::Descriptor`].
-    pub fn new() -> Result<Self, Error> {
+    /// [`SignalError::Block`], [`SignalError::Descriptor`].
+    pub fn new() -> Result<Self, SignalError> {
         for signal in ENDING {
             match block_signal(signal) {
                 Ok(()) | Err(vmm_sys_util::signal::Error::SignalAlreadyBlocked(_)) => {}
-                Err(error) => return Err(Error::Block(error)),
+                Err(error) => return Err(SignalError::Block(error)),
             }
         }
-        let set = create_sigset(&ENDING).map_err(Error::Handler)?;
+        let set = create_sigset(&ENDING).map_err(SignalError::Handler)?;
         // SAFETY: the kernel reads the set during the call only.
         let fd =
             unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if fd < 0 {
-            return Err(Error::Descriptor(io::Error::last_os_error()));
+            return Err(SignalError::Descriptor(io::Error::last_os_error()));
         }
         // SAFETY: the kernel has just made this descriptor for us alone.
         Ok(Self(unsafe { File::from_raw_fd(fd) }))

@@ -30,7 +30,7 @@ use crate::vcpu::{self, RunPage, Shared, Vcpu};
 
 /// Why there is no machine, or why it failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum VmError {
     /// A file named in the configuration.
     #[error("cannot open the {what} {path}")]
     Open {
@@ -57,29 +57,29 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         #[source]
-        source: kernel::Error,
+        source: kernel::KernelError,
     },
     /// KVM itself.
     #[error(transparent)]
-    Kvm(#[from] kvm::Error),
+    Kvm(#[from] kvm::KvmError),
     /// Guest memory.
     #[error(transparent)]
-    Memory(#[from] memory::Error),
+    Memory(#[from] memory::MemoryError),
     /// What the kernel boots with.
     #[error(transparent)]
-    Boot(#[from] boot::Error),
+    Boot(#[from] boot::BootError),
     /// The ACPI tables.
     #[error("cannot write the ACPI tables")]
     Acpi(#[source] vm_memory::GuestMemoryError),
     /// The state that vCPUs start in.
     #[error("cannot set a vCPU up")]
-    Registers(#[from] regs::Error),
+    Registers(#[from] regs::RegisterError),
     /// Their CPUID leaves.
     #[error("cannot set a vCPU's CPUID up")]
     Cpuid(#[source] vmm_sys_util::fam::Error),
     /// The devices.
     #[error(transparent)]
-    Devices(#[from] pc::Error),
+    Devices(#[from] pc::PlugError),
     /// The paravirtual PMU's host side.
     #[error("the host's perf events cannot serve the PMU; --no-vpmu leaves it out")]
     PerfSource(#[from] vpmu::host::Error),
@@ -91,16 +91,16 @@ pub enum Error {
     Host(&'static str, #[source] io::Error),
     /// Signals.
     #[error(transparent)]
-    Signals(#[from] signal::Error),
+    Signals(#[from] signal::SignalError),
     /// The terminal.
     #[error("cannot make the terminal raw")]
     Terminal(#[source] io::Error),
     /// The event loop.
     #[error(transparent)]
-    EventLoop(#[from] event_loop::Error),
+    EventLoop(#[from] event_loop::LoopError),
     /// A vCPU.
     #[error(transparent)]
-    Vcpu(#[from] vcpu::Error),
+    Vcpu(#[from] vcpu::VcpuError),
     /// A thread went away without a word: a mistake of ours.
     #[error("the run ended without a reason")]
     NoReason,
@@ -123,7 +123,7 @@ pub struct Vm {
 #[derive(Debug)]
 pub struct Ran {
     /// How.
-    pub ending: Result<Ending, Error>,
+    pub ending: Result<Ending, VmError>,
     /// From the first entry into the guest to the end.
     pub wall: Duration,
     /// From the first entry until the guest said that init is reached.
@@ -136,15 +136,15 @@ pub struct Ran {
     pub memory: GuestMemoryMmap,
 }
 
-fn open(what: &'static str, path: &Path) -> Result<File, Error> {
-    let error = |source| Error::Open {
+fn open(what: &'static str, path: &Path) -> Result<File, VmError> {
+    let error = |source| VmError::Open {
         what,
         path: path.to_owned(),
         source,
     };
     let file = File::open(path).map_err(error)?;
     if !file.metadata().map_err(error)?.is_file() {
-        return Err(Error::NotFile {
+        return Err(VmError::NotFile {
             what,
             path: path.to_owned(),
         });
@@ -152,17 +152,17 @@ fn open(what: &'static str, path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-fn event() -> Result<EventFd, Error> {
+fn event() -> Result<EventFd, VmError> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
-        .map_err(|source| Error::Host("event descriptors", source))
+        .map_err(|source| VmError::Host("event descriptors", source))
 }
 
 impl Vm {
     /// The machine that `config` describes.
     ///
     /// # Errors
-    /// [`Error`], whatever does not come together.
-    pub fn new(config: &Config) -> Result<Self, Error> {
+    /// [`VmError`], whatever does not come together.
+    pub fn new(config: &Config) -> Result<Self, VmError> {
         let mut kernel_file = open("kernel", &config.kernel)?;
         let mut initramfs = match &config.initramfs {
             Some(path) => Some(open("initramfs", path)?),
@@ -170,7 +170,7 @@ impl Vm {
         };
         let kvm = kvm::open(config.vcpus)?;
         let memory = memory::allocate(config.memory_mib)?;
-        let kernel = kernel::load(&memory, &mut kernel_file).map_err(|source| Error::Kernel {
+        let kernel = kernel::load(&memory, &mut kernel_file).map_err(|source| VmError::Kernel {
             path: config.kernel.clone(),
             source,
         })?;
@@ -179,7 +179,7 @@ impl Vm {
             vcpus: config.vcpus,
             virtio: config.vpmu,
         };
-        acpi::write(&memory, &machine).map_err(Error::Acpi)?;
+        acpi::write(&memory, &machine).map_err(VmError::Acpi)?;
         regs::write_tables(&memory)?;
 
         let vm = kvm::create(&kvm)?;
@@ -191,7 +191,7 @@ impl Vm {
         let stats: Arc<Vec<_>> = Arc::new(fds.iter().map(open_stats).collect());
 
         signal::install_kick()?;
-        let end = Arc::new(End::new().map_err(|e| Error::Host("event descriptors", e))?);
+        let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = pc::Buses::default();
         let console = pc::plug_console(&vm, &mut buses)?;
@@ -200,7 +200,7 @@ impl Vm {
         if config.vpmu {
             let line = event()?;
             vm.register_irqfd(&line, layout::VIRTIO_GSI)
-                .map_err(kvm::Error::refused("wire an interrupt"))?;
+                .map_err(kvm::KvmError::refused("wire an interrupt"))?;
             let interrupt = Arc::new(Interrupt::new(line));
             let carrier = Carrier {
                 interrupt: Arc::clone(&interrupt),
@@ -266,26 +266,26 @@ impl Vm {
 }
 
 /// The vCPUs, each with its CPUID, and the guest's TSC frequency in kHz.
-fn make_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<(Vec<VcpuFd>, u32), Error> {
+fn make_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<(Vec<VcpuFd>, u32), VmError> {
     let supported = kvm::supported_cpuid(kvm)?;
     let mut fds = Vec::with_capacity(usize::from(count));
     let mut tsc_khz = 0;
     for index in 0..count {
         let fd = vm
             .create_vcpu(u64::from(index))
-            .map_err(kvm::Error::refused("create a vCPU"))?;
+            .map_err(kvm::KvmError::refused("create a vCPU"))?;
         tsc_khz = fd
             .get_tsc_khz()
-            .map_err(kvm::Error::refused("tell the TSC frequency"))?;
+            .map_err(kvm::KvmError::refused("tell the TSC frequency"))?;
         let cpu = cpuid::Cpu {
             index,
             count,
             tsc_khz,
             tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
         };
-        let leaves = cpuid::leaves(&supported, &cpu).map_err(Error::Cpuid)?;
+        let leaves = cpuid::leaves(&supported, &cpu).map_err(VmError::Cpuid)?;
         fd.set_cpuid2(&leaves)
-            .map_err(kvm::Error::refused("take our CPUID leaves"))?;
+            .map_err(kvm::KvmError::refused("take our CPUID leaves"))?;
         regs::prepare(&fd)?;
         fds.push(fd);
     }
@@ -299,11 +299,11 @@ fn open_stats(vcpu: &VcpuFd) -> Option<Stats> {
 }
 
 /// Has KVM signal a queue's notifications instead of ending the run call.
-fn notification(vm: &VmFd, queue: u16) -> Result<EventFd, Error> {
+fn notification(vm: &VmFd, queue: u16) -> Result<EventFd, VmError> {
     let event = event()?;
     let address = IoEventAddress::Mmio(layout::VIRTIO + QUEUE_NOTIFY);
     vm.register_ioevent(&event, &address, u32::from(queue))
-        .map_err(kvm::Error::refused("wire a queue notification"))?;
+        .map_err(kvm::KvmError::refused("wire a queue notification"))?;
     Ok(event)
 }
 
@@ -312,10 +312,10 @@ fn run_threads(
     console: Console,
     queues: Option<Queues>,
     end: &Arc<End>,
-) -> Result<Ending, Error> {
+) -> Result<Ending, VmError> {
     // Before the threads, so that they inherit the mask.
     let signals = EndingSignals::new()?;
-    let raw = terminal::Raw::new().map_err(Error::Terminal)?;
+    let raw = terminal::Raw::new().map_err(VmError::Terminal)?;
     let mut threads = Vec::with_capacity(vcpus.len());
     let mut failed = None;
     for (index, vcpu) in vcpus.into_iter().enumerate() {
@@ -323,7 +323,7 @@ fn run_threads(
         match thread.spawn(move || vcpu.run()) {
             Ok(thread) => threads.push(thread),
             Err(source) => {
-                failed = Some(Error::Host("threads", source));
+                failed = Some(VmError::Host("threads", source));
                 break;
             }
         }
@@ -331,7 +331,7 @@ fn run_threads(
     if failed.is_none() {
         failed = event_loop::run(end, signals, console, queues)
             .err()
-            .map(Error::from);
+            .map(VmError::from);
     }
     if failed.is_some() {
         // No vCPU enters the guest any more; the reason is ours, and this one only a token.
@@ -341,7 +341,7 @@ fn run_threads(
     drop(raw);
     match failed {
         Some(error) => Err(error),
-        None => Ok(end.take().ok_or(Error::NoReason)??),
+        None => Ok(end.take().ok_or(VmError::NoReason)??),
     }
 }
 

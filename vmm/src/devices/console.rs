@@ -50,11 +50,8 @@ impl Output {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if let Err(error) = terminal::wait_writable(self.out.as_raw_fd()) {
-                        if error.kind() != ErrorKind::Interrupted {
-                            self.broken = true;
-                        }
-                    }
+                    let waited = terminal::wait_writable(self.out.as_raw_fd());
+                    self.broken = waited.is_err_and(|e| e.kind() != ErrorKind::Interrupted);
                 }
                 Err(error) => {
                     log::warn!("the console output is lost: {error}");

@@ -91,10 +91,10 @@ impl Device for Serial {
     }
 
     fn write(&self, offset: u64, data: &[u8], _caller: &mut Caller<'_>) {
-        if let (Some(byte), Ok(register)) = (data.first(), u8::try_from(offset)) {
-            if let Err(error) = self.lock().write(register, *byte) {
-                log::warn!("the console failed: {error}");
-            }
+        if let (Some(byte), Ok(register)) = (data.first(), u8::try_from(offset))
+            && let Err(error) = self.lock().write(register, *byte)
+        {
+            log::warn!("the console failed: {error}");
         }
     }
 }

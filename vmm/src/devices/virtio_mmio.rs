@@ -394,3 +394,6 @@ impl Device for VirtioMmio {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

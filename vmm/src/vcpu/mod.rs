@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuFd};
-use vpmu::Vpmu;
+use vpmu::{Registers, Vpmu};
 
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
@@ -19,7 +19,7 @@ use run_page::{Exit, PortAccess};
 
 /// Why a vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum VcpuError {
     /// KVM's run call failed.
     #[error("vCPU {vcpu}: KVM cannot run the guest")]
     Run {
@@ -112,13 +112,13 @@ impl Vcpu {
         drop(guard);
     }
 
-    fn enter_until_the_end(&mut self) -> Result<(), Error> {
+    fn enter_until_the_end(&mut self) -> Result<(), VcpuError> {
         let _kickable = self.page.kickable();
         let shared = Arc::clone(&self.shared);
         let vpmu = shared.vpmu.as_deref();
         if let Some(vpmu) = vpmu {
             vpmu.attach(self.index, self.tsc_offset())
-                .map_err(|source| Error::Attach {
+                .map_err(|source| VcpuError::Attach {
                     vcpu: self.index,
                     source,
                 })?;
@@ -139,7 +139,7 @@ impl Vcpu {
                     }
                     libc::EAGAIN => Exit::Again,
                     _ => {
-                        return Err(Error::Run {
+                        return Err(VcpuError::Run {
                             vcpu: self.index,
                             source: error,
                         });
@@ -154,6 +154,11 @@ impl Vcpu {
                 Next::Enter => {}
                 Next::End(ending) => shared.end.announce(Ok(ending)),
             }
+        }
+        if log::log_enabled!(log::Level::Debug)
+            && let Some(regs) = ExitRegisters::new(&self.fd, false).registers()
+        {
+            log::debug!("vCPU {} stops at {:#x}", self.index, regs.ip);
         }
         Ok(())
     }
@@ -192,7 +197,7 @@ struct AnnouncePanic<'a>(u32, &'a End);
 impl Drop for AnnouncePanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.1.announce(Err(Error::Panicked(self.0)));
+            self.1.announce(Err(VcpuError::Panicked(self.0)));
         }
     }
 }
@@ -203,7 +208,7 @@ fn serve(
     page: &mut RunPage,
     registers: &mut ExitRegisters<'_>,
     shared: &Shared,
-) -> Result<Next, Error> {
+) -> Result<Next, VcpuError> {
     match exit {
         Exit::Port(access) => serve_port(vcpu, access, page, registers, &shared.ports),
         Exit::Memory(access) => {
@@ -234,9 +239,9 @@ fn serve(
     Ok(Next::Enter)
 }
 
-fn stopped(vcpu: u32, registers: &mut ExitRegisters<'_>, what: String) -> Error {
-    let ip = vpmu::Registers::registers(registers).map_or(0, |regs| regs.ip);
-    Error::Stopped { vcpu, ip, what }
+fn stopped(vcpu: u32, registers: &mut ExitRegisters<'_>, what: String) -> VcpuError {
+    let ip = registers.registers().map_or(0, |regs| regs.ip);
+    VcpuError::Stopped { vcpu, ip, what }
 }
 
 /// A string instruction brings many accesses in one exit; devices see them one by one.

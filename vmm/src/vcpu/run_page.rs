@@ -20,7 +20,7 @@ use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vpmu::ExitReason;
 
-use super::Error;
+use super::VcpuError;
 use crate::signal::Kickable;
 
 mod request {
@@ -104,8 +104,8 @@ impl RunPage {
     /// Maps the run page of `vcpu`, `size` bytes as KVM says.
     ///
     /// # Errors
-    /// [`Error::RunPage`].
-    pub fn map(vcpu: &VcpuFd, size: usize) -> Result<Self, Error> {
+    /// [`VcpuError::RunPage`].
+    pub fn map(vcpu: &VcpuFd, size: usize) -> Result<Self, VcpuError> {
         // SAFETY: a fresh shared mapping of a descriptor that allows it; checked below.
         let address = unsafe {
             libc::mmap(
@@ -118,10 +118,10 @@ impl RunPage {
             )
         };
         if address == libc::MAP_FAILED || size < size_of::<kvm_run>() {
-            return Err(Error::RunPage(io::Error::last_os_error()));
+            return Err(VcpuError::RunPage(io::Error::last_os_error()));
         }
         let run = NonNull::new(address.cast())
-            .ok_or_else(|| Error::RunPage(io::ErrorKind::OutOfMemory.into()))?;
+            .ok_or_else(|| VcpuError::RunPage(io::ErrorKind::OutOfMemory.into()))?;
         Ok(Self { run, size })
     }
 

@@ -241,12 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_machine_fits_below_one_mib() {
+    fn the_largest_machine_fits_below_the_reset_vector() {
         let (bytes, _) = build(&Machine {
             vcpus: 254,
             virtio: true,
         });
-        assert!((bytes.len() as u64) < layout::ACPI_END - layout::ACPI);
+        assert!((bytes.len() as u64) < layout::RESET_VECTOR - layout::ACPI);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::layout;
 
 /// Why a guest cannot be given what it boots with.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BootError {
     /// The initramfs cannot be read.
     #[error("cannot read the initramfs")]
     ReadInitramfs(#[source] io::Error),
@@ -54,16 +54,34 @@ const HEADER_MAGIC: u32 = 0x5372_6448;
 const KERNEL_ALIGNMENT: u32 = 0x100_0000;
 const PAGE: u64 = 4096;
 
+/// Real-mode code for the reset vector: asks for a reset by the port, and waits for it. A kernel
+/// that finds no better way jumps there, and would otherwise run through empty memory for ever.
+const RESET_CODE: [u8; 9] = {
+    let [low, high] = layout::RESET_PORT.to_le_bytes();
+    // mov dx, port; mov al, value; out dx, al; hlt; jmp back to the hlt
+    [
+        0xba,
+        low,
+        high,
+        0xb0,
+        layout::RESET_VALUE,
+        0xee,
+        0xf4,
+        0xeb,
+        0xfd,
+    ]
+};
+
 /// Writes everything that `kernel` finds beside itself.
 ///
 /// # Errors
-/// [`Error`], each with what does not fit or cannot be read.
+/// [`BootError`], each with what does not fit or cannot be read.
 pub fn write(
     memory: &GuestMemoryMmap,
     kernel: &Loaded,
     initramfs: Option<&mut File>,
     cmdline: &str,
-) -> Result<(), Error> {
+) -> Result<(), BootError> {
     let mut params = boot_params::default();
     if let Some(header) = kernel.header {
         params.hdr = header;
@@ -81,6 +99,9 @@ pub fn write(
         params.hdr.ramdisk_image = low(start);
         params.hdr.ramdisk_size = low(size);
     }
+    memory
+        .write_slice(&RESET_CODE, GuestAddress(layout::RESET_VECTOR))
+        .map_err(BootError::Write)?;
     params.acpi_rsdp_addr = layout::ACPI;
     let map = memory_map(low_end(memory), memory.last_addr().raw_value() + 1);
     for (entry, slot) in map.iter().zip(params.e820_table.iter_mut()) {
@@ -91,7 +112,7 @@ pub fn write(
         &BootParams::new(&params, GuestAddress(layout::ZERO_PAGE)),
         memory,
     )
-    .map_err(Error::Params)
+    .map_err(BootError::Params)
 }
 
 /// The boot protocol has 32 bits for what lies below the gap, and only that comes here.
@@ -103,18 +124,18 @@ fn low(value: u64) -> u32 {
     value as u32
 }
 
-fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, Error> {
+fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootError> {
     if cmdline.len() >= layout::CMDLINE_MAX {
-        return Err(Error::CmdlineTooLong(cmdline.len()));
+        return Err(BootError::CmdlineTooLong(cmdline.len()));
     }
     if cmdline.contains('\0') {
-        return Err(Error::CmdlineZero);
+        return Err(BootError::CmdlineZero);
     }
     let mut bytes = cmdline.as_bytes().to_vec();
     bytes.push(0);
     memory
         .write_slice(&bytes, GuestAddress(layout::CMDLINE))
-        .map_err(Error::Write)?;
+        .map_err(BootError::Write)?;
     Ok(cmdline.len() as u64)
 }
 
@@ -123,11 +144,13 @@ fn load_initramfs(
     memory: &GuestMemoryMmap,
     kernel: &Loaded,
     file: &mut File,
-) -> Result<(u64, u64), Error> {
-    let size = file.seek(SeekFrom::End(0)).map_err(Error::ReadInitramfs)?;
-    file.rewind().map_err(Error::ReadInitramfs)?;
+) -> Result<(u64, u64), BootError> {
+    let size = file
+        .seek(SeekFrom::End(0))
+        .map_err(BootError::ReadInitramfs)?;
+    file.rewind().map_err(BootError::ReadInitramfs)?;
     if size == 0 {
-        return Err(Error::EmptyInitramfs);
+        return Err(BootError::EmptyInitramfs);
     }
     let limit = match kernel.header {
         Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,
@@ -138,12 +161,12 @@ fn load_initramfs(
     let room = end.saturating_sub(floor);
     let start = end.saturating_sub(size) & !(PAGE - 1);
     if size > room || start < floor {
-        return Err(Error::InitramfsTooBig { size, room });
+        return Err(BootError::InitramfsTooBig { size, room });
     }
     let bytes = usize::try_from(size).unwrap_or(usize::MAX);
     memory
         .read_exact_volatile_from(GuestAddress(start), file, bytes)
-        .map_err(Error::Write)?;
+        .map_err(BootError::Write)?;
     Ok((start, size))
 }
 
@@ -155,7 +178,7 @@ fn memory_map(low_end: u64, end: u64) -> Vec<boot_e820_entry> {
     };
     let mut map = vec![
         entry(0, layout::LOW_MEMORY_END, E820_RAM),
-        entry(layout::ACPI, layout::ACPI_END, E820_RESERVED),
+        entry(layout::ACPI, layout::FIRMWARE_END, E820_RESERVED),
         entry(layout::HIGH_MEMORY, low_end, E820_RAM),
     ];
     if end > layout::GAP_END {
@@ -201,11 +224,11 @@ mod tests {
         assert!(load_initramfs(&memory(), &kernel(), &mut file(room)).is_ok());
         assert!(matches!(
             load_initramfs(&memory(), &kernel(), &mut file(room + 1)),
-            Err(Error::InitramfsTooBig { .. })
+            Err(BootError::InitramfsTooBig { .. })
         ));
         assert!(matches!(
             load_initramfs(&memory(), &kernel(), &mut file(0)),
-            Err(Error::EmptyInitramfs)
+            Err(BootError::EmptyInitramfs)
         ));
     }
 
@@ -215,11 +238,11 @@ mod tests {
         assert!(write_cmdline(&memory(), &longest).is_ok());
         assert!(matches!(
             write_cmdline(&memory(), &format!("{longest}x")),
-            Err(Error::CmdlineTooLong(2048))
+            Err(BootError::CmdlineTooLong(2048))
         ));
         assert!(matches!(
             write_cmdline(&memory(), "a\0b"),
-            Err(Error::CmdlineZero)
+            Err(BootError::CmdlineZero)
         ));
     }
 

@@ -12,7 +12,7 @@ use super::layout;
 
 /// Why a kernel cannot be loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum KernelError {
     /// The file cannot be read.
     #[error("cannot read it")]
     Read(#[source] io::Error),
@@ -69,10 +69,10 @@ const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 const ELF_CLASS_64: u8 = 2;
 const ELF_LITTLE_ENDIAN: u8 = 1;
 const ELF_MACHINE_X86_64: u16 = 62;
-const ELF_PROGRAM_HEADER: u64 = 56;
+const ELF_PROGRAM_HEADER: usize = 56;
 const ELF_SEGMENT_LOAD: u32 = 1;
 
-const BZIMAGE_HEADER: u64 = 0x1f1;
+const BZIMAGE_HEADER: usize = 0x1f1;
 const BZIMAGE_MAGIC: u32 = 0x5372_6448;
 const BZIMAGE_BOOT_FLAG: u16 = 0xaa55;
 /// Protocol 2.12: the first with `xloadflags`.
@@ -83,14 +83,14 @@ const BZIMAGE_ENTRY_64: u64 = 0x200;
 /// Loads `file` into `memory`.
 ///
 /// # Errors
-/// [`Error`], each with what is wrong with the file or the memory.
-pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, Error> {
+/// [`KernelError`], each with what is wrong with the file or the memory.
+pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelError> {
     let mut start = Vec::new();
-    file.rewind().map_err(Error::Read)?;
+    file.rewind().map_err(KernelError::Read)?;
     file.by_ref()
         .take(0x268)
         .read_to_end(&mut start)
-        .map_err(Error::Read)?;
+        .map_err(KernelError::Read)?;
     if start.starts_with(ELF_MAGIC) {
         load_elf(memory, file, &start)
     } else if u32_at(&start, 0x202) == Some(BZIMAGE_MAGIC)
@@ -98,7 +98,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, Error> 
     {
         load_bzimage(memory, file, &start)
     } else {
-        Err(Error::NotKernel)
+        Err(KernelError::NotKernel)
     }
 }
 
@@ -107,13 +107,13 @@ pub(super) fn low_end(memory: &GuestMemoryMmap) -> u64 {
     layout::GAP.min(memory.last_addr().raw_value() + 1)
 }
 
-fn fits(memory: &GuestMemoryMmap, start: u64, end: u64) -> Result<(), Error> {
+fn fits(memory: &GuestMemoryMmap, start: u64, end: u64) -> Result<(), KernelError> {
     if start < layout::HIGH_MEMORY {
-        return Err(Error::TooLow(start));
+        return Err(KernelError::TooLow(start));
     }
     let has = low_end(memory);
     if end > has || end < start {
-        return Err(Error::TooBig {
+        return Err(KernelError::TooBig {
             needs_mib: end.div_ceil(1 << 20),
             has_mib: has >> 20,
         });
@@ -121,31 +121,35 @@ fn fits(memory: &GuestMemoryMmap, start: u64, end: u64) -> Result<(), Error> {
     Ok(())
 }
 
-fn load_elf(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Result<Loaded, Error> {
-    let has = file.seek(SeekFrom::End(0)).map_err(Error::Read)?;
+fn load_elf(
+    memory: &GuestMemoryMmap,
+    file: &mut File,
+    start: &[u8],
+) -> Result<Loaded, KernelError> {
+    let has = file.seek(SeekFrom::End(0)).map_err(KernelError::Read)?;
     if start.len() < 64 {
-        return Err(Error::Truncated { has, needs: 64 });
+        return Err(KernelError::Truncated { has, needs: 64 });
     }
     let kind = (start[4], start[5], u16_at(start, 18));
     if kind != (ELF_CLASS_64, ELF_LITTLE_ENDIAN, Some(ELF_MACHINE_X86_64)) {
-        return Err(Error::OtherMachine);
+        return Err(KernelError::OtherMachine);
     }
     let field = |offset| u64_at(start, offset).unwrap_or(0);
     let (entry, headers) = (field(24), field(32));
     let count = u64::from(u16_at(start, 56).unwrap_or(0));
     let whole = |needs: Option<u64>| match needs {
         Some(needs) if needs <= has => Ok(()),
-        needs => Err(Error::Truncated {
+        needs => Err(KernelError::Truncated {
             has,
             needs: needs.unwrap_or(u64::MAX),
         }),
     };
-    whole(headers.checked_add(count * ELF_PROGRAM_HEADER))?;
+    whole(headers.checked_add(count * ELF_PROGRAM_HEADER as u64))?;
     let mut entered = false;
     for index in 0..count {
-        let mut header = [0; ELF_PROGRAM_HEADER as usize];
-        file.read_exact_at(&mut header, headers + index * ELF_PROGRAM_HEADER)
-            .map_err(Error::Read)?;
+        let mut header = [0; ELF_PROGRAM_HEADER];
+        file.read_exact_at(&mut header, headers + index * ELF_PROGRAM_HEADER as u64)
+            .map_err(KernelError::Read)?;
         let field = |offset| u64_at(&header, offset).unwrap_or(0);
         let (offset, address, in_file, in_memory) = (field(8), field(24), field(32), field(40));
         if u32_at(&header, 0) != Some(ELF_SEGMENT_LOAD) || in_memory == 0 {
@@ -157,9 +161,9 @@ fn load_elf(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Result<L
         entered |= (address..end).contains(&entry);
     }
     if !entered {
-        return Err(Error::NoEntry(entry));
+        return Err(KernelError::NoEntry(entry));
     }
-    let loaded = Elf::load(memory, None, file, None).map_err(Error::Load)?;
+    let loaded = Elf::load(memory, None, file, None).map_err(KernelError::Load)?;
     Ok(Loaded {
         entry,
         end: loaded.kernel_end,
@@ -167,22 +171,26 @@ fn load_elf(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Result<L
     })
 }
 
-fn load_bzimage(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Result<Loaded, Error> {
-    let has = file.seek(SeekFrom::End(0)).map_err(Error::Read)?;
+fn load_bzimage(
+    memory: &GuestMemoryMmap,
+    file: &mut File,
+    start: &[u8],
+) -> Result<Loaded, KernelError> {
+    let has = file.seek(SeekFrom::End(0)).map_err(KernelError::Read)?;
     let byte = |offset: usize| start.get(offset).copied().unwrap_or(0);
     let version = u16_at(start, 0x206).unwrap_or(0);
     let xloadflags = u16_at(start, 0x236).unwrap_or(0);
     if version < BZIMAGE_VERSION || xloadflags & BZIMAGE_KERNEL_64 == 0 {
-        return Err(Error::Not64Bit);
+        return Err(KernelError::Not64Bit);
     }
-    let sectors = match byte(usize::try_from(BZIMAGE_HEADER).unwrap_or(0)) {
+    let sectors = match byte(BZIMAGE_HEADER) {
         0 => 4,
         sectors => u64::from(sectors),
     };
     let protected = u64::from(u32_at(start, 0x1f4).unwrap_or(0)) * 16;
     let needs = (sectors + 1) * 512 + protected;
     if has < needs {
-        return Err(Error::Truncated { has, needs });
+        return Err(KernelError::Truncated { has, needs });
     }
     // It unpacks itself at its preferred address and needs `init_size` bytes there.
     let preferred = u64_at(start, 0x258).unwrap_or(0).max(layout::HIGH_MEMORY);
@@ -191,7 +199,7 @@ fn load_bzimage(memory: &GuestMemoryMmap, file: &mut File, start: &[u8]) -> Resu
         .saturating_add(unpacked)
         .max(layout::HIGH_MEMORY + protected);
     fits(memory, preferred, end)?;
-    let loaded = BzImage::load(memory, None, file, None).map_err(Error::Load)?;
+    let loaded = BzImage::load(memory, None, file, None).map_err(KernelError::Load)?;
     Ok(Loaded {
         entry: loaded.kernel_load.raw_value() + BZIMAGE_ENTRY_64,
         end: end.max(loaded.kernel_end),
@@ -263,36 +271,36 @@ mod tests {
     #[test]
     fn what_is_no_kernel_is_refused() {
         let load = |bytes: &[u8]| load(&memory(), &mut file(bytes));
-        assert!(matches!(load(b""), Err(Error::NotKernel)));
-        assert!(matches!(load(&[0x55; 4096]), Err(Error::NotKernel)));
+        assert!(matches!(load(b""), Err(KernelError::NotKernel)));
+        assert!(matches!(load(&[0x55; 4096]), Err(KernelError::NotKernel)));
         let arm = elf(183, 0x20_0000, b"code", 4);
-        assert!(matches!(load(&arm), Err(Error::OtherMachine)));
+        assert!(matches!(load(&arm), Err(KernelError::OtherMachine)));
         assert!(matches!(
             load(&arm[..30]),
-            Err(Error::Truncated { has: 30, needs: 64 })
+            Err(KernelError::Truncated { has: 30, needs: 64 })
         ));
         let whole = elf(62, 0x20_0000, b"code", 4);
         assert!(matches!(
             load(&whole[..122]),
-            Err(Error::Truncated {
+            Err(KernelError::Truncated {
                 has: 122,
                 needs: 124
             })
         ));
         let low = elf(62, 0x8000, b"code", 4);
-        assert!(matches!(load(&low), Err(Error::TooLow(0x8000))));
+        assert!(matches!(load(&low), Err(KernelError::TooLow(0x8000))));
         let big = elf(62, 0x20_0000, b"code", 64 << 20);
         assert!(matches!(
             load(&big),
-            Err(Error::TooBig {
+            Err(KernelError::TooBig {
                 needs_mib: 66,
                 has_mib: 8
             })
         ));
         let wrapping = elf(62, u64::MAX - 1, b"code", 4);
-        assert!(matches!(load(&wrapping), Err(Error::TooBig { .. })));
+        assert!(matches!(load(&wrapping), Err(KernelError::TooBig { .. })));
         let empty = elf(62, 0x20_0000, b"", 0);
-        assert!(matches!(load(&empty), Err(Error::NoEntry(0x20_0000))));
+        assert!(matches!(load(&empty), Err(KernelError::NoEntry(0x20_0000))));
     }
 
     fn bzimage(protected_bytes: usize, xloadflags: u16, init_size: u32) -> Vec<u8> {
@@ -327,18 +335,18 @@ mod tests {
         let image = bzimage(4096, 1, 1 << 20);
         assert!(matches!(
             load(&image[..2000]),
-            Err(Error::Truncated {
+            Err(KernelError::Truncated {
                 has: 2000,
                 needs: 5120
             })
         ));
         assert!(matches!(
             load(&bzimage(4096, 0, 1 << 20)),
-            Err(Error::Not64Bit)
+            Err(KernelError::Not64Bit)
         ));
         assert!(matches!(
             load(&bzimage(4096, 1, 64 << 20)),
-            Err(Error::TooBig { .. })
+            Err(KernelError::TooBig { .. })
         ));
     }
 }

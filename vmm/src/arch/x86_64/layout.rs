@@ -18,8 +18,10 @@ pub const CMDLINE_MAX: usize = 2048;
 pub const LOW_MEMORY_END: u64 = 0x9_fc00;
 /// ACPI tables, the RSDP first.
 pub const ACPI: u64 = 0xe_0000;
-/// End of the room for them.
-pub const ACPI_END: u64 = 0x10_0000;
+/// Where a processor starts after a reset; some kernels jump here to make one.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
+/// End of what firmware would own.
+pub const FIRMWARE_END: u64 = 0x10_0000;
 /// Kernels are loaded from here up.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
 

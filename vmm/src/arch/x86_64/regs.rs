@@ -11,7 +11,7 @@ use super::layout;
 
 /// Why a vCPU cannot be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RegisterError {
     /// The boot tables do not fit in guest memory.
     #[error("cannot write the boot tables")]
     Tables(#[source] GuestMemoryError),
@@ -83,12 +83,12 @@ fn descriptor(segment: &kvm_segment) -> u64 {
 /// Writes the descriptor table and the page tables that [`enter`] points to.
 ///
 /// # Errors
-/// [`Error::Tables`].
-pub fn write_tables(memory: &GuestMemoryMmap) -> Result<(), Error> {
+/// [`RegisterError::Tables`].
+pub fn write_tables(memory: &GuestMemoryMmap) -> Result<(), RegisterError> {
     let write = |value: u64, address: u64| {
         memory
             .write_obj(value, GuestAddress(address))
-            .map_err(Error::Tables)
+            .map_err(RegisterError::Tables)
     };
     for (index, entry) in (0u64..).zip(segments().iter()) {
         let value = entry.as_ref().map_or(0, descriptor);
@@ -124,14 +124,14 @@ fn segments() -> [Option<kvm_segment>; 5] {
 /// Sets what every vCPU starts with: floating point and model-specific registers.
 ///
 /// # Errors
-/// [`Error::State`].
-pub fn prepare(vcpu: &VcpuFd) -> Result<(), Error> {
+/// [`RegisterError::State`].
+pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
     let fpu = kvm_fpu {
         fcw: 0x37f,
         mxcsr: 0x1f80,
         ..Default::default()
     };
-    vcpu.set_fpu(&fpu).map_err(|source| Error::State {
+    vcpu.set_fpu(&fpu).map_err(|source| RegisterError::State {
         what: "the floating point state",
         source,
     })?;
@@ -160,9 +160,9 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), Error> {
 /// Makes `vcpu` the one that boots: at `entry`, in 64-bit mode, `rsi` at the zero page.
 ///
 /// # Errors
-/// [`Error::State`].
-pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), Error> {
-    let mut sregs = vcpu.get_sregs().map_err(|source| Error::State {
+/// [`RegisterError::State`].
+pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), RegisterError> {
+    let mut sregs = vcpu.get_sregs().map_err(|source| RegisterError::State {
         what: "to show the system registers",
         source,
     })?;
@@ -184,10 +184,11 @@ pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), Error> {
     sregs.cr4 |= CR4_PAE;
     sregs.cr0 |= CR0_PROTECTED | CR0_PAGING;
     sregs.efer |= EFER_LONG_MODE | EFER_LONG_MODE_ACTIVE;
-    vcpu.set_sregs(&sregs).map_err(|source| Error::State {
-        what: "the system registers",
-        source,
-    })?;
+    vcpu.set_sregs(&sregs)
+        .map_err(|source| RegisterError::State {
+            what: "the system registers",
+            source,
+        })?;
     let regs = kvm_regs {
         rflags: 2,
         rip: entry,
@@ -196,7 +197,7 @@ pub fn enter(vcpu: &VcpuFd, entry: u64) -> Result<(), Error> {
         rsi: layout::ZERO_PAGE,
         ..Default::default()
     };
-    vcpu.set_regs(&regs).map_err(|source| Error::State {
+    vcpu.set_regs(&regs).map_err(|source| RegisterError::State {
         what: "the registers",
         source,
     })

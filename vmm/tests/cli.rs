@@ -1,0 +1,272 @@
+//! The program as a person meets it: mistakes told in one line, endings told by exit status.
+
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::process::Stdio;
+
+use common::{Bench, HALT, SPIN, TRIPLE_FAULT, elf, messages, out, outs, power_off, run, vmm};
+
+/// Runs `vmm` with `args`: it must fail with `code` and one line that says each of `words`.
+fn refused(args: &[&str], code: i32, words: &[&str]) {
+    let output = vmm(args).output().expect("vmm starts");
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
+    assert!(text.starts_with("vmm: "), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{args:?}: no {word:?} in: {text}");
+    }
+    assert!(output.stdout.is_empty(), "{args:?}");
+}
+
+#[test]
+fn wrong_usage_is_told_in_one_line() {
+    refused(&["run", "--kernle", "x"], 2, &["--kernle", "--help"]);
+    refused(&["walk"], 2, &["walk", "--help"]);
+    refused(&["run"], 2, &["--kernel"]);
+    refused(
+        &["run", "--kernel", "x", "--vcpus", "0"],
+        2,
+        &["0 vCPUs", "--vcpus"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--vcpus", "255"],
+        2,
+        &["255", "254"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--vcpus", "two"],
+        2,
+        &["two", "--vcpus"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--memory", "1"],
+        2,
+        &["1 MiB", "--memory"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--memory", "9T"],
+        2,
+        &["9T", "MiB"],
+    );
+    refused(
+        &["run", "--config", "/nonexistent.json"],
+        2,
+        &["/nonexistent.json"],
+    );
+}
+
+#[test]
+fn a_configuration_with_an_unknown_field_is_refused() {
+    let bench = Bench::new();
+    let config = bench.file("vm.json", br#"{"kernel": "x", "cpus": 2}"#);
+    let config = config.to_str().expect("a plain path");
+    refused(&["run", "--config", config], 2, &["vm.json", "cpus"]);
+}
+
+#[test]
+fn bad_files_are_told_in_one_line() {
+    let bench = Bench::new();
+    let run = |kernel: &str, more: &[&str], words: &[&str]| {
+        let kernel = bench.path(kernel);
+        let kernel = kernel.to_str().expect("a plain path");
+        let args = [&["run", "--memory", "16", "--kernel", kernel], more].concat();
+        refused(&args, 1, words);
+    };
+    run("absent", &[], &["absent", "No such file"]);
+    run("", &[], &["not a file"]);
+    bench.file("empty", b"");
+    run("empty", &[], &["empty", "not a kernel"]);
+    bench.file("text", &b"#!/bin/sh\necho I am no kernel\n".repeat(99));
+    run("text", &[], &["text", "not a kernel", "bzImage"]);
+    let whole = elf(&HALT, 0);
+    bench.file("cut", &whole[..whole.len() - 1]);
+    run("cut", &[], &["cut", "truncated"]);
+    bench.file("big", &elf(&HALT, 64 << 20));
+    run("big", &[], &["big", "66 MiB", "--memory"]);
+    let initramfs = bench.file("initramfs", &vec![0; 15 << 20]);
+    let initramfs = initramfs.to_str().expect("a plain path");
+    bench.file("good", &whole);
+    run(
+        "good",
+        &["--initramfs", initramfs],
+        &["initramfs", "does not fit", "--memory"],
+    );
+    run(
+        "good",
+        &["--initramfs", "/nonexistent"],
+        &["initramfs", "/nonexistent"],
+    );
+    run("good", &["--cmdline", &"x".repeat(4000)], &["4000", "2047"]);
+    run(
+        "good",
+        &["--report", "/nonexistent/r.json"],
+        &["report", "/nonexistent/r.json"],
+    );
+}
+
+#[test]
+fn help_teaches_options_and_exit_statuses() {
+    let output = vmm(["run", "--help"]).output().expect("vmm starts");
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8_lossy(&output.stdout);
+    for word in [
+        "Examples:",
+        "--no-vpmu",
+        "--report",
+        "0x504",
+        "Ctrl-A x",
+        "triple-faulted",
+    ] {
+        assert!(text.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn every_ending_has_its_exit_status() {
+    let bench = Bench::new();
+    let endings = [
+        (power_off(), 0, "poweroff"),
+        (out(0xcf9, 0x06), 3, "reset"),
+        (out(0x64, 0xfe), 3, "reset"),
+        (TRIPLE_FAULT.to_vec(), 4, "triple-fault"),
+        (out(0x505, 1), 5, "guest-panic"),
+    ];
+    for (code, status, ending) in endings {
+        let kernel = bench.kernel(&[code, HALT.to_vec()].concat());
+        let report = bench.path("report.json");
+        let output = run(&kernel).arg("--report").arg(&report).output();
+        let output = output.expect("vmm starts");
+        assert_eq!(output.status.code(), Some(status), "{}", messages(&output));
+        let report = read_report(&report);
+        assert_eq!(report["ending"], ending);
+        assert_eq!(report["exit_code"], status);
+        assert_eq!(messages(&output), "");
+    }
+}
+
+fn read_report(path: &std::path::Path) -> serde_json::Value {
+    let text = std::fs::read(path).expect("a report");
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+#[test]
+fn port_writes_are_counted_exactly() {
+    let bench = Bench::new();
+    for count in [1, 2, 1000, 12_345] {
+        let kernel = bench.kernel(&[outs(count), out(0x504, 1), power_off()].concat());
+        let report = bench.path("report.json");
+        let output = run(&kernel).arg("--report").arg(&report).output();
+        assert_eq!(output.expect("vmm starts").status.code(), Some(0));
+        let report = read_report(&report);
+        let exits = &report["vcpus"][0]["exits"];
+        // The debug port and the sleep port are one more each.
+        assert_eq!(exits["io"], count + 2);
+        assert_eq!(exits["mmio"], 0);
+        assert!(report["boot_to_init_ns"].as_u64() <= report["wall_ns"].as_u64());
+        assert!(report["boot_to_init_ns"].is_u64());
+    }
+}
+
+#[test]
+fn a_report_is_written_when_the_machine_fails_too() {
+    let bench = Bench::new();
+    let report = bench.file(
+        "report.json",
+        &b"what stood here before, and was longer".repeat(99),
+    );
+    let output = vmm(["run", "--kernel", "/nonexistent", "--report"])
+        .arg(&report)
+        .output()
+        .expect("vmm starts");
+    assert_eq!(output.status.code(), Some(1));
+    let report = read_report(&report);
+    assert_eq!(report["ending"], "error");
+    let error = report["error"].as_str().expect("text");
+    assert!(error.contains("/nonexistent"), "{error}");
+}
+
+#[test]
+fn a_machine_without_the_pmu_runs() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&power_off());
+    let report = bench.path("report.json");
+    let output = run(&kernel)
+        .args(["--no-vpmu", "--summary", "--report"])
+        .arg(&report)
+        .output()
+        .expect("vmm starts");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(messages(&output).contains("the guest powered off"));
+    let report = read_report(&report);
+    assert!(report["vpmu"].is_null());
+    assert!(report["vcpus"][0]["exits"].is_null());
+}
+
+#[test]
+fn a_configuration_file_does_what_the_flags_do() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&out(0x505, 1));
+    let text = serde_json::json!({"kernel": kernel, "memory": 16, "vcpus": 2});
+    let config = bench.file("vm.json", text.to_string().as_bytes());
+    let status = |more: &[&str]| {
+        let output = vmm(["run", "--config"]).arg(&config).args(more).output();
+        output.expect("vmm starts").status.code()
+    };
+    assert_eq!(status(&[]), Some(5));
+    let other = bench.file("other.elf", &elf(&power_off(), 0));
+    let other = other.to_str().expect("a plain path");
+    assert_eq!(status(&["--kernel", other]), Some(0), "flags win");
+}
+
+#[test]
+fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
+    let bench = Bench::new();
+    let prompt: Vec<u8> = b"login: "
+        .iter()
+        .flat_map(|byte| out(0x3f8, *byte))
+        .collect();
+    let kernel = bench.kernel(&[prompt, SPIN.to_vec()].concat());
+    let mut child = run(&kernel)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("vmm starts");
+    let mut text = [0; 7];
+    let mut output = child.stdout.take().expect("piped");
+    output.read_exact(&mut text).expect("the prompt");
+    assert_eq!(&text, b"login: ");
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(b"\x01x").expect("the keys");
+    assert_eq!(child.wait().expect("a child").code(), Some(6));
+}
+
+#[test]
+fn a_signal_ends_the_run_in_order() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&[out(0x3f8, b'!'), SPIN.to_vec()].concat());
+    for (signal, number) in [("-TERM", 15), ("-INT", 2), ("-HUP", 1)] {
+        let report = bench.path("report.json");
+        let mut child = run(&kernel)
+            .arg("--report")
+            .arg(&report)
+            .arg("--summary")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("vmm starts");
+        let mut output = child.stdout.take().expect("piped");
+        output.read_exact(&mut [0]).expect("the guest runs");
+        let kill = std::process::Command::new("kill")
+            .args([signal, &child.id().to_string()])
+            .status();
+        assert!(kill.expect("kill starts").success());
+        let ended = child.wait_with_output().expect("a child");
+        assert_eq!(ended.status.code(), Some(6));
+        assert!(messages(&ended).contains(&format!("signal {number}")));
+        assert_eq!(read_report(&report)["ending"], "signal");
+    }
+}

@@ -1,0 +1,107 @@
+//! Guests of a few instructions, and the `vmm` program that runs them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Where micro guests load: above the boot tables.
+const LOAD: u64 = 0x20_0000;
+
+/// `out`, byte `value` to `port`.
+pub(crate) fn out(port: u16, value: u8) -> Vec<u8> {
+    let [low, high] = port.to_le_bytes();
+    vec![0x66, 0xba, low, high, 0xb0, value, 0xee]
+}
+
+/// `hlt`, again and again.
+pub(crate) const HALT: [u8; 3] = [0xf4, 0xeb, 0xfd];
+/// A jump to itself.
+pub(crate) const SPIN: [u8; 2] = [0xeb, 0xfe];
+/// An invalid instruction: without an interrupt table, a triple fault.
+pub(crate) const TRIPLE_FAULT: [u8; 2] = [0x0f, 0x0b];
+
+/// Sleep type five with the enable bit to the ACPI sleep port.
+pub(crate) fn power_off() -> Vec<u8> {
+    [out(0x600, 5 << 2 | 1 << 5), HALT.to_vec()].concat()
+}
+
+/// `count` times `out` to a port where nothing answers.
+pub(crate) fn outs(count: u32) -> Vec<u8> {
+    let mut code = vec![0xb9];
+    code.extend(count.to_le_bytes());
+    code.extend([0x66, 0xba, 0x80, 0x00]);
+    code.extend([0xee, 0xff, 0xc9, 0x75, 0xfb]);
+    code
+}
+
+/// An ELF kernel of `code`, which takes `in_memory` bytes.
+pub(crate) fn elf(code: &[u8], in_memory: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 120];
+    let mut put = |offset: usize, value: &[u8]| {
+        bytes[offset..offset + value.len()].copy_from_slice(value);
+    };
+    put(0, b"\x7fELF\x02\x01\x01");
+    put(16, &2u16.to_le_bytes());
+    put(18, &62u16.to_le_bytes());
+    put(24, &LOAD.to_le_bytes());
+    put(32, &64u64.to_le_bytes());
+    put(54, &56u16.to_le_bytes());
+    put(56, &1u16.to_le_bytes());
+    put(64, &1u32.to_le_bytes());
+    put(72, &120u64.to_le_bytes());
+    put(88, &LOAD.to_le_bytes());
+    put(96, &(code.len() as u64).to_le_bytes());
+    put(104, &in_memory.max(code.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(code);
+    bytes
+}
+
+/// A directory for one test's files.
+pub(crate) struct Bench(tempfile::TempDir);
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, bytes).expect("a file in our own directory");
+        path
+    }
+
+    /// A kernel of `code`.
+    pub(crate) fn kernel(&self, code: &[u8]) -> PathBuf {
+        self.file("kernel.elf", &elf(code, 0))
+    }
+}
+
+/// `vmm` with `args`, not started yet, its input empty.
+pub(crate) fn vmm<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmm"));
+    command
+        .args(args)
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+/// `vmm run` of `kernel` with a little memory.
+pub(crate) fn run(kernel: &Path) -> Command {
+    assert!(
+        Path::new("/dev/kvm").exists(),
+        "this test runs a guest and needs /dev/kvm"
+    );
+    let mut command = vmm(["run", "--memory", "16", "--kernel"]);
+    command.arg(kernel);
+    command
+}
+
+/// What a finished process printed on standard error.
+pub(crate) fn messages(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
