@@ -102,6 +102,7 @@ impl State {
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
         let pages = self.settings.limits.max_ring_pages as usize + 1;
         let longest = size_of::<MapRequest>() + pages * size_of::<U64>();
+        let longest = longest.max(size_of::<OpenRequest>());
         let (len, reader) = chain.reader()?;
         let mut request = Vec::with_capacity(len.min(longest));
         reader

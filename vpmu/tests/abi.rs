@@ -187,9 +187,14 @@ fn program() -> String {
         ("STREAM_ID", 9),
         ("IDENTIFIER", 16),
     ] {
-        claim(format!("!!(PERF_SAMPLE_{name} & {SAMPLE_ALLOWED})"), 1);
         claim(format!("PERF_SAMPLE_{name}"), 1 << bit);
     }
+    claim(
+        "(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID | \
+         PERF_SAMPLE_CPU | PERF_SAMPLE_PERIOD | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_IDENTIFIER)"
+            .to_owned(),
+        SAMPLE_ALLOWED.into(),
+    );
     claim("PERF_RECORD_LOST".to_owned(), 2);
     claim("PERF_RECORD_SAMPLE".to_owned(), 9);
     claim("PERF_RECORD_MISC_KERNEL".to_owned(), 1);

@@ -1,0 +1,274 @@
+//! Counts and their times.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use crate::rig::{Rig, command, open_of, thread};
+use crate::world::{At, CYCLES, FAULTS};
+
+#[test]
+fn marks_of_one_value_on_one_vcpu() {
+    let mut rig = Rig::new();
+    let events = [0, 1].map(|vcpu| rig.open(&open_of(KIND_MARK, 5, vcpu)).expect("open"));
+    rig.mark(0, 5, 0);
+    for (vcpu, &event) in (0..).zip(&events) {
+        rig.command(vcpu, COMMAND_ENABLE, event);
+    }
+    for _ in 0..300 {
+        rig.mark(0, 5, 0);
+        rig.mark(0, 6, 0);
+        rig.mark(1, 5, 0);
+        rig.mark(1, 5, 0);
+    }
+    assert_eq!(rig.value(0, events[0]), 300);
+    assert_eq!(rig.value(1, events[1]), 600);
+    assert_eq!(rig.vpmu.metrics().marks, 1201);
+}
+
+#[test]
+fn exits_by_reason_each_once() {
+    let mut rig = Rig::new();
+    let reasons = [
+        (EXIT_IO, ExitReason::Io, 3),
+        (EXIT_HLT, ExitReason::Hlt, 5),
+        (EXIT_SIGNAL, ExitReason::Signal, 7),
+        (EXIT_OTHER, ExitReason::Other, 11),
+        (EXIT_MMIO, ExitReason::Mmio, 13),
+    ];
+    let events = reasons.map(|(config, ..)| {
+        let event = rig.open(&open_of(KIND_EXITS, config, 0)).expect("open");
+        assert_eq!(rig.command(0, COMMAND_ENABLE, event).status.get(), 0);
+        event
+    });
+    let all = rig.open(&open_of(KIND_EXITS, EXIT_USER, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, all);
+    let before: Vec<_> = events.map(|event| rig.value(0, event)).to_vec();
+    let all_before = rig.value(0, all);
+    for (_, reason, times) in reasons {
+        for _ in 0..times {
+            rig.exit(0, reason, &mut At(0));
+            rig.exit(1, reason, &mut At(0));
+        }
+    }
+    // Each command is an exit by itself, the one that reads included.
+    let own = 1;
+    assert_eq!(rig.value(0, all) - all_before, 3 + 5 + 7 + 11 + 13 + own);
+    for (index, (config, _, times)) in reasons.into_iter().enumerate() {
+        let grown = rig.value(0, events[index]) - before[index];
+        if config == EXIT_MMIO {
+            // The two reads of `all`, the four before this one, and this one.
+            assert_eq!(grown, times + 2 + 4 + own);
+        } else {
+            assert_eq!(grown, times, "reason {config}");
+        }
+    }
+    assert_eq!(rig.vpmu.exits(0).io, 3);
+    assert_eq!(rig.vpmu.exits(1).total(), 3 + 5 + 7 + 11 + 13);
+}
+
+#[test]
+fn exits_of_the_statistics() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_EXITS, EXIT_ALL, 1)).expect("open");
+    rig.world.add_exits(99);
+    rig.command(1, COMMAND_ENABLE, event);
+    rig.world.add_exits(1000);
+    assert_eq!(rig.value(1, event), 1000);
+    assert_eq!(
+        rig.open(&open_of(KIND_HALTS, 0, 0)),
+        Err(libc::ENOENT),
+        "statistics without it"
+    );
+}
+
+#[test]
+fn ticks_are_the_times() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_TSC, 0, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.pass(1_000_000);
+    let reply = rig.command(0, COMMAND_DISABLE, event);
+    let ticks = reply.value.get();
+    assert!((1_000_000..1_000_020).contains(&ticks), "{ticks}");
+    // A tick is a nanosecond here; the count and the times look at the clock one after the other.
+    assert!(reply.time_enabled.get().abs_diff(ticks) <= 2, "{reply:?}");
+    assert_eq!(reply.time_enabled, reply.time_running);
+    rig.world.pass(1_000_000);
+    let later = rig.read(0, event);
+    assert_eq!(
+        (later.value, later.time_enabled),
+        (reply.value, reply.time_enabled)
+    );
+    assert_eq!(later.state.get(), STATE_OFF);
+}
+
+#[test]
+fn guest_time_is_the_threads_inside_the_run_call() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_GUEST_TIME, 0, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.spend(5000);
+    rig.vpmu.leave(0, ExitReason::Io, &mut At(0));
+    rig.world.spend(70_000);
+    rig.vpmu.enter(0);
+    rig.world.spend(300);
+    assert_eq!(rig.value(0, event), 5300);
+}
+
+#[test]
+fn a_host_counter_counts_while_the_event_does() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig.open(&open_of(kind, config, 1)).expect("open");
+    rig.world.work(thread(1), 1000, 4);
+    rig.command(1, COMMAND_ENABLE, event);
+    rig.world.work(thread(1), 100, 4);
+    rig.world.work(thread(0), 7000, 4);
+    assert_eq!(rig.value(1, event), 100);
+    rig.command(1, COMMAND_DISABLE, event);
+    rig.world.work(thread(1), 1000, 4);
+    assert_eq!(rig.value(1, event), 100);
+    rig.command(1, COMMAND_RESET, event);
+    rig.command(1, COMMAND_ENABLE, event);
+    rig.world.work(thread(1), 11, 4);
+    assert_eq!(rig.value(1, event), 11);
+    assert_eq!(rig.world.open_counters(), 1);
+    rig.close(event).expect("closed");
+    assert_eq!(rig.world.open_counters(), 0);
+}
+
+#[test]
+fn a_multiplexed_counter_shows_in_the_times() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig.open(&open_of(kind, config, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.pass(1_000_000);
+    rig.world.work(thread(0), 1000, 1);
+    let reply = rig.read(0, event);
+    let (enabled, running) = (reply.time_enabled.get(), reply.time_running.get());
+    assert!(enabled >= 1_000_000);
+    assert_eq!(running, enabled / 4);
+}
+
+#[test]
+fn a_task_event_follows_in_and_out_across_vcpus() {
+    let mut rig = Rig::new();
+    let (kind, config) = FAULTS;
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(kind, config, CONTEXT_TASK)
+    };
+    let event = rig.open(&request).expect("open");
+    let other = rig.open(&request).expect("open");
+    assert_eq!(rig.read(0, event).state.get(), STATE_INACTIVE);
+    for round in 0..10 {
+        let vcpu = round % 2;
+        let reply = rig.command(vcpu, COMMAND_IN, event);
+        assert_eq!((reply.status.get(), reply.state.get()), (0, STATE_ACTIVE));
+        rig.world.work(thread(vcpu), 10, 4);
+        rig.world.work(thread(1 - vcpu), 5000, 4);
+        let switch = [command(COMMAND_OUT, event), command(COMMAND_IN, other)];
+        let kicks = rig.vpmu.metrics().kicks[vcpu as usize];
+        let replies = rig.commands(vcpu, &switch);
+        assert_eq!(rig.vpmu.metrics().kicks[vcpu as usize], kicks + 1);
+        assert_eq!(replies[0].value.get(), 10 * (u64::from(round) + 1));
+        rig.world.work(thread(vcpu), 3, 4);
+        rig.command(vcpu, COMMAND_OUT, other);
+        rig.world.work(thread(vcpu), 9000, 4);
+    }
+    assert_eq!(rig.value(0, event), 100);
+    assert_eq!(rig.value(1, other), 30);
+}
+
+#[test]
+fn in_and_out_are_matched() {
+    let mut rig = Rig::new();
+    let task = rig
+        .open(&open_of(KIND_MARK, 1, CONTEXT_TASK))
+        .expect("open");
+    let on_vcpu = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let status = |rig: &mut Rig, vcpu, op, event| {
+        i32::try_from(rig.command(vcpu, op, event).status.get()).expect("an errno")
+    };
+    assert_eq!(status(&mut rig, 0, COMMAND_OUT, task), libc::EINVAL);
+    assert_eq!(status(&mut rig, 0, COMMAND_IN, on_vcpu), libc::EINVAL);
+    assert_eq!(status(&mut rig, 0, COMMAND_IN, task), 0);
+    assert_eq!(status(&mut rig, 0, COMMAND_IN, task), libc::EINVAL);
+    assert_eq!(status(&mut rig, 1, COMMAND_IN, task), libc::EINVAL);
+    assert_eq!(status(&mut rig, 1, COMMAND_OUT, task), libc::EINVAL);
+    // Enabled while in: it counts from there.
+    assert_eq!(status(&mut rig, 0, COMMAND_ENABLE, task), 0);
+    rig.mark(0, 1, 0);
+    rig.mark(1, 1, 0);
+    let out = rig.command(0, COMMAND_OUT, task);
+    assert_eq!((out.value.get(), out.state.get()), (1, STATE_INACTIVE));
+}
+
+#[test]
+fn the_queue_of_another_vcpu_is_refused() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let batch = [command(COMMAND_VCPU, 0), command(COMMAND_ENABLE, event)];
+    let replies = rig.commands_from(0, 1, &batch);
+    assert_eq!((replies[0].status.get(), replies[0].value.get()), (0, 1));
+    assert_eq!(replies[1].status.get(), libc::EXDEV.unsigned_abs());
+    assert_eq!(replies[1].state.get(), STATE_OFF);
+}
+
+#[test]
+fn a_lost_backing_is_an_event_in_error() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig.open(&open_of(kind, config, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.work(thread(0), 100, 4);
+    assert_eq!(rig.value(0, event), 100);
+    rig.post_notice(0, 16);
+    rig.world.break_host();
+    let reply = rig.command(0, COMMAND_READ, event);
+    assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 100));
+    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
+    assert_eq!(
+        rig.open(&open_of(kind, config, 0)),
+        Err(libc::EMFILE),
+        "the host's own errno"
+    );
+    rig.close(event).expect("closed");
+}
+
+#[test]
+fn the_catalogue_is_what_opens() {
+    let mut rig = Rig::new();
+    let mut length = [0; 4];
+    rig.vpmu.read_config(16, &mut length);
+    let entries = rig.catalogue();
+    assert_eq!(u32::from_le_bytes(length) as usize, entries.len());
+    for entry in entries {
+        let event = rig.open(&open_of(entry.kind.get(), entry.config.get(), 0));
+        rig.close(event.expect("listed, so it opens"))
+            .expect("closed");
+        let request = OpenRequest {
+            period: 1_000_000.into(),
+            ..open_of(entry.kind.get(), entry.config.get(), 0)
+        };
+        let samples = entry.flags.get() & CATALOGUE_SAMPLES != 0;
+        let opened = rig.open(&request);
+        assert_eq!(opened.err(), (!samples).then_some(libc::EOPNOTSUPP));
+    }
+}
+
+#[test]
+fn the_metadata_page_follows() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let page = rig.map(event, 0);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.mark(0, 1, 0);
+    let reply = rig.command(0, COMMAND_DISABLE, event);
+    assert_eq!(page.field(16), 1);
+    assert_eq!(page.field(24), reply.time_enabled.get());
+    assert_eq!(page.field(32), reply.time_running.get());
+    assert_eq!(page.field(8) & 1, 0, "an even sequence");
+}

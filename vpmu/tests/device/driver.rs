@@ -1,0 +1,148 @@
+//! One virtqueue from the driver's side.
+
+use std::sync::atomic::Ordering;
+
+use virtio_queue::Queue;
+use virtio_queue::mock::MockSplitQueue;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+pub(crate) const QUEUE_SIZE: u16 = 16;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+/// A queue with one page for its rings and some room for buffers.
+#[derive(Debug)]
+pub(crate) struct DriverQueue {
+    memory: GuestMemoryMmap,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+    buffers: u64,
+    next: u16,
+    seen: u16,
+}
+
+/// A descriptor as the driver writes it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Descriptor {
+    pub(crate) address: u64,
+    pub(crate) len: u32,
+    pub(crate) writable: bool,
+    /// The next descriptor.
+    pub(crate) next: Option<u16>,
+}
+
+impl DriverQueue {
+    pub(crate) const BUFFER: u64 = 0x2_0000;
+
+    pub(crate) fn new(memory: &GuestMemoryMmap, rings: u64, buffers: u64) -> (Self, Queue) {
+        let blank = [0; 4096];
+        memory
+            .write_slice(&blank, GuestAddress(rings))
+            .expect("in memory");
+        let mock = MockSplitQueue::create(memory, GuestAddress(rings), QUEUE_SIZE);
+        let queue = mock.create_queue().expect("a queue");
+        let driver = Self {
+            memory: memory.clone(),
+            descriptors: mock.desc_table_addr().0,
+            available: mock.avail_addr().0,
+            used: mock.used_addr().0,
+            buffers,
+            next: 0,
+            seen: 0,
+        };
+        (driver, queue)
+    }
+
+    pub(crate) fn want_no_interrupt(&self) {
+        self.store(self.available, 1_u16);
+    }
+
+    /// Where buffer `slot` begins.
+    pub(crate) fn buffer(&self, slot: u16) -> u64 {
+        self.buffers + u64::from(slot) * Self::BUFFER
+    }
+
+    pub(crate) fn describe(&self, index: u16, descriptor: Descriptor) {
+        let at = self.descriptors + 16 * u64::from(index);
+        let write = if descriptor.writable { WRITE } else { 0 };
+        let next = descriptor.next.map_or(0, |_| NEXT);
+        self.store(at, descriptor.address);
+        self.store(at + 8, descriptor.len);
+        self.store(at + 12, write | next);
+        self.store(at + 14, descriptor.next.unwrap_or(0));
+    }
+
+    /// Makes the chain that begins at descriptor `head` available.
+    pub(crate) fn offer(&mut self, head: u16) {
+        let slot = u64::from(self.next % QUEUE_SIZE);
+        self.store(self.available + 4 + 2 * slot, head);
+        self.next = self.next.wrapping_add(1);
+        self.store(self.available + 2, self.next);
+    }
+
+    /// Claims to have offered chains up to `index`.
+    pub(crate) fn claim(&self, index: u16) {
+        self.store(self.available + 2, index);
+    }
+
+    /// A request and room for its answer, in descriptors 0 and 1.
+    pub(crate) fn request(&mut self, request: &[u8], room: usize) {
+        let (from, to) = (self.buffer(0), self.buffer(1));
+        self.memory
+            .write_slice(request, GuestAddress(from))
+            .expect("in memory");
+        self.describe(
+            0,
+            Descriptor {
+                address: from,
+                len: u32::try_from(request.len()).expect("short"),
+                writable: false,
+                next: (room > 0).then_some(1),
+            },
+        );
+        self.describe(
+            1,
+            Descriptor {
+                address: to,
+                len: u32::try_from(room).expect("short"),
+                writable: true,
+                next: None,
+            },
+        );
+        self.offer(0);
+    }
+
+    /// The next chain that came back: its head and the bytes written to it.
+    pub(crate) fn reclaim(&mut self) -> Option<(u32, u32)> {
+        let index: u16 = self.load(self.used + 2);
+        if index == self.seen {
+            return None;
+        }
+        let at = self.used + 4 + 8 * u64::from(self.seen % QUEUE_SIZE);
+        self.seen = self.seen.wrapping_add(1);
+        Some((self.load(at), self.load(at + 4)))
+    }
+
+    /// The answer to [`DriverQueue::request`]; `None` while there is none.
+    pub(crate) fn answer(&mut self) -> Option<Vec<u8>> {
+        let (_, len) = self.reclaim()?;
+        let mut answer = vec![0; usize::try_from(len).expect("short")];
+        self.memory
+            .read_slice(&mut answer, GuestAddress(self.buffer(1)))
+            .expect("in memory");
+        Some(answer)
+    }
+
+    fn store<T: vm_memory::AtomicAccess>(&self, at: u64, value: T) {
+        self.memory
+            .store(value, GuestAddress(at), Ordering::SeqCst)
+            .expect("in memory");
+    }
+
+    fn load<T: vm_memory::AtomicAccess>(&self, at: u64) -> T {
+        self.memory
+            .load(GuestAddress(at), Ordering::SeqCst)
+            .expect("in memory")
+    }
+}

@@ -1,0 +1,365 @@
+//! A guest that means harm gets an errno, or nothing; never a panic, never a stray write.
+
+use proptest::prelude::*;
+use vpmu::abi::*;
+use zerocopy::IntoBytes;
+
+use crate::driver::Descriptor;
+use crate::rig::{MEMORY, Rig, command, open_of, sampling};
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let mut rig = Rig::new();
+    let good = open_of(KIND_MARK, 5, 0);
+    let refused = [
+        (
+            OpenRequest {
+                context: 2.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            OpenRequest {
+                reserved: 1.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            OpenRequest {
+                flags: 16.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            OpenRequest {
+                engine: 3.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            OpenRequest {
+                parent: 77.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            OpenRequest {
+                engine: ENGINE_BATCHED.into(),
+                ..good
+            },
+            libc::EOPNOTSUPP,
+        ),
+        (
+            OpenRequest {
+                sample_type: (1 << 5).into(),
+                ..good
+            },
+            libc::EOPNOTSUPP,
+        ),
+        (
+            OpenRequest {
+                flags: OPEN_EXCLUDE_USER.into(),
+                ..good
+            },
+            libc::EOPNOTSUPP,
+        ),
+        (
+            OpenRequest {
+                kind: KIND_RAW.into(),
+                ..good
+            },
+            libc::EOPNOTSUPP,
+        ),
+        (
+            OpenRequest {
+                kind: 99.into(),
+                ..good
+            },
+            libc::ENOENT,
+        ),
+        (
+            OpenRequest {
+                kind: KIND_TSC.into(),
+                ..good
+            },
+            libc::ENOENT,
+        ),
+    ];
+    for (request, errno) in refused {
+        assert_eq!(rig.open(&request), Err(errno), "{request:?}");
+    }
+    let mut header = Rig::header(99, 0);
+    assert_eq!(rig.control(&header), Err(libc::EOPNOTSUPP));
+    header.reserved = 1.into();
+    assert_eq!(rig.control(&header), Err(libc::EINVAL));
+    assert_eq!(rig.close(77), Err(libc::ENOENT));
+    assert_eq!(rig.unmap(77), Err(libc::ENOENT));
+    let event = rig.open(&good).expect("open");
+    assert_eq!(rig.unmap(event), Err(libc::EINVAL));
+    for (vcpu, address) in [
+        (2_u32, 0x1000_u64),
+        (0, 0x1001),
+        (0, MEMORY),
+        (0, u64::MAX - 4095),
+    ] {
+        let request = TaskPageRequest {
+            header: Rig::header(CONTROL_TASK_PAGE, 0),
+            vcpu: vcpu.into(),
+            reserved: 0.into(),
+            address: address.into(),
+        };
+        assert_eq!(rig.control(&request), Err(libc::EINVAL), "{request:?}");
+    }
+}
+
+#[test]
+fn rings_that_make_no_sense_are_refused() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let child = OpenRequest {
+        parent: event.into(),
+        ..open_of(KIND_MARK, 5, 0)
+    };
+    let child = rig.open(&child).expect("open");
+    let page = |n: u64| n * 4096;
+    for pages in [
+        &[][..],
+        &[page(1), page(2), page(3), page(4)],
+        &[page(1), page(2) + 8],
+        &[page(1), page(1)],
+        &[page(1), MEMORY],
+        &[u64::MAX - 4095],
+    ] {
+        assert_eq!(
+            rig.map_pages(event, 0, pages),
+            Err(libc::EINVAL),
+            "{pages:x?}"
+        );
+    }
+    assert_eq!(rig.map_pages(event, 2, &[page(300)]), Err(libc::EINVAL));
+    assert_eq!(rig.map_pages(child, 0, &[page(300)]), Err(libc::EINVAL));
+    assert_eq!(rig.map_pages(77, 0, &[page(300)]), Err(libc::ENOENT));
+    // More pages announced than named.
+    let request = MapRequest {
+        header: Rig::header(CONTROL_MAP, event),
+        pages: 3.into(),
+        flags: 0.into(),
+    };
+    assert_eq!(rig.control(&request), Err(libc::EINVAL));
+    rig.map_pages(event, 0, &[page(300)]).expect("mapped");
+    assert_eq!(rig.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
+}
+
+#[test]
+fn commands_that_make_no_sense_are_refused() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let good = command(COMMAND_READ, event);
+    let batch = [
+        (
+            Command {
+                reserved: 1.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                reserved2: 1.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                value: 1.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                op: 99.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                event: 99.into(),
+                ..good
+            },
+            libc::ENOENT,
+        ),
+        (
+            Command {
+                op: COMMAND_VCPU.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                op: COMMAND_PERIOD.into(),
+                value: 5.into(),
+                ..good
+            },
+            libc::EINVAL,
+        ),
+        (good, 0),
+    ];
+    let replies = rig.commands(0, &batch.map(|(command, _)| command));
+    for (reply, (command, errno)) in replies.iter().zip(batch) {
+        assert_eq!(reply.status.get(), errno.unsigned_abs(), "{command:?}");
+    }
+}
+
+#[test]
+fn buffers_without_room_come_back_empty() {
+    let mut rig = Rig::new();
+    let open = open_of(KIND_MARK, 5, 0);
+    assert_eq!(rig.control_bytes(open.as_bytes(), 15), []);
+    assert_eq!(rig.control_bytes(open.as_bytes(), 0), []);
+    assert_eq!(
+        rig.vpmu.metrics().events_opened,
+        0,
+        "not done, for it could not be said"
+    );
+    // An answer of one byte too few, half a command, more commands than one exit may do.
+    for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
+        rig.queues[2].request(&vec![0; request], room);
+        rig.vpmu.notify(QUEUE_VCPU, Some(0));
+        assert_eq!(rig.queues[2].answer().expect("returned"), []);
+    }
+    assert_eq!(rig.vpmu.metrics().bad_requests, 5);
+    rig.open(&open).expect("the device is still there");
+}
+
+#[test]
+fn a_short_notice_buffer_is_skipped() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        wakeup: 1.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.map(event, 1);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.post_notice(0, 15);
+    rig.post_notice(1, 16);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.queues[1].reclaim(), Some((0, 0)));
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+}
+
+#[test]
+fn chains_that_loop_or_leave_memory_end() {
+    let mut rig = Rig::new();
+    let queue = &mut rig.queues[0];
+    let looped = Descriptor {
+        address: queue.buffer(0),
+        len: 16,
+        writable: false,
+        next: Some(0),
+    };
+    queue.describe(0, looped);
+    queue.offer(0);
+    queue.describe(
+        3,
+        Descriptor {
+            address: MEMORY - 8,
+            next: None,
+            ..looped
+        },
+    );
+    queue.offer(3);
+    queue.describe(
+        4,
+        Descriptor {
+            address: u64::MAX - 4,
+            next: None,
+            ..looped
+        },
+    );
+    queue.offer(4);
+    queue.describe(
+        5,
+        Descriptor {
+            next: Some(999),
+            ..looped
+        },
+    );
+    queue.offer(5);
+    rig.vpmu.notify(QUEUE_CONTROL, None);
+    let returned: Vec<_> = std::iter::from_fn(|| rig.queues[0].reclaim()).collect();
+    assert_eq!(returned, [(0, 0), (3, 0), (4, 0), (5, 0)]);
+    rig.open(&open_of(KIND_MARK, 5, 0))
+        .expect("the device is still there");
+}
+
+#[test]
+fn a_queue_that_makes_no_sense_stays_silent() {
+    for break_it in [
+        |rig: &mut Rig| rig.queues[0].claim(1000),
+        |rig: &mut Rig| rig.queues[0].offer(16),
+    ] {
+        let mut rig = Rig::new();
+        break_it(&mut rig);
+        rig.vpmu.notify(QUEUE_CONTROL, None);
+        assert_eq!(rig.queues[0].reclaim(), None);
+        rig.queues[0].claim(0);
+        rig.vpmu.notify(QUEUE_CONTROL, None);
+        assert_eq!(rig.queues[0].reclaim(), None);
+        let replies = rig.commands(0, &[command(COMMAND_VCPU, 0)]);
+        assert_eq!(replies[0].status.get(), 0, "the other queues go on");
+    }
+}
+
+#[test]
+fn notifications_from_nowhere_are_ignored() {
+    let mut rig = Rig::new();
+    rig.queues[2].request(command(COMMAND_VCPU, 0).as_bytes(), 32);
+    rig.vpmu.notify(QUEUE_VCPU, None);
+    rig.vpmu.notify(QUEUE_VCPU, Some(2));
+    rig.vpmu.notify(QUEUE_VCPU + 2, Some(0));
+    rig.vpmu.notify(u16::MAX, Some(0));
+    assert_eq!(rig.queues[2].reclaim(), None);
+    rig.vpmu.mark(2, 5, &mut crate::world::Nowhere);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn random_requests_do_no_harm(
+        requests in prop::collection::vec((0_u32..9, prop::collection::vec(any::<u8>(), 0..120), 0_usize..40), 1..40),
+        batches in prop::collection::vec(prop::collection::vec((0_u32..11, 0_u64..6, 0_u64..3), 1..20), 1..10),
+    ) {
+        let mut rig = Rig::new();
+        for vcpu in 0..2 {
+            rig.open(&sampling(open_of(KIND_MARK, 1, vcpu), 2)).expect("open");
+        }
+        rig.open(&sampling(open_of(KIND_EXITS, EXIT_USER, CONTEXT_TASK), 3)).expect("open");
+        for (op, mut bytes, room) in requests {
+            if let Some(head) = bytes.get_mut(..8) {
+                head.copy_from_slice(Rig::header(op, 0).as_bytes()[..8].as_ref());
+            }
+            if !bytes.is_empty() {
+                rig.control_bytes(&bytes, room);
+            }
+        }
+        for (index, batch) in (0..).zip(batches) {
+            let commands: Vec<Command> = batch
+                .iter()
+                .map(|&(op, event, value)| Command { value: value.into(), ..command(op, event) })
+                .collect();
+            prop_assert_eq!(rig.commands(index % 2, &commands).len(), commands.len());
+            rig.mark(index % 2, 1, 1);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Rings too small: written + lost = produced, to the last one.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use crate::reader::{Reader, Record};
+use crate::rig::{Rig, open_of, sampling, thread};
+use crate::world::{At, CYCLES};
+
+const SAMPLE: u64 = 72;
+
+struct Produced {
+    rig: Rig,
+    event: u64,
+    ring: Reader,
+    read: u64,
+    lost: u64,
+}
+
+impl Produced {
+    fn new() -> Self {
+        let mut rig = Rig::new();
+        let event = rig
+            .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+            .expect("open");
+        let ring = rig.map(event, 1);
+        rig.command(0, COMMAND_ENABLE, event);
+        Self {
+            rig,
+            event,
+            ring,
+            read: 0,
+            lost: 0,
+        }
+    }
+
+    fn mark(&self, times: u64) {
+        (0..times).for_each(|_| self.rig.mark(0, 5, 1));
+    }
+
+    fn take(&mut self, most: usize) {
+        for record in self.ring.take(most) {
+            match record {
+                Record::Sample(_) => self.read += 1,
+                Record::Lost { id, lost } => {
+                    assert_eq!(id, self.event);
+                    self.lost += lost;
+                }
+            }
+        }
+    }
+
+    /// Reads to the end, the last loss included.
+    fn finish(mut self, produced: u64) -> (u64, u64) {
+        self.take(usize::MAX);
+        let value = self.rig.value(0, self.event);
+        self.take(usize::MAX);
+        assert_eq!((value, self.read + self.lost), (produced, produced));
+        let metrics = self.rig.vpmu.metrics();
+        assert_eq!(
+            (metrics.samples_written, metrics.samples_lost),
+            (self.read, self.lost)
+        );
+        (self.read, self.lost)
+    }
+}
+
+#[test]
+fn the_reader_lags() {
+    let mut run = Produced::new();
+    for _ in 0..500 {
+        run.mark(3);
+        run.take(2);
+    }
+    let (_, lost) = run.finish(1500);
+    assert!(lost > 0, "two of three were read");
+}
+
+#[test]
+fn the_reader_is_absent() {
+    let run = Produced::new();
+    run.mark(1000);
+    let fill = 4096 / SAMPLE;
+    assert_eq!(run.finish(1000), (fill, 1000 - fill));
+}
+
+#[test]
+fn the_reader_lies() {
+    let fill = 4096 / SAMPLE;
+    let full = fill * SAMPLE;
+    // Ahead of the head; behind by more than the ring; out of this world.
+    for lie in [
+        full + 1,
+        full + 4096,
+        u64::MAX,
+        1 << 63,
+        full.wrapping_sub(4097),
+    ] {
+        let run = Produced::new();
+        run.mark(fill);
+        run.ring.set_tail(lie);
+        run.mark(10);
+        assert_eq!(run.ring.head(), full, "nothing more is written at {lie:#x}");
+        run.ring.set_tail(0);
+        assert_eq!(run.finish(fill + 10), (fill, 10), "{lie:#x}");
+    }
+}
+
+#[test]
+fn the_last_loss_is_written_when_the_event_is_disabled() {
+    let mut run = Produced::new();
+    run.mark(100);
+    run.take(usize::MAX);
+    run.rig.command(0, COMMAND_DISABLE, run.event);
+    let last = run.ring.take(usize::MAX);
+    let lost = 100 - 4096 / SAMPLE;
+    assert_eq!(
+        last,
+        [Record::Lost {
+            id: run.event,
+            lost
+        }]
+    );
+}
+
+#[test]
+fn what_the_host_drops_is_lost() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig
+        .open(&sampling(open_of(kind, config, 0), 100))
+        .expect("open");
+    let mut ring = rig.map(event, 1);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.drop_overflows(thread(0), 7);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    rig.command(0, COMMAND_READ, event);
+    assert_eq!(ring.take(1), [Record::Lost { id: event, lost: 7 }]);
+    assert_eq!(rig.vpmu.metrics().samples_lost, 7);
+}
+
+#[test]
+fn no_ring_no_records() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.mark(0, 5, 1);
+    let mut ring = rig.map(event, 1);
+    rig.mark(0, 5, 1);
+    assert_eq!(ring.samples().len(), 1);
+    rig.unmap(event).expect("unmapped");
+    let head = ring.head();
+    rig.mark(0, 5, 1);
+    assert_eq!(ring.head(), head);
+    assert_eq!(rig.vpmu.metrics().samples_lost, 2);
+}

@@ -1,0 +1,123 @@
+//! A guest program that reads its ring.
+
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const DATA_HEAD: u64 = 1024;
+const DATA_TAIL: u64 = 1032;
+
+#[derive(Debug)]
+pub(crate) struct Reader {
+    memory: GuestMemoryMmap,
+    pages: Vec<u64>,
+    tail: u64,
+}
+
+/// A sample with every allowed field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    pub(crate) user: bool,
+    pub(crate) ip: u64,
+    pub(crate) pid: u64,
+    pub(crate) tid: u64,
+    pub(crate) time: u64,
+    pub(crate) id: u64,
+    pub(crate) stream_id: u64,
+    pub(crate) cpu: u64,
+    pub(crate) period: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Record {
+    Sample(Sample),
+    Lost { id: u64, lost: u64 },
+}
+
+impl Reader {
+    pub(crate) fn new(memory: &GuestMemoryMmap, pages: &[u64]) -> Self {
+        Self {
+            memory: memory.clone(),
+            pages: pages.to_vec(),
+            tail: 0,
+        }
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        self.field(DATA_HEAD)
+    }
+
+    /// A word of the metadata page.
+    pub(crate) fn field(&self, offset: u64) -> u64 {
+        self.memory
+            .load(GuestAddress(self.pages[0] + offset), Ordering::Acquire)
+            .expect("in memory")
+    }
+
+    pub(crate) fn set_tail(&self, tail: u64) {
+        let at = GuestAddress(self.pages[0] + DATA_TAIL);
+        self.memory
+            .store(tail, at, Ordering::Release)
+            .expect("in memory");
+    }
+
+    /// At most `most` records, and lets the device have their room.
+    pub(crate) fn take(&mut self, most: usize) -> Vec<Record> {
+        let head = self.head();
+        let mut records = Vec::new();
+        while records.len() < most && self.tail < head {
+            let header = self.word(0);
+            let size = header >> 48;
+            assert!(size >= 8 && self.tail + size <= head, "a torn record");
+            records.push(match header & 0xffff_ffff {
+                2 => Record::Lost {
+                    id: self.word(8),
+                    lost: self.word(16),
+                },
+                9 => {
+                    assert_eq!(size, 72, "every field");
+                    assert_eq!(self.word(8), self.word(40), "ID and IDENTIFIER");
+                    let misc = header >> 32 & 0xffff;
+                    assert!([1, 2].contains(&misc), "user or kernel");
+                    let task = self.word(24);
+                    Record::Sample(Sample {
+                        user: misc == 2,
+                        ip: self.word(16),
+                        pid: task & 0xffff_ffff,
+                        tid: task >> 32,
+                        time: self.word(32),
+                        id: self.word(40),
+                        stream_id: self.word(48),
+                        cpu: self.word(56),
+                        period: self.word(64),
+                    })
+                }
+                other => panic!("a record of type {other}"),
+            });
+            self.tail += size;
+        }
+        self.set_tail(self.tail);
+        records
+    }
+
+    /// All samples; nothing may be lost.
+    pub(crate) fn samples(&mut self) -> Vec<Sample> {
+        let records = self.take(usize::MAX);
+        records
+            .into_iter()
+            .map(|record| match record {
+                Record::Sample(sample) => sample,
+                Record::Lost { lost, .. } => panic!("{lost} lost"),
+            })
+            .collect()
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        let position = self.tail + offset;
+        let data = &self.pages[1..];
+        let page = data[usize::try_from(position / 4096).expect("small") % data.len()];
+        self.memory
+            .read_obj(GuestAddress(page + position % 4096))
+            .expect("in memory")
+    }
+}

@@ -1,0 +1,291 @@
+//! A device with a driver on it, and the driver's calls as functions.
+
+use std::sync::Arc;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use vpmu::{ExitReason, Limits, Registers, Settings, Vpmu};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::driver::{Descriptor, DriverQueue, QUEUE_SIZE};
+use crate::reader::Reader;
+use crate::world::{At, FakeMachine, FakeSource, World};
+
+pub(crate) const VCPUS: u32 = 2;
+pub(crate) const MEMORY: u64 = 0x400_0000;
+const QUEUES: u64 = 0x1_0000;
+const BUFFERS: u64 = 0x100_0000;
+const RINGS: u64 = 0x10_0000;
+pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 7;
+/// Guest TSC ahead of the host's on each vCPU.
+pub(crate) const TSC_OFFSET: u64 = 1000;
+
+/// An errno.
+pub(crate) type Errno = i32;
+
+pub(crate) struct Rig {
+    pub(crate) world: Arc<World>,
+    pub(crate) vpmu: Vpmu,
+    pub(crate) memory: GuestMemoryMmap,
+    pub(crate) queues: Vec<DriverQueue>,
+    next_ring: u64,
+}
+
+/// An open request that the tests vary.
+pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
+    OpenRequest {
+        header: ControlHeader {
+            op: CONTROL_OPEN.into(),
+            ..ControlHeader::default()
+        },
+        kind: kind.into(),
+        config: config.into(),
+        context: context.into(),
+        ..OpenRequest::default()
+    }
+}
+
+/// The same, sampling everything with a period.
+pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
+    OpenRequest {
+        period: period.into(),
+        sample_type: SAMPLE_ALLOWED.into(),
+        ..request
+    }
+}
+
+/// The thread that vCPU `vcpu` runs on.
+pub(crate) fn thread(vcpu: u32) -> i32 {
+    100 + i32::try_from(vcpu).expect("small")
+}
+
+fn outcome(status: u32) -> Result<(), Errno> {
+    match i32::try_from(status).expect("an errno") {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        Self::with(Limits::default(), ALL_FEATURES)
+    }
+
+    pub(crate) fn with(limits: Limits, features: u64) -> Self {
+        let world = Arc::new(World::default());
+        let settings = Settings {
+            vcpus: VCPUS,
+            // A tick is a nanosecond.
+            tsc_khz: 1_000_000,
+            limits,
+        };
+        let machine = Arc::new(FakeMachine(Arc::clone(&world)));
+        let source = Box::new(FakeSource::new(&world));
+        let vpmu = Vpmu::new(settings, machine, source).expect("a device");
+        for vcpu in 0..VCPUS {
+            world.be_thread(thread(vcpu));
+            vpmu.attach(vcpu, TSC_OFFSET).expect("a vCPU of it");
+        }
+        let memory =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).expect("memory");
+        let mut rig = Self {
+            world,
+            vpmu,
+            memory,
+            queues: Vec::new(),
+            next_ring: RINGS,
+        };
+        rig.activate(features);
+        rig
+    }
+
+    /// Sets every queue up afresh and the device going.
+    pub(crate) fn activate(&mut self, features: u64) {
+        let (drivers, queues) = (0..2 + u64::from(VCPUS))
+            .map(|index| {
+                let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
+                DriverQueue::new(&self.memory, QUEUES + index * 0x1000, buffers)
+            })
+            .unzip();
+        self.queues = drivers;
+        for queue in &self.queues[2..] {
+            queue.want_no_interrupt();
+        }
+        self.vpmu
+            .activate(self.memory.clone(), features, queues)
+            .expect("active");
+    }
+
+    /// A control request as bytes, `room` for its answer.
+    pub(crate) fn control_bytes(&mut self, request: &[u8], room: usize) -> Vec<u8> {
+        self.queues[0].request(request, room);
+        self.vpmu.notify(QUEUE_CONTROL, None);
+        self.queues[0].answer().expect("answered at once")
+    }
+
+    pub(crate) fn control(&mut self, request: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
+        let answer = self.control_bytes(request.as_bytes(), size_of::<ControlReply>());
+        let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+        outcome(reply.status.get())
+    }
+
+    pub(crate) fn open(&mut self, request: &OpenRequest) -> Result<u64, Errno> {
+        let reply = self.open_reply(request);
+        outcome(reply.status.get()).map(|()| reply.id.get())
+    }
+
+    pub(crate) fn open_reply(&mut self, request: &OpenRequest) -> OpenReply {
+        let answer = self.control_bytes(request.as_bytes(), size_of::<OpenReply>());
+        OpenReply::read_from_bytes(&answer).expect("a reply")
+    }
+
+    pub(crate) fn header(op: u32, event: u64) -> ControlHeader {
+        ControlHeader {
+            op: op.into(),
+            reserved: 0.into(),
+            event: event.into(),
+        }
+    }
+
+    pub(crate) fn close(&mut self, event: u64) -> Result<(), Errno> {
+        self.control(&Self::header(CONTROL_CLOSE, event))
+    }
+
+    pub(crate) fn unmap(&mut self, event: u64) -> Result<(), Errno> {
+        self.control(&Self::header(CONTROL_UNMAP, event))
+    }
+
+    pub(crate) fn map_pages(&mut self, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
+        let request = MapRequest {
+            header: Self::header(CONTROL_MAP, event),
+            pages: u32::try_from(pages.len()).expect("few").into(),
+            flags: flags.into(),
+        };
+        let mut bytes = request.as_bytes().to_vec();
+        for page in pages {
+            bytes.extend(page.to_le_bytes());
+        }
+        let answer = self.control_bytes(&bytes, size_of::<ControlReply>());
+        let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+        outcome(reply.status.get())
+    }
+
+    /// A new ring with this many data pages, writable, and its reader.
+    pub(crate) fn map(&mut self, event: u64, data: u64) -> Reader {
+        let pages: Vec<u64> = (0..=data)
+            .map(|page| self.next_ring + page * 0x1000)
+            .collect();
+        self.next_ring += (data + 2) * 0x1000;
+        self.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
+        Reader::new(&self.memory, &pages)
+    }
+
+    /// Commands in one buffer on the queue of `vcpu`, notified by it.
+    pub(crate) fn commands(&mut self, vcpu: u32, commands: &[Command]) -> Vec<Reply> {
+        self.commands_from(vcpu, vcpu, commands)
+    }
+
+    pub(crate) fn commands_from(&mut self, of: u32, by: u32, commands: &[Command]) -> Vec<Reply> {
+        self.vpmu.leave(by, ExitReason::Mmio, &mut At(u64::MAX));
+        let index = 2 + of as usize;
+        let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
+        self.queues[index].request(commands.as_bytes(), room);
+        self.vpmu
+            .notify(u16::try_from(index).expect("small"), Some(by));
+        let answer = self.queues[index].answer().expect("answered at once");
+        self.vpmu.enter(by);
+        structs(&answer)
+    }
+
+    pub(crate) fn command(&mut self, vcpu: u32, op: u32, event: u64) -> Reply {
+        self.commands(vcpu, &[command(op, event)])[0]
+    }
+
+    pub(crate) fn read(&mut self, vcpu: u32, event: u64) -> Reply {
+        let reply = self.command(vcpu, COMMAND_READ, event);
+        assert_eq!(reply.status.get(), 0, "{reply:?}");
+        reply
+    }
+
+    pub(crate) fn value(&mut self, vcpu: u32, event: u64) -> u64 {
+        self.read(vcpu, event).value.get()
+    }
+
+    /// A guest program at `ip` writes `value` to the doorbell.
+    pub(crate) fn mark(&self, vcpu: u32, value: u32, ip: u64) {
+        self.vpmu.leave(vcpu, ExitReason::Mmio, &mut At(ip));
+        self.vpmu.mark(vcpu, value, &mut At(ip));
+        self.vpmu.enter(vcpu);
+    }
+
+    pub(crate) fn exit(&self, vcpu: u32, reason: ExitReason, regs: &mut dyn Registers) {
+        self.vpmu.leave(vcpu, reason, regs);
+        self.vpmu.enter(vcpu);
+    }
+
+    /// Posts a buffer for a notice, `room` bytes long.
+    pub(crate) fn post_notice(&mut self, slot: u16, room: u32) {
+        let queue = &mut self.queues[1];
+        let descriptor = Descriptor {
+            address: queue.buffer(slot),
+            len: room,
+            writable: true,
+            next: None,
+        };
+        queue.describe(slot, descriptor);
+        queue.offer(slot);
+        self.vpmu.notify(QUEUE_EVENT, None);
+    }
+
+    /// The next notice: its kind and event.
+    pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
+        let (slot, len) = self.queues[1].reclaim()?;
+        assert_eq!(len as usize, size_of::<Notice>());
+        let at = self.queues[1].buffer(u16::try_from(slot).expect("a slot"));
+        let mut bytes = [0; size_of::<Notice>()];
+        self.memory
+            .read_slice(&mut bytes, GuestAddress(at))
+            .expect("in memory");
+        let notice = Notice::read_from_bytes(&bytes).expect("a notice");
+        Some((notice.kind.get(), notice.event.get()))
+    }
+
+    pub(crate) fn catalogue(&mut self) -> Vec<CatalogueEntry> {
+        let request = CatalogueRequest {
+            header: Self::header(CONTROL_CATALOGUE, 0),
+            first: 0.into(),
+            count: 1000.into(),
+        };
+        let answer = self.control_bytes(request.as_bytes(), 0x1_0000);
+        let (reply, entries) = ControlReply::read_from_prefix(&answer).expect("a reply");
+        outcome(reply.status.get()).expect("a catalogue");
+        let entries: Vec<CatalogueEntry> = structs(entries);
+        assert_eq!(entries.len(), reply.value.get() as usize);
+        entries
+    }
+
+    /// Every byte of guest memory, to see whether the device writes.
+    pub(crate) fn snapshot(&self) -> Vec<u8> {
+        let mut bytes = vec![0; MEMORY as usize];
+        self.memory
+            .read_slice(&mut bytes, GuestAddress(0))
+            .expect("in memory");
+        bytes
+    }
+}
+
+pub(crate) fn command(op: u32, event: u64) -> Command {
+    Command {
+        op: op.into(),
+        event: event.into(),
+        ..Command::default()
+    }
+}
+
+/// `bytes` as structs of the wire.
+fn structs<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Vec<T> {
+    bytes
+        .chunks(size_of::<T>())
+        .map(|chunk| T::read_from_bytes(chunk).expect("whole"))
+        .collect()
+}

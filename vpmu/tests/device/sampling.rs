@@ -1,0 +1,270 @@
+//! Samples: how many, and what they say.
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::ExitReason;
+use vpmu::abi::*;
+use zerocopy::IntoBytes;
+
+use crate::reader::Sample;
+use crate::rig::{Rig, TSC_OFFSET, command, open_of, sampling, thread};
+use crate::world::{At, CYCLES, Nowhere, SHORTEST};
+
+#[test]
+fn n_over_p_records_for_every_n_and_p() {
+    let mut rig = Rig::new();
+    for (n, period) in [(10, 1), (100, 7), (99, 100), (100, 100), (1000, 33)] {
+        let request = sampling(open_of(KIND_MARK, 5, 0), period);
+        let reply = rig.open_reply(&request);
+        assert_eq!(reply.engine.get(), ENGINE_EXIT);
+        let event = reply.id.get();
+        let mut ring = rig.map(event, 16);
+        rig.command(0, COMMAND_ENABLE, event);
+        for mark in 0..n {
+            rig.mark(0, 5, 0x1000 + mark);
+            rig.mark(0, 6, 0);
+        }
+        assert_eq!(rig.value(0, event), n);
+        let samples = ring.samples();
+        assert_eq!(samples.len() as u64, n / period, "{n} over {period}");
+        for (index, sample) in (1..).zip(&samples) {
+            assert_eq!(sample.ip, 0x1000 + index * period - 1, "of the very mark");
+            assert_eq!((sample.id, sample.stream_id), (event, event));
+            assert_eq!((sample.cpu, sample.period), (0, period));
+            assert!(sample.user && sample.time > TSC_OFFSET);
+        }
+        assert!(samples.windows(2).all(|two| two[0].time < two[1].time));
+        rig.close(event).expect("closed");
+    }
+    assert_eq!(rig.vpmu.metrics().samples_lost, 0);
+}
+
+#[test]
+fn two_vcpus_do_not_mix() {
+    let mut rig = Rig::new();
+    let events = [0, 1].map(|vcpu| {
+        let event = rig
+            .open(&sampling(open_of(KIND_MARK, 5, vcpu), 2))
+            .expect("open");
+        rig.command(vcpu, COMMAND_ENABLE, event);
+        event
+    });
+    let mut rings = events.map(|event| rig.map(event, 8));
+    for _ in 0..100 {
+        rig.mark(0, 5, 10);
+        rig.mark(1, 5, u64::MAX);
+        rig.mark(1, 5, u64::MAX);
+    }
+    for (vcpu, ring) in (0..).zip(&mut rings) {
+        let samples = ring.samples();
+        assert_eq!(samples.len() as u64, 50 * (vcpu + 1));
+        for sample in samples {
+            assert_eq!((sample.cpu, sample.user), (vcpu, vcpu == 0));
+        }
+    }
+}
+
+#[test]
+fn exits_overflow_on_the_exit_that_completes_the_period() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_EXITS, EXIT_IO, 1), 3))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(1, COMMAND_ENABLE, event);
+    for exit in 0..100 {
+        rig.exit(1, ExitReason::Io, &mut At(exit));
+        rig.exit(1, ExitReason::Hlt, &mut At(0));
+        rig.exit(0, ExitReason::Io, &mut At(0));
+    }
+    let at: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(at, (0..33).map(|n| 3 * n + 2).collect::<Vec<_>>());
+    assert_eq!(rig.value(1, event), 100);
+}
+
+#[test]
+fn host_overflows_become_samples_at_the_exit() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig
+        .open(&sampling(open_of(kind, config, 0), 100))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    assert!(!rig.vpmu.wants_registers(0));
+    rig.command(0, COMMAND_ENABLE, event);
+    assert!(rig.vpmu.wants_registers(0) && !rig.vpmu.wants_registers(1));
+    rig.world.work(thread(0), 250, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(0x4000));
+    assert_eq!(rig.vpmu.metrics().overflow_exits, 1);
+    // Overflows that an exit of another kind finds, and those of its own handling.
+    rig.world.work(thread(0), 60, 4);
+    rig.vpmu.leave(0, ExitReason::Mmio, &mut At(0x5000));
+    let samples = ring.samples();
+    let ips: Vec<u64> = samples.iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [0x4000, 0x4000, 0x5000]);
+    assert!(samples.iter().all(|sample| sample.period == 100));
+    rig.command(0, COMMAND_DISABLE, event);
+    assert!(!rig.vpmu.wants_registers(0));
+    rig.world.work(thread(0), 1000, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(0));
+    assert_eq!(ring.samples(), []);
+}
+
+#[test]
+fn overflows_between_the_exit_and_out_belong_to_the_exit() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(kind, config, CONTEXT_TASK), 100)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(1, COMMAND_IN, event);
+    rig.vpmu.leave(1, ExitReason::Mmio, &mut At(0x7000));
+    rig.world.work(thread(1), 100, 4);
+    rig.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 32);
+    rig.vpmu.notify(3, Some(1));
+    assert_eq!(rig.queues[3].answer().map(|answer| answer.len()), Some(32));
+    let samples = ring.samples();
+    assert_eq!(samples.len(), 1);
+    assert_eq!((samples[0].ip, samples[0].cpu), (0x7000, 1));
+}
+
+#[test]
+fn a_new_period_counts_from_its_command() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 10))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    let mark = |rig: &Rig, times| (0..times).for_each(|_| rig.mark(0, 5, 1));
+    mark(&rig, 9);
+    let period = |value: u64| Command {
+        value: value.into(),
+        ..command(COMMAND_PERIOD, event)
+    };
+    assert_eq!(rig.commands(0, &[period(4)])[0].status.get(), 0);
+    mark(&rig, 8);
+    let samples = ring.samples();
+    assert_eq!(samples.len(), 2);
+    assert!(samples.iter().all(|sample| sample.period == 4));
+    let refused = rig.commands(0, &[period(0)])[0];
+    assert_eq!(refused.status.get(), libc::EINVAL.unsigned_abs());
+
+    let (kind, config) = CYCLES;
+    let host = rig
+        .open(&sampling(open_of(kind, config, 0), SHORTEST))
+        .expect("open");
+    let short = Command {
+        value: (SHORTEST - 1).into(),
+        ..command(COMMAND_PERIOD, host)
+    };
+    let refused = rig.commands(0, &[short])[0];
+    assert_eq!(refused.status.get(), libc::EINVAL.unsigned_abs());
+    let short = sampling(open_of(kind, config, 0), SHORTEST - 1);
+    assert_eq!(rig.open(&short), Err(libc::EOPNOTSUPP));
+}
+
+#[test]
+fn children_write_to_their_parents_ring() {
+    let mut rig = Rig::new();
+    let parent = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    let child_of = |of: u64, vcpu| OpenRequest {
+        parent: of.into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
+    };
+    let child = rig.open(&child_of(parent, 1)).expect("open");
+    let grandchild = rig.open(&child_of(child, 1)).expect("open");
+    let mut ring = rig.map(parent, 2);
+    rig.mark(1, 5, 1);
+    let ids = |samples: Vec<Sample>| -> Vec<_> {
+        samples.iter().map(|s| (s.id, s.stream_id, s.cpu)).collect()
+    };
+    assert_eq!(
+        ids(ring.samples()),
+        [(parent, child, 1), (parent, grandchild, 1)]
+    );
+    rig.close(parent).expect("closed");
+    rig.mark(1, 5, 1);
+    assert_eq!(ring.samples().len(), 2, "the ring lives while it is used");
+    rig.close(child).expect("closed");
+    rig.close(grandchild).expect("closed");
+    assert_eq!(rig.open(&child_of(parent, 0)), Err(libc::EINVAL));
+}
+
+#[test]
+fn who_runs_is_read_from_the_task_page() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 1), 1))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(1, COMMAND_ENABLE, event);
+    rig.mark(1, 5, 1);
+    let page = |address: u64| TaskPageRequest {
+        header: Rig::header(CONTROL_TASK_PAGE, 0),
+        vcpu: 1.into(),
+        reserved: 0.into(),
+        address: address.into(),
+    };
+    rig.control(&page(0x8000)).expect("set");
+    let task = TaskPage {
+        pid: 41.into(),
+        tid: 42.into(),
+        since: 0.into(),
+    };
+    rig.memory
+        .write_slice(task.as_bytes(), GuestAddress(0x8000))
+        .expect("in memory");
+    rig.mark(1, 5, 1);
+    rig.control(&page(0)).expect("taken away");
+    rig.mark(1, 5, 1);
+    let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
+    assert_eq!(tasks, [(0, 0), (41, 42), (0, 0)]);
+}
+
+#[test]
+fn one_notice_for_many_wakeups_and_one_interrupt_for_it() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        wakeup: 10.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.map(event, 8);
+    rig.command(0, COMMAND_ENABLE, event);
+    let before = rig.world.interrupts();
+    (0..35).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(rig.vpmu.metrics().wakeups, 3);
+    assert_eq!(rig.world.interrupts(), before, "nowhere to put a notice");
+    rig.post_notice(0, 16);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(rig.world.interrupts(), before + 1);
+    rig.post_notice(1, 16);
+    assert_eq!(rig.notice(), None, "one stood for all three");
+    (0..5).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(rig.vpmu.metrics().notices, 2);
+    assert_eq!(rig.vpmu.metrics().interrupts, rig.world.interrupts());
+}
+
+#[test]
+fn no_registers_no_record() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.vpmu.mark(0, 5, &mut Nowhere);
+    assert_eq!(ring.samples(), []);
+    rig.command(0, COMMAND_READ, event);
+    assert_eq!(
+        ring.take(1),
+        [crate::reader::Record::Lost { id: event, lost: 1 }]
+    );
+}

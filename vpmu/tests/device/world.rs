@@ -1,0 +1,262 @@
+//! A host and a machine of which every figure is the test's own.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
+use vpmu::source::{Counter, Offer, Overflows, Reading, Request, Source};
+use vpmu::{GuestRegs, Machine, Registers};
+
+/// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
+pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
+pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
+/// The shortest period of `CYCLES`.
+pub(crate) const SHORTEST: u64 = 10;
+
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    tsc: AtomicU64,
+    thread: AtomicI32,
+    thread_time: AtomicU64,
+    counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
+    broken: AtomicBool,
+    interrupts: AtomicU64,
+    exits: AtomicU64,
+}
+
+#[derive(Debug)]
+struct FakeCounter {
+    thread: i32,
+    running: bool,
+    reading: Reading,
+    period: u64,
+    left: u64,
+    overflows: Overflows,
+}
+
+/// A counter as the device holds it: gone from the world when dropped.
+#[derive(Debug)]
+struct Handle {
+    world: Arc<World>,
+    counter: Arc<Mutex<FakeCounter>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct FakeSource {
+    world: Arc<World>,
+    offers: Vec<Offer>,
+}
+
+#[derive(Debug)]
+pub(crate) struct FakeMachine(pub(crate) Arc<World>);
+
+impl World {
+    pub(crate) fn pass(&self, ticks: u64) {
+        self.tsc.fetch_add(ticks, Ordering::Relaxed);
+    }
+
+    /// The calling thread is now this one, as far as the device can tell.
+    pub(crate) fn be_thread(&self, thread: i32) {
+        self.thread.store(thread, Ordering::Relaxed);
+    }
+
+    pub(crate) fn spend(&self, nanoseconds: u64) {
+        self.thread_time.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_exits(&self, exits: u64) {
+        self.exits.fetch_add(exits, Ordering::Relaxed);
+    }
+
+    pub(crate) fn break_host(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn interrupts(&self) -> u64 {
+        self.interrupts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn open_counters(&self) -> usize {
+        self.counters.lock().expect("no panic").len()
+    }
+
+    /// `events` happen on `thread`, of which its counters see the part `seen` of four.
+    pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
+        for counter in &*self.counters.lock().expect("no panic") {
+            let mut counter = counter.lock().expect("no panic");
+            if counter.thread == thread && counter.running {
+                counter.grow(events, seen);
+            }
+        }
+    }
+
+    /// The host drops `lost` overflow records of `thread`.
+    pub(crate) fn drop_overflows(&self, thread: i32, lost: u64) {
+        for counter in &*self.counters.lock().expect("no panic") {
+            let mut counter = counter.lock().expect("no panic");
+            if counter.thread == thread {
+                counter.overflows.lost += lost;
+            }
+        }
+    }
+}
+
+impl FakeCounter {
+    fn grow(&mut self, events: u64, seen: u64) {
+        self.reading.value += events * seen / 4;
+        self.reading.enabled += events;
+        self.reading.running += events * seen / 4;
+        for _ in 0..events * seen / 4 {
+            if self.period == 0 {
+                continue;
+            }
+            self.left -= 1;
+            if self.left == 0 {
+                self.left = self.period;
+                self.overflows.samples += 1;
+            }
+        }
+    }
+}
+
+impl Handle {
+    fn with<T>(&self, act: impl FnOnce(&mut FakeCounter) -> T) -> io::Result<T> {
+        if self.world.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(act(&mut self.counter.lock().expect("no panic")))
+    }
+}
+
+impl Counter for Handle {
+    fn start(&mut self) -> io::Result<()> {
+        self.with(|counter| counter.running = true)
+    }
+
+    fn stop(&mut self) -> io::Result<()> {
+        self.with(|counter| counter.running = false)
+    }
+
+    fn read(&mut self) -> io::Result<Reading> {
+        self.with(|counter| counter.reading)
+    }
+
+    fn set_period(&mut self, period: u64) -> io::Result<()> {
+        self.with(|counter| {
+            counter.period = period;
+            counter.left = period;
+        })
+    }
+
+    fn drain(&mut self) -> Overflows {
+        self.with(|counter| std::mem::take(&mut counter.overflows))
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut counters = self.world.counters.lock().expect("no panic");
+        counters.retain(|other| !Arc::ptr_eq(other, &self.counter));
+    }
+}
+
+impl FakeSource {
+    pub(crate) fn new(world: &Arc<World>) -> Self {
+        let offer = |(kind, config), name: &str, shortest_period| Offer {
+            kind,
+            config,
+            name: name.to_owned(),
+            unit: "",
+            counts: "what the test says",
+            shortest_period,
+            guest_only: true,
+            excludes: shortest_period.is_some(),
+        };
+        Self {
+            world: Arc::clone(world),
+            offers: vec![
+                offer(CYCLES, "cycles", Some(SHORTEST)),
+                offer(FAULTS, "page-faults", None),
+            ],
+        }
+    }
+}
+
+impl Source for FakeSource {
+    fn tsc(&self) -> u64 {
+        // Every look at the clock finds it moved.
+        self.world.tsc.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn thread(&self) -> i32 {
+        self.world.thread.load(Ordering::Relaxed)
+    }
+
+    fn thread_time(&self) -> Option<u64> {
+        Some(1 + self.world.thread_time.load(Ordering::Relaxed))
+    }
+
+    fn offers(&self) -> &[Offer] {
+        &self.offers
+    }
+
+    fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
+        if self.world.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let counter = Arc::new(Mutex::new(FakeCounter {
+            thread,
+            running: false,
+            reading: Reading::default(),
+            period: what.period,
+            left: what.period,
+            overflows: Overflows::default(),
+        }));
+        let mut counters = self.world.counters.lock().expect("no panic");
+        counters.push(Arc::clone(&counter));
+        Ok(Box::new(Handle {
+            world: Arc::clone(&self.world),
+            counter,
+        }))
+    }
+}
+
+impl Machine for FakeMachine {
+    fn interrupt(&self) -> io::Result<()> {
+        self.0.interrupts.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        Some(self.0.exits.load(Ordering::Relaxed))
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+/// Registers at a place of the test's choice.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct At(pub(crate) u64);
+
+impl Registers for At {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs {
+            ip: self.0,
+            user: self.0 < 1 << 63,
+        })
+    }
+}
+
+/// A hypervisor that will not tell.
+#[derive(Debug)]
+pub(crate) struct Nowhere;
+
+impl Registers for Nowhere {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        None
+    }
+}

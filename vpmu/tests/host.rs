@@ -1,0 +1,228 @@
+//! The perf source on this very machine: real events, real signals, real clocks.
+#![expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
+use vpmu::host::PerfSource;
+use vpmu::source::{Counter, Request, Source};
+
+const TASK_CLOCK: u64 = 1;
+const PAGE_FAULTS: u64 = 2;
+
+/// Signals that announced an overflow.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One test at a time: two would take the CPUs from each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn source() -> PerfSource {
+    register_signal_handler(SIGRTMIN(), count).expect("a handler");
+    PerfSource::new(SIGRTMIN()).expect("a source")
+}
+
+fn open(source: &PerfSource, config: u64, period: u64) -> Box<dyn Counter> {
+    let request = Request {
+        kind: KIND_SOFTWARE,
+        config,
+        period,
+        exclude_user: false,
+        exclude_kernel: false,
+    };
+    source
+        .open(&request, source.thread())
+        .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+}
+
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        black_box(());
+    }
+}
+
+#[test]
+fn task_clock_is_the_threads_cpu_time() {
+    let _alone = alone();
+    let source = source();
+    let mut counter = open(&source, TASK_CLOCK, 0);
+    spin(Duration::from_millis(20));
+    assert_eq!(counter.read().expect("read").value, 0, "not started yet");
+    let before = source.thread_time().expect("a clock");
+    counter.start().expect("start");
+    spin(Duration::from_millis(300));
+    counter.stop().expect("stop");
+    let spent = source.thread_time().expect("a clock") - before;
+    let reading = counter.read().expect("read");
+    assert!(
+        reading.value.abs_diff(spent) <= spent / 20,
+        "task-clock {} against a CPU time of {spent}",
+        reading.value
+    );
+    assert!(reading.running <= reading.enabled, "{reading:?}");
+    spin(Duration::from_millis(20));
+    assert_eq!(counter.read().expect("read"), reading, "it stands still");
+}
+
+#[test]
+fn every_overflow_is_announced_and_found() {
+    let _alone = alone();
+    let source = source();
+    SIGNALS.store(0, Ordering::Relaxed);
+    let period = 1_000_000;
+    let mut counter = open(&source, TASK_CLOCK, period);
+    counter.start().expect("start");
+    let (mut samples, mut lost) = (0, 0);
+    for _ in 0..20 {
+        spin(Duration::from_millis(15));
+        let overflows = counter.drain();
+        samples += overflows.samples;
+        lost += overflows.lost;
+    }
+    counter.stop().expect("stop");
+    samples += counter.drain().samples;
+    let spent = counter.read().expect("read").value;
+    let signals = SIGNALS.load(Ordering::Relaxed);
+    eprintln!("{samples} overflows, {signals} signals in {spent} ns of task-clock");
+    assert_eq!(lost, 0);
+    assert_eq!(samples, signals, "one signal for each");
+    // The host may skip periods under load, but never makes up any.
+    let whole = spent / period;
+    assert!(
+        (whole / 2..=whole + 1).contains(&samples),
+        "{samples} of {whole}"
+    );
+    assert_eq!(counter.drain().samples, 0, "drained once");
+}
+
+#[test]
+fn a_new_period_holds() {
+    let _alone = alone();
+    let source = source();
+    let mut counter = open(&source, TASK_CLOCK, 1_000_000_000_000);
+    counter.start().expect("start");
+    spin(Duration::from_millis(50));
+    assert_eq!(
+        counter.drain().samples,
+        0,
+        "a quarter of an hour is not over"
+    );
+    counter.set_period(1_000_000).expect("set");
+    spin(Duration::from_millis(100));
+    counter.stop().expect("stop");
+    assert!(counter.drain().samples > 10);
+}
+
+#[test]
+fn page_faults_are_counted_exactly() {
+    let _alone = alone();
+    let source = source();
+    let mut counter = open(&source, PAGE_FAULTS, 0);
+    let pages = 200;
+    let fresh = [(GuestAddress(0), pages * 4096)];
+    let memory = GuestMemoryMmap::<()>::from_ranges(&fresh).expect("memory");
+    counter.start().expect("start");
+    let before = counter.read().expect("read").value;
+    for page in 0..pages {
+        memory
+            .write_obj(1_u8, GuestAddress(page as u64 * 4096))
+            .expect("in memory");
+    }
+    let faults = counter.read().expect("read").value - before;
+    assert_eq!(faults, pages as u64);
+}
+
+/// The counter, and the clock before and after it was read.
+type Look = (u64, Instant, Instant);
+
+/// The least and the greatest frequency that two looks allow, whatever came between their
+/// readings.
+fn frequencies(first: Look, second: Look) -> (f64, f64) {
+    let ticks = (second.0 - first.0) as f64;
+    let longest = (second.2 - first.1).as_secs_f64();
+    let shortest = (second.1 - first.2).as_secs_f64();
+    (ticks / longest, ticks / shortest)
+}
+
+#[test]
+fn tsc_ticks_with_the_clock() {
+    let _alone = alone();
+    let source = source();
+    let look = || -> Look {
+        let before = Instant::now();
+        (source.tsc(), before, Instant::now())
+    };
+    let looks: [Look; 3] = std::array::from_fn(|_| {
+        spin(Duration::from_millis(100));
+        look()
+    });
+    let (one, two) = (
+        frequencies(looks[0], looks[1]),
+        frequencies(looks[1], looks[2]),
+    );
+    eprintln!("{one:?} Hz, then {two:?} Hz");
+    assert!(one.0 <= two.1 * 1.01 && two.0 <= one.1 * 1.01);
+}
+
+#[test]
+fn what_is_offered_opens_and_what_is_not_does_not() {
+    let _alone = alone();
+    let source = source();
+    for offer in source.offers() {
+        eprintln!(
+            "offered: {} (period from {:?})",
+            offer.name, offer.shortest_period
+        );
+        let request = |period| Request {
+            kind: offer.kind,
+            config: offer.config,
+            period,
+            exclude_user: false,
+            exclude_kernel: false,
+        };
+        let opened = source.open(&request(0), source.thread());
+        opened.expect("offered");
+        if offer.shortest_period.is_some() {
+            let opened = source.open(&request(1_000_000), source.thread());
+            opened.expect("offered to sample");
+        }
+    }
+    for config in 0..10 {
+        let offered = source
+            .offers()
+            .iter()
+            .any(|offer| (offer.kind, offer.config) == (KIND_HARDWARE, config));
+        let request = Request {
+            kind: KIND_HARDWARE,
+            config,
+            period: 0,
+            exclude_user: false,
+            exclude_kernel: false,
+        };
+        let opens = source.open(&request, source.thread()).is_ok();
+        assert_eq!(offered, opens, "hardware event {config}");
+    }
+}
+
+#[test]
+fn only_a_real_time_signal_announces() {
+    for signal in [0, -1, libc::SIGSEGV, libc::SIGKILL, 65] {
+        let refused = PerfSource::new(signal).expect_err("no such signal");
+        assert!(refused.to_string().contains("real-time"), "{refused}");
+    }
+}
