@@ -12,7 +12,9 @@ use crate::reader::Reader;
 use crate::world::{At, FakeMachine, FakeSource, World};
 
 pub(crate) const VCPUS: u32 = 2;
-pub(crate) const MEMORY: u64 = 0x400_0000;
+const MEMORY_LEN: usize = 0x400_0000;
+/// The first address that is not guest memory.
+pub(crate) const MEMORY: u64 = MEMORY_LEN as u64;
 const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x100_0000;
 const RINGS: u64 = 0x10_0000;
@@ -87,7 +89,7 @@ impl Rig {
             vpmu.attach(vcpu, TSC_OFFSET).expect("a vCPU of it");
         }
         let memory =
-            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).expect("memory");
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
         let mut rig = Self {
             world,
             vpmu,
@@ -266,7 +268,7 @@ impl Rig {
 
     /// Every byte of guest memory, to see whether the device writes.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
-        let mut bytes = vec![0; MEMORY as usize];
+        let mut bytes = vec![0; MEMORY_LEN];
         self.memory
             .read_slice(&mut bytes, GuestAddress(0))
             .expect("in memory");
