@@ -17,10 +17,13 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_module_reloads_clean", the_module_reloads_clean),
 ];
 
+/// Where the guest's initramfs has it.
+const FILE: &str = "/lib/modules/virtio_pmu.ko";
+
 /// Whether a module command succeeded.
-fn module(command: &str) -> Result<bool, Box<dyn std::error::Error>> {
+fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>> {
     let status = Command::new(command)
-        .arg("virtio_pmu")
+        .arg(what)
         .stderr(Stdio::null())
         .status()?;
     Ok(status.success())
@@ -29,26 +32,38 @@ fn module(command: &str) -> Result<bool, Box<dyn std::error::Error>> {
 fn unloading_waits_for_the_last_user() -> Outcome {
     {
         let vpmu = Vpmu::open()?;
-        ensure!(!module("rmmod")?, "unloaded while /dev/vpmu was open");
+        ensure!(
+            !module("rmmod", "virtio_pmu")?,
+            "unloaded while /dev/vpmu was open"
+        );
         let event = vpmu.open_event(&vpmu.attr("mark=1")?)?;
         event.enable()?;
         vpmu.mark(1)?;
         drop(vpmu);
-        ensure!(!module("rmmod")?, "unloaded while an event was open");
+        ensure!(
+            !module("rmmod", "virtio_pmu")?,
+            "unloaded while an event was open"
+        );
         ensure_eq!(event.read()?.value, 1, "the event goes on");
     }
     {
         let pmu = PerfPmu::open()?;
         let event = pmu.open_event(&pmu.attr("exits-io")?)?;
         event.enable()?;
-        ensure!(!module("rmmod")?, "unloaded while a perf event was open");
+        ensure!(
+            !module("rmmod", "virtio_pmu")?,
+            "unloaded while a perf event was open"
+        );
     }
     let ring = {
         let vpmu = Vpmu::open()?;
         let event = vpmu.open_event(&vpmu.attr("mark=1")?.sampling(1))?;
         event.map(1)?
     };
-    ensure!(!module("rmmod")?, "unloaded while a ring was mapped");
+    ensure!(
+        !module("rmmod", "virtio_pmu")?,
+        "unloaded while a ring was mapped"
+    );
     drop(ring);
     Ok(())
 }
@@ -56,14 +71,14 @@ fn unloading_waits_for_the_last_user() -> Outcome {
 fn the_module_reloads_clean() -> Outcome {
     for round in 0..3 {
         ensure!(
-            module("rmmod")?,
+            module("rmmod", "virtio_pmu")?,
             "round {round}: not unloaded with nobody using it"
         );
         ensure!(
             Vpmu::open().is_err(),
             "round {round}: the device is still there"
         );
-        ensure!(module("modprobe")?, "round {round}: not loaded again");
+        ensure!(module("insmod", FILE)?, "round {round}: not loaded again");
         let vpmu = Vpmu::open()?;
         let (event, mut ring) = sampling(&vpmu, &vpmu.attr("mark=2")?.sampling(2), 1)?;
         for _ in 0..9 {

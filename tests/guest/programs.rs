@@ -181,12 +181,11 @@ fn record_and_report_find_the_hot_function() -> Outcome {
     let output = vperf(&["report", "-i", file, "--json"])?;
     ensure!(output.status.success(), "{}", text(&output.stderr));
     let report = json(&output.stdout)?;
-    let symbols = report["symbols"]
+    let rows = report["events"][0]["rows"]
         .as_array()
-        .ok_or("no symbols in the report")?;
+        .ok_or("no rows in the report")?;
     let share = |name: &str| {
-        symbols
-            .iter()
+        rows.iter()
             .find(|s| s["symbol"].as_str().is_some_and(|s| s.contains(name)))
             .and_then(|s| s["percent"].as_f64())
             .unwrap_or_default()
