@@ -152,4 +152,18 @@ mod tests {
             assert!(!args.json, "{line}");
         }
     }
+
+    #[test]
+    fn values_may_stand_right_after_their_options() {
+        let cli = Cli::try_parse_from(["vperf", "stat", "-x,", "-ecycles", "-C0", "true", "-x"]);
+        let Command::Stat(args) = cli.unwrap().command else {
+            panic!()
+        };
+        assert_eq!(args.target.command, ["true", "-x"]);
+        assert_eq!(args.events.specs, ["cycles"]);
+        let cli = Cli::try_parse_from(["vperf", "record", "-m64", "-c1000", "true"]);
+        assert!(cli.is_ok(), "{cli:?}");
+        let unknown = Cli::try_parse_from(["vperf", "stat", "-z", "true"]);
+        assert!(unknown.is_err(), "an unknown option is no command");
+    }
 }

@@ -34,11 +34,7 @@ pub(crate) struct TargetArgs {
     pid: Vec<i32>,
     /// A command to run. Alone, it is what is measured, its children included; with -a, -C or
     /// -p it says for how long. Without it, Ctrl-C (or the processes' end) does.
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
