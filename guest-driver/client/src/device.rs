@@ -64,8 +64,9 @@ fn hint(error: &io::Error) -> &'static str {
             " (whole CPUs, other users' tasks and samples of the kernel need CAP_PERFMON)"
         }
         Some(libc::EOPNOTSUPP) => " (the device cannot do this with this event)",
-        Some(libc::ENOSPC | libc::EMFILE | libc::ENFILE) => {
-            " (too many events are open in this machine: close some)"
+        Some(libc::ENOSPC) => " (too many events are open in this machine: close some)",
+        Some(libc::EMFILE | libc::ENFILE) => {
+            " (each event on each CPU or thread is an open file: raise `ulimit -n`)"
         }
         Some(libc::ESRCH) => " (the task is gone)",
         Some(libc::ENODEV) => " (no such CPU, or it is offline)",
