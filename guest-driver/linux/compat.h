@@ -95,10 +95,26 @@ static inline int vpmu_anchor_task_context(struct task_struct *task)
 }
 
 /*
- * From 6.2 on perf core disables the PMU round the whole of a task switch. Before,
- * it does so round each event by itself where the PMU shares its context with
- * others, as those of perf_sw_context do; see vpmu_context.c.
+ * From 6.2 on perf core disables the PMU round the whole of a context's scheduling.
+ * Before, it does so round each event by itself where the PMU shares its contexts
+ * with others, as those of perf_sw_context do; see vpmu_context.c.
  */
-#define VPMU_SWITCH_IS_BRACKETED	(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
+#define VPMU_CONTEXT_IS_BRACKETED	(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
+
+/**
+ * vpmu_class_leaves() - whether an event goes out with all others of its class
+ * @event: an active event, while perf core takes one of its context out
+ *
+ * For kernels before 6.2, whose core.c has these bits of perf_event_context::is_active
+ * to itself: it clears those that leave before the first event does.
+ *
+ * Return: true if it goes within the same hold of the context's lock.
+ */
+static inline bool vpmu_class_leaves(const struct perf_event *event)
+{
+	const int flexible = 0x1, pinned = 0x2;
+
+	return !(event->ctx->is_active & (event->group_leader->attr.pinned ? pinned : flexible));
+}
 
 #endif /* _VPMU_COMPAT_H */

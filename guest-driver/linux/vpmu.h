@@ -5,7 +5,7 @@
  *   vpmu_virtio   the device: probe, queues, notices
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
- *   vpmu_context  task switches before 6.2
+ *   vpmu_context  scheduling before 6.2
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from perf_event_attr to fd
  *   vpmu_file     what such an fd does       vpmu_ring  its pages
@@ -210,8 +210,8 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 /* vpmu_pmu.c */
 int vpmu_pmu_register(struct vpmu_device *dev);
 void vpmu_pmu_unregister(struct vpmu_device *dev);
-void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
-void vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
+bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
+bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
 
 /* vpmu_context.c */

@@ -6,6 +6,7 @@
 #include <linux/sched.h>
 #include <linux/smp.h>
 
+#include "compat.h"
 #include "vpmu.h"
 
 /* Besides VPMU_COMMAND_*: start or stop the event as its file says, if it runs. */
@@ -24,6 +25,14 @@ struct event_call {
 	u64 value;
 	int ret;
 };
+
+static void event_switch_here(struct vpmu_vcpu *vcpu, struct perf_event *event, bool enable)
+{
+	if (enable)
+		vpmu_event_start(vcpu, event);
+	else if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
+		vpmu_context_leave(vcpu, event);
+}
 
 /* Runs with interrupts off, by which nothing has gathered on this CPU's queue. */
 static void event_call_here(void *info)
@@ -47,10 +56,8 @@ static void event_call_here(void *info)
 		goto unlock;
 	if (call->op == CALL_SWITCH) {
 		call->ret = 0;
-		if (event->state == PERF_EVENT_STATE_ACTIVE && READ_ONCE(own->file->enabled))
-			vpmu_event_start(vcpu, event);
-		else if (event->state == PERF_EVENT_STATE_ACTIVE)
-			vpmu_event_stop(vcpu, event);
+		if (event->state == PERF_EVENT_STATE_ACTIVE)
+			event_switch_here(vcpu, event, READ_ONCE(own->file->enabled));
 		goto unlock;
 	}
 	call->ret = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One kick per direction of a task switch on kernels before 6.2.
+ * One kick per direction when a context is scheduled, on kernels before 6.2.
  *
  * There perf core brackets each event by itself, so nothing tells the first event
  * of a context that more follow, nor the last that it is the last. But all of them
@@ -15,6 +15,7 @@
 #include <linux/perf_event.h>
 #include <linux/smp.h>
 
+#include "compat.h"
 #include "vpmu.h"
 
 static bool context_expects(const struct perf_event *event, const struct perf_event *other)
@@ -39,8 +40,6 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	if (!event->ctx->task)
-		return;
 	list_for_each_entry(other, &event->ctx->event_list, event_entry)
 		if (context_expects(event, other))
 			vpmu_event_start(vcpu, other);
@@ -53,12 +52,9 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
  */
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
-	struct perf_event_context *ctx = event->ctx;
 	struct perf_event *other;
 
-	if (!ctx->task)
-		return;
-	list_for_each_entry(other, &ctx->event_list, event_entry) {
+	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
 		struct vpmu_event *own = other->pmu_private;
 
 		if (other->pmu != event->pmu || other == event || !own->started)
@@ -66,7 +62,7 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 		if (other->state != PERF_EVENT_STATE_ACTIVE) {
 			own->stray = true;
 			vpmu_event_stop(vcpu, other);
-		} else if (!ctx->is_active) {
+		} else if (vpmu_class_leaves(other)) {
 			/* Stopped already when its turn comes, it adds no kick. */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);

@@ -22,30 +22,36 @@ static struct vpmu_device *to_vpmu(struct pmu *pmu)
  * vpmu_event_start() - let the device count an event, unless it is switched off
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
+ *
+ * Return: true if that needed a command.
  */
-void vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
+bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
 	if (own->started || (own->file && !READ_ONCE(own->file->enabled)))
-		return;
+		return false;
 	own->started = true;
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
+	return true;
 }
 
 /**
  * vpmu_event_stop() - let it no longer
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
+ *
+ * Return: true if that needed a command.
  */
-void vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
+bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
 	if (!own->started)
-		return;
+		return false;
 	own->started = false;
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE);
+	return true;
 }
 
 static bool is_stop(u32 op)
@@ -170,7 +176,9 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	if (!vcpu || !(event->hw.state & PERF_HES_STOPPED))
 		return;
 	event->hw.state = 0;
-	vpmu_event_start(vcpu, event);
+	/* One that was expected, and so started already, has brought the others. */
+	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
+		vpmu_context_enter(vcpu, event);
 }
 
 static void vpmu_pmu_stop(struct perf_event *event, int flags)
@@ -180,7 +188,8 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
 		return;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	vpmu_event_stop(vcpu, event);
+	if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
+		vpmu_context_leave(vcpu, event);
 }
 
 static int vpmu_pmu_add(struct perf_event *event, int flags)
@@ -197,18 +206,12 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	if (flags & PERF_EF_START)
 		vpmu_pmu_start(event, flags);
-	if (!VPMU_SWITCH_IS_BRACKETED)
-		vpmu_context_enter(vcpu, event);
 	return 0;
 }
 
 static void vpmu_pmu_del(struct perf_event *event, int flags)
 {
-	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
-
 	vpmu_pmu_stop(event, PERF_EF_UPDATE);
-	if (vcpu && !VPMU_SWITCH_IS_BRACKETED)
-		vpmu_context_leave(vcpu, event);
 }
 
 static void vpmu_pmu_read(struct perf_event *event)
