@@ -117,6 +117,7 @@ impl State {
                     return Err(Errno::EINVAL);
                 };
                 event.context = Context::Task(Some(vcpu));
+                event.task = Some(self.output.running(vcpu));
                 self.start(host, id)
             }
             COMMAND_OUT => {

@@ -38,6 +38,13 @@ pub(crate) enum Context {
     Task(Option<u32>),
 }
 
+/// A process and a thread of the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Task {
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+}
+
 /// A host counter of one event on one vCPU's thread, with its last reading.
 #[derive(Debug)]
 struct HostCounter {
@@ -86,6 +93,9 @@ pub(crate) struct Facts {
 pub(crate) struct Event {
     pub(crate) facts: Facts,
     pub(crate) context: Context,
+    /// Who ran when it was scheduled in: an overflow found as its task leaves is still that
+    /// task's, though the task page names the next one by then.
+    pub(crate) task: Option<Task>,
     pub(crate) enabled: bool,
     pub(crate) period: Option<Period>,
     failed: bool,
@@ -111,6 +121,7 @@ impl Event {
         Self {
             facts,
             context,
+            task: None,
             enabled: false,
             period,
             failed: false,

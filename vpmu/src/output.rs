@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice, TaskPage};
-use crate::event::Facts;
+use crate::event::{Facts, Task};
 use crate::machine::GuestRegs;
 use crate::record::{SAMPLE_IP, Sample};
 use crate::ring::{Face, Ring};
@@ -88,13 +88,20 @@ impl Output {
         self.due.retain(|notice| notice.event.get() != event);
     }
 
-    /// Writes one overflow of an event to its ring, or counts it as lost.
-    pub(crate) fn sample(&mut self, facts: &Facts, period: u64, moment: &Moment) {
+    /// Writes one overflow of an event to its ring, or counts it as lost. `task` is whose it
+    /// is; `None`: of whoever runs on the vCPU.
+    pub(crate) fn sample(
+        &mut self,
+        facts: &Facts,
+        period: u64,
+        task: Option<Task>,
+        moment: &Moment,
+    ) {
         if moment.regs.is_none() && facts.sample_type & SAMPLE_IP != 0 {
             // A record without the IP that was asked for would be a lie.
             return self.lose(facts, 1);
         }
-        let (pid, tid) = self.running(moment.vcpu);
+        let Task { pid, tid } = task.unwrap_or_else(|| self.running(moment.vcpu));
         let Some(ring) = self.rings.get_mut(&facts.owner) else {
             self.tally.lost += 1;
             return;
@@ -183,12 +190,15 @@ impl Output {
         }
     }
 
-    /// Process and thread on `vcpu`, as its task page has it.
-    fn running(&self, vcpu: u32) -> (u32, u32) {
+    /// Who runs on `vcpu`, as its task page has it.
+    pub(crate) fn running(&self, vcpu: u32) -> Task {
         let word = self.task_pages[vcpu as usize]
             .and_then(|page| self.memory.load::<u64>(page, Ordering::Relaxed).ok());
         // As it lies in memory: the page's first word, then nothing.
         let task: TaskPage = zerocopy::transmute!([word.unwrap_or(0), 0]);
-        (task.pid.get(), task.tid.get())
+        Task {
+            pid: task.pid.get(),
+            tid: task.tid.get(),
+        }
     }
 }

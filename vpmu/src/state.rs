@@ -237,7 +237,7 @@ impl State {
             });
             let period = event.period.map_or(0, Period::length);
             for _ in 0..overflows {
-                self.output.sample(&event.facts, period, moment);
+                self.output.sample(&event.facts, period, event.task, moment);
             }
         }
     }
@@ -285,7 +285,8 @@ impl State {
             };
             let period = event.period.map_or(0, Period::length);
             for _ in 0..overflows.samples {
-                self.output.sample(&event.facts, period, &moment);
+                self.output
+                    .sample(&event.facts, period, event.task, &moment);
             }
         }
         self.output.lose(&event.facts, overflows.lost);

@@ -82,7 +82,7 @@ impl Rig {
             let header = self.word(self.tail);
             let size = header >> 48;
             assert!(
-                size >= 8 && size % 8 == 0 && self.tail + size <= self.head,
+                size >= 8 && size.is_multiple_of(8) && self.tail + size <= self.head,
                 "torn"
             );
             match u32::try_from(header & 0xffff_ffff).expect("32 bits") {
