@@ -78,6 +78,7 @@ pub struct End {
     ended: AtomicBool,
     how: Mutex<Option<Result<Ending, vcpu::VcpuError>>>,
     event: EventFd,
+    hurry: EventFd,
 }
 
 impl End {
@@ -90,17 +91,22 @@ impl End {
             ended: AtomicBool::new(false),
             how: Mutex::new(None),
             event: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+            hurry: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
     }
 
     /// Ends the run.
     pub fn announce(&self, how: Result<Ending, vcpu::VcpuError>) {
         let mut first = self.how.lock().unwrap_or_else(PoisonError::into_inner);
-        if first.is_none() {
-            *first = Some(how);
-            self.ended.store(true, Ordering::SeqCst);
-            if let Err(error) = self.event.write(1) {
-                log::error!("cannot wake the event loop: {error}");
+        if first.is_some() {
+            return;
+        }
+        let hurry = matches!(how, Ok(Ending::ByHand | Ending::Signal(_)));
+        *first = Some(how);
+        self.ended.store(true, Ordering::SeqCst);
+        for event in [Some(&self.event), hurry.then_some(&self.hurry)] {
+            if let Some(Err(error)) = event.map(|event| event.write(1)) {
+                log::error!("cannot tell that the run has ended: {error}");
             }
         }
     }
@@ -115,6 +121,12 @@ impl End {
     #[must_use]
     pub fn event(&self) -> &EventFd {
         &self.event
+    }
+
+    /// Readable once someone has ended the run from outside: nothing is waited for then.
+    #[must_use]
+    pub fn hurry(&self) -> &EventFd {
+        &self.hurry
     }
 
     /// How it ended; `None` while it goes on, and once taken.
@@ -139,6 +151,16 @@ mod tests {
         assert!(end.reached());
         assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
         assert_eq!(end.event().read().expect("signalled"), 1);
+        assert!(end.hurry().read().is_err());
+    }
+
+    #[test]
+    fn only_who_ends_from_outside_is_in_a_hurry() {
+        for ending in [Ending::ByHand, Ending::Signal(15)] {
+            let end = End::new().expect("event descriptors");
+            end.announce(Ok(ending));
+            assert!(end.hurry().read().is_ok());
+        }
     }
 
     #[test]

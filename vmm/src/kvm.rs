@@ -1,7 +1,5 @@
 //! KVM as this VMM needs it: opened, checked, and a VM with its interrupt controllers.
 
-use std::path::Path;
-
 use kvm_bindings::{
     CpuId, KVM_API_VERSION, KVM_CAP_PMU_CAPABILITY, KVM_CAP_SYNC_REGS, KVM_MAX_CPUID_ENTRIES,
     KVM_PMU_CAP_DISABLE, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_enable_cap,
@@ -52,6 +50,15 @@ pub enum KvmError {
 }
 
 impl KvmError {
+    /// Why /dev/kvm does not open, with the remedy where the reason is a known one.
+    fn open(source: kvm_ioctls::Error) -> Self {
+        match source.errno() {
+            libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::Missing,
+            libc::EACCES | libc::EPERM => Self::Permission,
+            _ => Self::Open(source),
+        }
+    }
+
     /// For `map_err`: KVM refuses to do `what`.
     pub fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |source| Self::Refused { what, source }
@@ -73,12 +80,7 @@ const NEEDED: [(Cap, &str); 7] = [
 /// # Errors
 /// [`KvmError`], each with its remedy where there is one.
 pub fn open(vcpus: u8) -> Result<Kvm, KvmError> {
-    let kvm = Kvm::new().map_err(|source| match source.errno() {
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
-        libc::EACCES | libc::EPERM => KvmError::Permission,
-        _ if !Path::new("/dev/kvm").exists() => KvmError::Missing,
-        _ => KvmError::Open(source),
-    })?;
+    let kvm = Kvm::new().map_err(KvmError::open)?;
     let version = kvm.get_api_version();
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
         return Err(KvmError::Version(version));
@@ -133,4 +135,17 @@ pub fn syncs_registers(kvm: &Kvm) -> bool {
     let sets = kvm.check_extension_raw(u64::from(KVM_CAP_SYNC_REGS));
     let needed = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
     u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_does_not_open_comes_with_its_remedy() {
+        let told = |errno| KvmError::open(kvm_ioctls::Error::new(errno)).to_string();
+        assert!(told(libc::ENOENT).contains("load kvm-intel or kvm-amd"));
+        assert!(told(libc::EACCES).contains("usermod -aG kvm"));
+        assert_eq!(told(libc::EMFILE), "cannot open /dev/kvm");
+    }
 }

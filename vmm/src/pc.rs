@@ -10,7 +10,7 @@ use vpmu::Vpmu;
 
 use crate::arch::layout;
 use crate::bus::{Bus, Overlap};
-use crate::devices::console::Output;
+use crate::devices::console::{Output, Patience};
 use crate::devices::power::{I8042, I8042_SIZE, Panic, Reset, Sleep};
 use crate::devices::progress::Progress;
 use crate::devices::serial::{Line, Room, SERIAL_SIZE, Serial};
@@ -54,12 +54,16 @@ fn event() -> Result<EventFd, PlugError> {
 ///
 /// # Errors
 /// [`PlugError`].
-pub fn plug_console(vm: &VmFd, buses: &mut Buses) -> Result<Console, PlugError> {
+pub fn plug_console(
+    vm: &VmFd,
+    buses: &mut Buses,
+    patience: Patience,
+) -> Result<Console, PlugError> {
     let (line, room, waiting) = (event()?, event()?, event()?);
     vm.register_irqfd(&line, layout::SERIAL_GSI)
         .map_err(kvm::KvmError::refused("wire the console's interrupt"))?;
     let clone = |event: &EventFd| event.try_clone().map_err(PlugError::Console);
-    let output = Output::new(clone(&waiting)?).map_err(PlugError::Console)?;
+    let output = Output::new(clone(&waiting)?, patience).map_err(PlugError::Console)?;
     let serial = Arc::new(Serial::new(Line(line), Room(clone(&room)?), output));
     let port = u64::from(layout::SERIAL_PORT);
     buses.ports.insert(port, SERIAL_SIZE, serial.clone())?;

@@ -114,6 +114,15 @@ impl EndingSignals {
         Ok(Self(unsafe { File::from_raw_fd(fd) }))
     }
 
+    /// Another descriptor of the same signals, to wait on.
+    ///
+    /// # Errors
+    /// [`SignalError::Descriptor`].
+    pub fn try_clone(&self) -> Result<Self, SignalError> {
+        let file = self.0.try_clone().map_err(SignalError::Descriptor)?;
+        Ok(Self(file))
+    }
+
     /// The signal that arrived, if one did.
     #[must_use]
     pub fn read(&self) -> Option<c_int> {

@@ -105,19 +105,22 @@ fn install() {
     });
 }
 
-/// Waits until `fd`, which refused a write for being full, takes more.
+/// Waits until `output` takes bytes, true, or one of `unless` can be read, false.
 ///
 /// # Errors
 /// The kernel's.
-pub fn wait_writable(fd: c_int) -> io::Result<()> {
-    let mut poll = libc::pollfd {
+pub fn wait_writable(output: c_int, unless: [c_int; 2]) -> io::Result<bool> {
+    let wait = |fd, events| libc::pollfd {
         fd,
-        events: libc::POLLOUT,
+        events,
         revents: 0,
     };
-    // SAFETY: one valid structure, for the length of the call.
-    if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
+    let [first, second] = unless.map(|fd| wait(fd, libc::POLLIN));
+    let mut all = [wait(output, libc::POLLOUT), first, second];
+    // SAFETY: three valid structures, for the length of the call.
+    if unsafe { libc::poll(all.as_mut_ptr(), 3, -1) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(())
+    // An error on the output counts as ready: the write will tell it.
+    Ok(all[0].revents != 0)
 }

@@ -15,6 +15,7 @@ use vpmu::{Limits, Settings, Vpmu, abi, host::PerfSource};
 
 use crate::arch::{acpi, boot, cpuid, kernel, layout, regs};
 use crate::config::Config;
+use crate::devices::console::Patience;
 use crate::devices::progress::Progress;
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY};
 use crate::devices::vpmu::Carrier;
@@ -111,6 +112,7 @@ pub enum VmError {
 pub struct Vm {
     // The order is that of the drop: vCPUs go before the memory that they run in.
     vcpus: Vec<Vcpu>,
+    signals: EndingSignals,
     console: Console,
     queues: Option<Queues>,
     shared: Arc<Shared>,
@@ -194,7 +196,12 @@ impl Vm {
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
         let mut buses = pc::Buses::default();
-        let console = pc::plug_console(&vm, &mut buses)?;
+        let signals = EndingSignals::new()?;
+        let patience = Patience {
+            end: Arc::clone(&end),
+            signals: signals.try_clone()?,
+        };
+        let console = pc::plug_console(&vm, &mut buses, patience)?;
         pc::plug_power(&mut buses, &end, &progress)?;
         let mut queues = None;
         if config.vpmu {
@@ -235,6 +242,7 @@ impl Vm {
         }
         Ok(Self {
             vcpus,
+            signals,
             console,
             queues,
             shared,
@@ -249,7 +257,13 @@ impl Vm {
     pub fn run(self) -> Ran {
         let shared = self.shared;
         let start = Instant::now();
-        let ending = run_threads(self.vcpus, self.console, self.queues, &shared.end);
+        let ending = run_threads(
+            self.vcpus,
+            self.signals,
+            self.console,
+            self.queues,
+            &shared.end,
+        );
         let wall = start.elapsed();
         if let Some(vpmu) = &shared.vpmu {
             vpmu.reset();
@@ -309,12 +323,11 @@ fn notification(vm: &VmFd, queue: u16) -> Result<EventFd, VmError> {
 
 fn run_threads(
     vcpus: Vec<Vcpu>,
+    signals: EndingSignals,
     console: Console,
     queues: Option<Queues>,
     end: &Arc<End>,
 ) -> Result<Ending, VmError> {
-    // Before the threads, so that they inherit the mask.
-    let signals = EndingSignals::new()?;
     let raw = terminal::Raw::new().map_err(VmError::Terminal)?;
     let mut threads = Vec::with_capacity(vcpus.len());
     let mut failed = None;

@@ -245,6 +245,40 @@ fn a_prompt_without_a_newline_appears_and_ctrl_a_x_ends() {
 }
 
 #[test]
+fn a_reader_that_does_not_read_keeps_nobody_from_ending_the_run() {
+    let bench = Bench::new();
+    // The same byte for ever: the pipe is full soon.
+    let flood = [out(0x3f8, b'!'), vec![0xee, 0xeb, 0xfd]].concat();
+    let kernel = bench.kernel(&flood);
+    let mut child = run(&kernel)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("vmm starts");
+    let mut output = child.stdout.take().expect("piped");
+    output.read_exact(&mut [0; 5000]).expect("the guest runs");
+    let kill = std::process::Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status();
+    assert!(kill.expect("kill starts").success());
+    assert_eq!(child.wait().expect("a child").code(), Some(6));
+}
+
+#[test]
+fn all_output_arrives_however_slow_its_reader() {
+    let bench = Bench::new();
+    let mut code = vec![0xb9];
+    code.extend(200_000u32.to_le_bytes());
+    code.extend([0x66, 0xba, 0xf8, 0x03, 0xb0, b'x']);
+    code.extend([0xee, 0xff, 0xc9, 0x75, 0xfb]);
+    let kernel = bench.kernel(&[code, power_off()].concat());
+    let output = run(&kernel).stdout(Stdio::piped()).output();
+    let output = output.expect("vmm starts");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stdout.len(), 200_000);
+}
+
+#[test]
 fn a_signal_ends_the_run_in_order() {
     let bench = Bench::new();
     let kernel = bench.kernel(&[out(0x3f8, b'!'), SPIN.to_vec()].concat());

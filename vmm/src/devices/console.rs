@@ -4,13 +4,25 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::exit::End;
+use crate::signal::EndingSignals;
 use crate::terminal;
 
-/// Bytes that are written at once without waiting for more.
+/// Bytes that are written at once without waiting for more; a pipe that takes any takes these.
 const BATCH: usize = 4096;
+
+/// What makes it pointless to wait for a reader who does not read.
+#[derive(Debug)]
+pub struct Patience {
+    /// The end of the run, which someone may hurry.
+    pub end: Arc<End>,
+    /// Signals that ask for it and that nobody has looked at yet.
+    pub signals: EndingSignals,
+}
 
 /// Standard output, one write for many bytes. What stays behind is written when the event loop,
 /// told by an event that there is something, calls [`Output::write_out`] a moment later.
@@ -19,6 +31,7 @@ pub struct Output {
     out: File,
     pending: Vec<u8>,
     waiting: EventFd,
+    patience: Patience,
     broken: bool,
 }
 
@@ -27,34 +40,41 @@ impl Output {
     ///
     /// # Errors
     /// Standard output is closed.
-    pub fn new(waiting: EventFd) -> io::Result<Self> {
+    pub fn new(waiting: EventFd, patience: Patience) -> io::Result<Self> {
         let out = io::stdout().as_fd().try_clone_to_owned()?;
-        Ok(Self::to(File::from(out), waiting))
+        Ok(Self::to(File::from(out), waiting, patience))
     }
 
-    fn to(out: File, waiting: EventFd) -> Self {
+    fn to(out: File, waiting: EventFd, patience: Patience) -> Self {
         Self {
             out,
             pending: Vec::with_capacity(BATCH),
             waiting,
+            patience,
             broken: false,
         }
     }
 
-    /// Writes what stayed behind. A reader that is gone costs the guest its output, once said.
+    /// Writes what stayed behind, waiting for a slow reader. A reader that is gone costs the
+    /// guest its output, once said.
     pub fn write_out(&mut self) {
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() && !self.broken {
-            match self.out.write(rest) {
-                Ok(0) => self.broken = true,
+            let unless = [
+                self.patience.end.hurry().as_raw_fd(),
+                self.patience.signals.as_raw_fd(),
+            ];
+            let written = match terminal::wait_writable(self.out.as_raw_fd(), unless) {
+                Ok(true) => self.out.write(&rest[..rest.len().min(BATCH)]),
+                Ok(false) => Err(io::Error::other("the run ends and nobody reads it")),
+                Err(error) => Err(error),
+            };
+            match written {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let waited = terminal::wait_writable(self.out.as_raw_fd());
-                    self.broken = waited.is_err_and(|e| e.kind() != ErrorKind::Interrupted);
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    log::warn!("the console output is lost: {error}");
+                    log::warn!("console output is lost: {error}");
                     self.broken = true;
                 }
             }
@@ -147,7 +167,11 @@ mod tests {
         let waiting = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
         let told = waiting.try_clone().expect("a clone");
         let mut file = tempfile::tempfile().expect("a temporary file");
-        let mut output = Output::to(file.try_clone().expect("a clone"), waiting);
+        let patience = Patience {
+            end: Arc::new(End::new().expect("event descriptors")),
+            signals: EndingSignals::new().expect("a signal descriptor"),
+        };
+        let mut output = Output::to(file.try_clone().expect("a clone"), waiting, patience);
         for byte in b"login: " {
             output.write_all(&[*byte]).expect("kept");
             output.flush().expect("nothing to do");
