@@ -110,8 +110,25 @@ fn host_overflows_become_samples_at_the_exit() {
 }
 
 #[test]
-fn overflows_between_the_exit_and_out_belong_to_the_exit() {
+fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
     let mut rig = Rig::new();
+    let runs = |rig: &Rig, tid: u32| {
+        let task = TaskPage {
+            pid: 41.into(),
+            tid: tid.into(),
+            since: 0.into(),
+        };
+        rig.memory
+            .write_slice(task.as_bytes(), GuestAddress(0x8000))
+            .expect("in memory");
+    };
+    rig.control(&TaskPageRequest {
+        header: Rig::header(CONTROL_TASK_PAGE, 0),
+        vcpu: 1.into(),
+        reserved: 0.into(),
+        address: 0x8000.into(),
+    })
+    .expect("set");
     let (kind, config) = CYCLES;
     let request = OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -119,15 +136,19 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit() {
     };
     let event = rig.open(&request).expect("open");
     let mut ring = rig.map(event, 2);
+    runs(&rig, 42);
     rig.command(1, COMMAND_IN, event);
     rig.vpmu.leave(1, ExitReason::Mmio, &mut At(0x7000));
     rig.world.work(thread(1), 100, 4);
+    // The driver names the next task before it schedules the event out.
+    runs(&rig, 43);
     rig.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 32);
     rig.vpmu.notify(3, Some(1));
     assert_eq!(rig.queues[3].answer().map(|answer| answer.len()), Some(32));
     let samples = ring.samples();
     assert_eq!(samples.len(), 1);
     assert_eq!((samples[0].ip, samples[0].cpu), (0x7000, 1));
+    assert_eq!((samples[0].pid, samples[0].tid), (41, 42));
 }
 
 #[test]
