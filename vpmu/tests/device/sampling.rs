@@ -82,6 +82,30 @@ fn exits_overflow_on_the_exit_that_completes_the_period() {
 }
 
 #[test]
+fn exits_of_every_reason_overflow_as_one() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_EXITS, EXIT_USER, 0), 5))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    let reasons = [
+        ExitReason::Io,
+        ExitReason::Mmio,
+        ExitReason::Hlt,
+        ExitReason::Signal,
+        ExitReason::Other,
+    ];
+    for exit in 0..100 {
+        for (index, reason) in (0..).zip(reasons) {
+            rig.exit(0, reason, &mut At(10 * exit + index));
+        }
+    }
+    let at: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(at, (0..100).map(|n| 10 * n + 4).collect::<Vec<_>>());
+}
+
+#[test]
 fn host_overflows_become_samples_at_the_exit() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
