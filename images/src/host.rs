@@ -7,6 +7,7 @@ use std::process::Command;
 
 use thiserror::Error;
 
+use crate::foreign;
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::sys;
@@ -57,6 +58,8 @@ pub enum Need {
     Xz,
     /// Unpacks some kernels and modules.
     Zstd,
+    /// The kernel's own tool, which the driver is checked against.
+    Perf,
 }
 
 impl Need {
@@ -70,6 +73,7 @@ impl Need {
             Self::Apt => "apt-get",
             Self::Xz => "xz",
             Self::Zstd => "zstd",
+            Self::Perf => "perf",
         }
     }
 
@@ -83,6 +87,7 @@ impl Need {
             Self::Apt => "apt",
             Self::Xz => "xz-utils",
             Self::Zstd => "zstd",
+            Self::Perf => "linux-perf",
         }
     }
 
@@ -97,6 +102,7 @@ impl Need {
             .iter()
             .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
             Self::Busybox => busybox().is_some(),
+            Self::Perf => perf().is_some(),
             other => find(other.what()).is_some(),
         }
     }
@@ -187,6 +193,29 @@ fn install(packages: &str) -> Result<(), HostError> {
 /// The static busybox of this host.
 pub fn busybox() -> Option<PathBuf> {
     find("busybox").filter(|path| is_static(path))
+}
+
+/// This host's perf: itself, not the script in its place on some, which looks for one that
+/// fits the kernel it runs on.
+pub fn perf() -> Option<PathBuf> {
+    find("perf")
+        .into_iter()
+        .chain(versions("/usr/bin", "perf_", ""))
+        .chain(versions("/usr/lib", "linux-tools", "perf"))
+        .find(|file| foreign::is_elf(file))
+}
+
+/// The entries of `directory` whose names begin so, the last in order first, each with
+/// `below` behind it.
+fn versions(directory: &str, prefix: &str, below: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path().join(below))
+        .collect();
+    found.sort();
+    found.reverse();
+    found
 }
 
 /// A program in PATH, or where administrators' programs are.

@@ -13,7 +13,8 @@ const QEMU: &str = "qemu-system-x86_64";
 pub const EXIT_PORT: u16 = 0xf4;
 /// What the lab needs besides the guest's memory: kernel, archives and what it copies of them.
 const OWN_MEMORY_MIB: u32 = 768;
-/// The kernel's self-test of its ciphers would be 40 % of its boot. Below loglevel 2 (a dying kernel) the lab's kernel keeps its remarks out of the guest's console.
+/// The kernel's self-test of its ciphers would be 40 % of its boot. Above loglevel 2 (a dying
+/// kernel) are remarks that must not get between the lines of the guest's console.
 const CMDLINE: &str = "console=ttyS0 loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
 

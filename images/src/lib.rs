@@ -9,6 +9,7 @@ pub mod cache;
 pub mod cpio;
 pub mod demo;
 pub mod digest;
+pub mod foreign;
 pub mod frame;
 pub mod host;
 pub mod initramfs;

@@ -1,0 +1,156 @@
+//! Programs of this host for a guest: others' work, to check ours against. They are linked
+//! dynamically, so each brings its libraries and their loader, at the paths they have here.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::host::{self, HostError, Need};
+use crate::process::{self, ProcessError};
+
+/// Why a program cannot come along.
+#[derive(Debug, Error)]
+pub enum ForeignError {
+    /// The host does not have it.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Its libraries cannot be listed.
+    #[error("cannot list the libraries of {program}")]
+    List {
+        /// The program.
+        program: PathBuf,
+        /// What `ldd` said.
+        #[source]
+        source: ProcessError,
+    },
+    /// The host lacks one of them.
+    #[error("{program} lacks {library} on this host; reinstall the package it is from")]
+    Library {
+        /// The program.
+        program: PathBuf,
+        /// The library's name.
+        library: String,
+    },
+    /// A file could not be read.
+    #[error("cannot read {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
+pub type Files = Vec<(String, Vec<u8>)>;
+
+/// The kernel's own `perf`, as the distribution built it, for the guest's /bin.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn perf() -> Result<Files, ForeignError> {
+    host::ensure(&[Need::Perf])?;
+    with_libraries("perf", &host::perf().unwrap_or_default())
+}
+
+/// `program` as /bin/`name`, and what its loader loads for it.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ForeignError> {
+    let mut files = vec![(format!("bin/{name}"), read(program)?)];
+    let list = process::output(Command::new("ldd").arg(program).env("LC_ALL", "C"));
+    let list = list.map_err(|source| ForeignError::List {
+        program: program.to_owned(),
+        source,
+    })?;
+    let libraries = libraries(&String::from_utf8_lossy(&list));
+    for library in libraries.map_err(|library| ForeignError::Library {
+        program: program.to_owned(),
+        library,
+    })? {
+        let bytes = read(Path::new(&library))?;
+        files.push((library.trim_start_matches('/').to_owned(), bytes));
+    }
+    Ok(files)
+}
+
+/// Whether the kernel starts it without an interpreter that its first line names.
+pub(crate) fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
+        && magic == *b"\x7fELF"
+}
+
+/// The paths in what `ldd` says; the error is the name of a library that it did not find.
+fn libraries(list: &str) -> Result<Vec<String>, String> {
+    let mut paths = Vec::new();
+    for line in list.lines().map(str::trim) {
+        // `name => path (address)`, `path (address)` for the loader, a name for the vDSO.
+        let (name, rest) = line.split_once(" => ").unwrap_or(("", line));
+        if rest == "not found" {
+            return Err(name.to_owned());
+        }
+        if let Some((path, _)) = rest.rsplit_once(" (")
+            && path.starts_with('/')
+        {
+            paths.push(path.to_owned());
+        }
+    }
+    Ok(paths)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ForeignError> {
+    fs::read(path).map_err(|source| ForeignError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_what_has_a_path() {
+        let list = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+            \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f05)\n\
+            \t/lib64/ld-linux-x86-64.so.2 (0x00007f06)\n";
+        let expected = [
+            "/lib/x86_64-linux-gnu/libc.so.6",
+            "/lib64/ld-linux-x86-64.so.2",
+        ];
+        assert_eq!(libraries(list).unwrap(), expected);
+        assert_eq!(libraries("\tstatically linked\n").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_library_that_is_missing_is_named() {
+        let list = "\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\tlibgone.so.3 => not found\n";
+        assert_eq!(libraries(list).unwrap_err(), "libgone.so.3");
+    }
+
+    #[test]
+    fn a_program_brings_its_libc_and_loader() {
+        let files = with_libraries("shell", &host::find("sh").unwrap()).unwrap();
+        let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names[0], "bin/shell");
+        assert!(names.iter().any(|n| n.contains("libc.so")), "{names:?}");
+        assert!(names.iter().any(|n| n.contains("ld-linux")), "{names:?}");
+        assert!(names.iter().all(|n| !n.starts_with('/')), "{names:?}");
+        assert!(files.iter().all(|(_, bytes)| !bytes.is_empty()));
+    }
+
+    #[test]
+    fn what_cannot_come_along_is_named() {
+        let missing = with_libraries("x", Path::new("/no/such/program")).unwrap_err();
+        assert_eq!(missing.to_string(), "cannot read /no/such/program");
+        let text = with_libraries("x", Path::new("/etc/passwd")).unwrap_err();
+        assert!(text.to_string().contains("/etc/passwd"), "{text}");
+        assert!(!is_elf(Path::new("/etc/passwd")) && is_elf(Path::new("/proc/self/exe")));
+    }
+}
