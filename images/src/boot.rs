@@ -36,7 +36,7 @@ const REPORT: &str = "/tmp/report";
 
 /// Why a command did not run in a guest from its beginning to its end.
 #[derive(Debug, Error)]
-pub enum Error {
+pub enum BootError {
     /// No kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -156,8 +156,8 @@ impl Boot {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`Error`]. A command that fails is no error: see [`Outcome::status`].
-    pub fn run(&self) -> Result<Outcome, Error> {
+    /// [`BootError`]. A command that fails is no error: see [`Outcome::status`].
+    pub fn run(&self) -> Result<Outcome, BootError> {
         let parts = self.prepare()?;
         let mark = self.mark();
         let guest = self.guest_archive(&parts, &mark)?;
@@ -173,7 +173,7 @@ impl Boot {
         }
     }
 
-    fn prepare(&self) -> Result<Parts, Error> {
+    fn prepare(&self) -> Result<Parts, BootError> {
         let cache = Cache::project();
         let kernel = Kernel::get(&cache, &self.sources)?;
         let driver = module::build(&cache, &kernel)?;
@@ -197,7 +197,7 @@ impl Boot {
     }
 
     /// The guest's initramfs, with what belongs to this run only.
-    fn guest_archive(&self, parts: &Parts, mark: &str) -> Result<Vec<u8>, Error> {
+    fn guest_archive(&self, parts: &Parts, mark: &str) -> Result<Vec<u8>, BootError> {
         let settings = format!("MARK={mark}\nINIT_PORT={INIT_PORT:#x}\nINIT_BYTE=1\n");
         let mut run = Archive::new();
         run.file("run/settings", 0o644, settings.as_bytes())?;
@@ -228,9 +228,9 @@ impl Boot {
             .collect()
     }
 
-    fn run_direct(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, Error> {
+    fn run_direct(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
         let initramfs = Unnamed::new(guest)?;
-        let report = tempfile::NamedTempFile::new().map_err(Error::Temporary)?;
+        let report = tempfile::NamedTempFile::new().map_err(BootError::Temporary)?;
         let kernel = parts.kernel.image.to_string_lossy();
         let report_path = report.path().to_string_lossy();
         let mut command = Command::new(parts.programs.vmm()?);
@@ -239,11 +239,11 @@ impl Boot {
         let mut transcript = run.transcript;
         transcript.vmm = run.ended.status.code();
         transcript.log = run.ended.stderr.into_bytes();
-        transcript.report = fs::read(report.path()).map_err(Error::Temporary)?;
+        transcript.report = fs::read(report.path()).map_err(BootError::Temporary)?;
         outcome(transcript, Place::Direct, run.wall, run.console)
     }
 
-    fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, Error> {
+    fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
         let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
         let words: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
         let mut run = Archive::new();
@@ -260,8 +260,8 @@ impl Boot {
     /// /guest, and no guest but those that it starts.
     ///
     /// # Errors
-    /// [`Error`].
-    pub fn run_on_lab_host(&self) -> Result<Outcome, Error> {
+    /// [`BootError`].
+    pub fn run_on_lab_host(&self) -> Result<Outcome, BootError> {
         let parts = self.prepare()?;
         let mark = self.mark();
         let mut run = Archive::new();
@@ -286,7 +286,7 @@ impl Boot {
     }
 
     /// Boots the lab with `run` over its archive.
-    fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, Error> {
+    fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let exact = self.place == PlaceChoice::Exact;
         let lab = Lab::find(exact)?;
         let place = Place::Lab {
@@ -307,16 +307,13 @@ impl Boot {
                 .ended
                 .stderr
                 .lines()
-                .filter(|line| !line.contains("TCG doesn't support"));
-            let said = said
-                .last()
-                .map(|line| format!(": {line}"))
-                .unwrap_or_default();
+                .rfind(|line| !line.contains("TCG doesn't support"));
+            let said = said.map(|line| format!(": {line}")).unwrap_or_default();
             let what = format!(
                 "the lab ended before its job did (QEMU: {}){said}",
                 run.ended.status
             );
-            return Err(Error::Ended {
+            return Err(BootError::Ended {
                 place,
                 what,
                 console: run.console.keep()?,
@@ -332,7 +329,7 @@ impl Boot {
         command: &mut Command,
         mark: &str,
         place: &Place,
-    ) -> Result<Run, Error> {
+    ) -> Result<Run, BootError> {
         let mut frames = Frames::new(mark);
         let mut console = Console {
             directory: cache.directory().to_owned(),
@@ -358,7 +355,7 @@ impl Boot {
             }),
             Err(source) => {
                 let console = console.keep()?;
-                Err(Error::Machine {
+                Err(BootError::Machine {
                     place: place.clone(),
                     console,
                     source,
@@ -382,13 +379,13 @@ struct Console {
 }
 
 impl Console {
-    fn keep(self) -> Result<PathBuf, Error> {
+    fn keep(self) -> Result<PathBuf, BootError> {
         let path = self.directory.join("console.log");
         let written = tempfile::NamedTempFile::new_in(&self.directory).and_then(|mut file| {
             file.write_all(&self.bytes)?;
             file.persist(&path).map_err(|error| error.error)
         });
-        written.map_err(Error::Temporary)?;
+        written.map_err(BootError::Temporary)?;
         Ok(path)
     }
 }
@@ -397,9 +394,9 @@ impl Console {
 struct Unnamed(File);
 
 impl Unnamed {
-    fn new(contents: &[u8]) -> Result<Self, Error> {
-        let mut file = tempfile::tempfile().map_err(Error::Temporary)?;
-        file.write_all(contents).map_err(Error::Temporary)?;
+    fn new(contents: &[u8]) -> Result<Self, BootError> {
+        let mut file = tempfile::tempfile().map_err(BootError::Temporary)?;
+        file.write_all(contents).map_err(BootError::Temporary)?;
         Ok(Self(file))
     }
 
@@ -414,7 +411,7 @@ fn outcome(
     place: Place,
     wall: Duration,
     console: Console,
-) -> Result<Outcome, Error> {
+) -> Result<Outcome, BootError> {
     let log = String::from_utf8_lossy(&transcript.log);
     let report = serde_json::from_slice(&transcript.report);
     let what = match (transcript.status, transcript.vmm, report) {
@@ -443,7 +440,7 @@ fn outcome(
             format!("{} {when}{said}", ending(code))
         }
     };
-    Err(Error::Ended {
+    Err(BootError::Ended {
         place,
         what,
         console: console.keep()?,
@@ -479,7 +476,7 @@ mod tests {
         }
     }
 
-    fn outcome_of(transcript: Transcript) -> Result<Outcome, Error> {
+    fn outcome_of(transcript: Transcript) -> Result<Outcome, BootError> {
         let directory = tempfile::tempdir().unwrap();
         outcome(
             transcript,

@@ -25,7 +25,7 @@ const HOT: &str = "hot_three_quarters";
 pub enum DemoError {
     /// No guest.
     #[error(transparent)]
-    Boot(#[from] boot::Error),
+    Boot(#[from] boot::BootError),
     /// A command of the guest's failed.
     #[error("a command failed in the guest, with exit code {0}; its message stands above")]
     Command(i32),

@@ -1,8 +1,8 @@
 //! Programs of this host for a guest: others' work, to check ours against. They are linked
 //! dynamically, so each brings its libraries and their loader, at the paths they have here.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -79,13 +79,6 @@ pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ForeignError>
     Ok(files)
 }
 
-/// Whether the kernel starts it without an interpreter that its first line names.
-pub(crate) fn is_elf(path: &Path) -> bool {
-    let mut magic = [0; 4];
-    File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
-        && magic == *b"\x7fELF"
-}
-
 /// The paths in what `ldd` says; the error is the name of a library that it did not find.
 fn libraries(list: &str) -> Result<Vec<String>, String> {
     let mut paths = Vec::new();
@@ -151,6 +144,5 @@ mod tests {
         assert_eq!(missing.to_string(), "cannot read /no/such/program");
         let text = with_libraries("x", Path::new("/etc/passwd")).unwrap_err();
         assert!(text.to_string().contains("/etc/passwd"), "{text}");
-        assert!(!is_elf(Path::new("/etc/passwd")) && is_elf(Path::new("/proc/self/exe")));
     }
 }

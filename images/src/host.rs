@@ -2,12 +2,13 @@
 //! may, named when we may not.
 
 use std::env;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use thiserror::Error;
 
-use crate::foreign;
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::sys;
@@ -195,27 +196,26 @@ pub fn busybox() -> Option<PathBuf> {
     find("busybox").filter(|path| is_static(path))
 }
 
-/// This host's perf: itself, not the script in its place on some, which looks for one that
-/// fits the kernel it runs on.
+/// This host's perf: itself, not the script that some have in its place and that looks for one
+/// of the kernel it runs on.
 pub fn perf() -> Option<PathBuf> {
+    let tools = versions("/usr/lib", "linux-tools").map(|dir| dir.join("perf"));
     find("perf")
         .into_iter()
-        .chain(versions("/usr/bin", "perf_", ""))
-        .chain(versions("/usr/lib", "linux-tools", "perf"))
-        .find(|file| foreign::is_elf(file))
+        .chain(versions("/usr/bin", "perf_"))
+        .chain(tools)
+        .find(|file| is_elf(file))
 }
 
-/// The entries of `directory` whose names begin so, the last in order first, each with
-/// `below` behind it.
-fn versions(directory: &str, prefix: &str, below: &str) -> Vec<PathBuf> {
+/// The entries of `directory` whose names begin so, the last in order first.
+fn versions(directory: &str, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path().join(below))
+        .map(|entry| entry.path())
         .collect();
     found.sort();
-    found.reverse();
-    found
+    found.into_iter().rev()
 }
 
 /// A program in PATH, or where administrators' programs are.
@@ -226,6 +226,12 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .chain(system)
         .map(|dir| dir.join(program))
         .find(|file| file.is_file())
+}
+
+fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
+        && magic == *b"\x7fELF"
 }
 
 fn is_static(path: &Path) -> bool {
@@ -251,6 +257,7 @@ mod tests {
         assert!(!is_static(&shell));
         assert!(find("no-such-program-anywhere").is_none());
         assert!(!is_static(Path::new("/etc/passwd")));
+        assert!(is_elf(&shell) && !is_elf(Path::new("/etc/passwd")) && !is_elf(Path::new("/")));
         assert!(ensure(&[]).is_ok());
     }
 }

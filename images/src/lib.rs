@@ -27,6 +27,6 @@ pub mod progress;
 pub mod sys;
 pub mod vmlinux;
 
-pub use boot::{Boot, Error, Outcome};
+pub use boot::{Boot, BootError as Error, Outcome};
 pub use kernel::Sources;
 pub use place::{Place, PlaceChoice};

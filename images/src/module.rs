@@ -90,8 +90,8 @@ fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, 
         }
         if let Err(source) = process::output(&mut make) {
             drop(step);
-            if let ProcessError::Failed { everything, .. } = &source {
-                eprint!("{everything}");
+            if let ProcessError::Failed(failure) = &source {
+                eprint!("{}", failure.everything);
             }
             return Err(ModuleError::Build {
                 headers: kernel.headers.clone(),

@@ -21,17 +21,22 @@ pub enum ProcessError {
         source: io::Error,
     },
     /// It ran and reported failure.
-    #[error("{program} failed ({status}): {complaint}")]
-    Failed {
-        /// Its name.
-        program: String,
-        /// Its exit status.
-        status: ExitStatus,
-        /// The line of its output that says most.
-        complaint: String,
-        /// All of its output.
-        everything: String,
-    },
+    #[error(transparent)]
+    Failed(Box<Failure>),
+}
+
+/// A program's own report of failure.
+#[derive(Debug, Error)]
+#[error("{program} failed ({status}): {complaint}")]
+pub struct Failure {
+    /// Its name.
+    pub program: String,
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// The line of its output that says most.
+    pub complaint: String,
+    /// All of its output.
+    pub everything: String,
 }
 
 /// Runs `command` without input; returns its stdout.
@@ -53,12 +58,13 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let everything = text(&output.stdout) + &text(&output.stderr);
     let complaint = complaint(&everything);
-    Err(ProcessError::Failed {
+    let status = output.status;
+    Err(ProcessError::Failed(Box::new(Failure {
         program,
-        status: output.status,
+        status,
         complaint,
         everything,
-    })
+    })))
 }
 
 /// The program's file name.
@@ -78,7 +84,7 @@ fn complaint(output: &str) -> String {
         |l: &&str| l.contains("error:") || l.starts_with("E: ") || l.starts_with("error");
     lines()
         .find(names_error)
-        .or_else(|| lines().last())
+        .or_else(|| lines().next_back())
         .unwrap_or("it said nothing")
         .to_owned()
 }

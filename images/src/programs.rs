@@ -69,7 +69,8 @@ impl Programs {
     /// [`ProgramError`].
     pub fn build(tests: &[String]) -> Result<Self, ProgramError> {
         let step = Step::new("building static programs");
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let images = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = images.parent().unwrap_or(images);
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["build", "--quiet", "--bins", "--profile", "guest"]);
         cargo.args([
@@ -86,7 +87,7 @@ impl Programs {
         }
         cargo
             .env(RUSTFLAGS, "-C target-feature=+crt-static")
-            .current_dir(&root);
+            .current_dir(root);
         cargo.stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = sys::dies_with_us(&mut cargo)
             .output()
