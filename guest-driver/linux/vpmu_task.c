@@ -37,7 +37,7 @@ static void task_write(struct task_struct *task)
 	if (!page)
 		return;
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
-	/* One store: the device, which stops this CPU between instructions, sees both or neither. */
+	/* One store: the device stops this CPU between instructions, so it sees both or neither. */
 	WRITE_ONCE(*(__le64 *)&page->pid, cpu_to_le64(who));
 	WRITE_ONCE(page->since, cpu_to_le64(rdtsc()));
 }
