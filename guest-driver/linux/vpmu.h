@@ -5,6 +5,7 @@
  *   vpmu_virtio   the device: probe, queues, notices
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
+ *   vpmu_event    an event's state, count and times
  *   vpmu_context  scheduling before 6.2
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from perf_event_attr to fd
@@ -210,19 +211,21 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 /* vpmu_pmu.c */
 int vpmu_pmu_register(struct vpmu_device *dev);
 void vpmu_pmu_unregister(struct vpmu_device *dev);
+
+/* vpmu_event.c */
 bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
 bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
-void vpmu_pmu_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
+void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
 
 /* vpmu_context.c */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_call.c */
-int vpmu_event_switch(struct perf_event *event, bool enable);
-int vpmu_event_reset(struct perf_event *event);
-int vpmu_event_settle(struct perf_event *event);
-int vpmu_event_period(struct perf_event *event, u64 period);
+int vpmu_call_switch(struct perf_event *event, bool enable);
+int vpmu_call_reset(struct perf_event *event);
+int vpmu_call_settle(struct perf_event *event);
+int vpmu_call_period(struct perf_event *event, u64 period);
 
 /* vpmu_sysfs.c */
 int vpmu_sysfs_init(struct vpmu_device *dev);

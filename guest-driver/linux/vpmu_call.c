@@ -109,13 +109,13 @@ static int event_call_family(struct perf_event *event, u32 op)
 }
 
 /**
- * vpmu_event_switch() - switch on or off, as PERF_EVENT_IOC_ENABLE and _DISABLE do
+ * vpmu_call_switch() - switch on or off, as PERF_EVENT_IOC_ENABLE and _DISABLE do
  * @event: the event of a file, not an inherited one
  * @enable: on
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_event_switch(struct perf_event *event, bool enable)
+int vpmu_call_switch(struct perf_event *event, bool enable)
 {
 	struct vpmu_event *own = event->pmu_private;
 	struct perf_event *child;
@@ -138,13 +138,13 @@ int vpmu_event_switch(struct perf_event *event, bool enable)
 }
 
 /**
- * vpmu_event_reset() - set the count to zero, as PERF_EVENT_IOC_RESET does
+ * vpmu_call_reset() - set the count to zero, as PERF_EVENT_IOC_RESET does
  * @event: the event of a file, not an inherited one; those that inherit it are
  *         reset too
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_event_reset(struct perf_event *event)
+int vpmu_call_reset(struct perf_event *event)
 {
 	int err;
 
@@ -155,24 +155,24 @@ int vpmu_event_reset(struct perf_event *event)
 }
 
 /**
- * vpmu_event_settle() - have the device write what it still owes an event's ring
+ * vpmu_call_settle() - have the device write what it still owes an event's ring
  * @event: the event; perf core asks the device only while it runs
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_event_settle(struct perf_event *event)
+int vpmu_call_settle(struct perf_event *event)
 {
 	return event_call(event, VPMU_COMMAND_READ, 0);
 }
 
 /**
- * vpmu_event_period() - set the period, as PERF_EVENT_IOC_PERIOD does
+ * vpmu_call_period() - set the period, as PERF_EVENT_IOC_PERIOD does
  * @event: the event
  * @period: a sample every so many from now on
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_event_period(struct perf_event *event, u64 period)
+int vpmu_call_period(struct perf_event *event, u64 period)
 {
 	return event_call(event, VPMU_COMMAND_PERIOD, period);
 }

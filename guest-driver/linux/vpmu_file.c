@@ -110,7 +110,7 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 
 	/* A loss that found no room in the ring yet is told at a read, at the latest. */
 	if (READ_ONCE(file->period))
-		vpmu_event_settle(file->event);
+		vpmu_call_settle(file->event);
 	value = perf_event_read_value(file->event, &enabled, &running);
 	/* What was read last may be what told of the error. */
 	if (READ_ONCE(file->error))
@@ -183,7 +183,7 @@ static long file_period(struct vpmu_file *file, u64 __user *arg)
 		return -EFAULT;
 	if (!period || period >> 63 || !READ_ONCE(file->period))
 		return -EINVAL;
-	err = vpmu_event_period(file->event, period);
+	err = vpmu_call_period(file->event, period);
 	if (!err)
 		WRITE_ONCE(file->period, period);
 	return err;
@@ -195,11 +195,11 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 
 	switch (cmd) {
 	case PERF_EVENT_IOC_ENABLE:
-		return vpmu_event_switch(file->event, true);
+		return vpmu_call_switch(file->event, true);
 	case PERF_EVENT_IOC_DISABLE:
-		return vpmu_event_switch(file->event, false);
+		return vpmu_call_switch(file->event, false);
 	case PERF_EVENT_IOC_RESET:
-		return vpmu_event_reset(file->event);
+		return vpmu_call_reset(file->event);
 	case PERF_EVENT_IOC_PERIOD:
 		return file_period(file, (u64 __user *)arg);
 	case PERF_EVENT_IOC_ID:

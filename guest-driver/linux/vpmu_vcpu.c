@@ -98,7 +98,7 @@ static void vcpu_flush(struct vpmu_vcpu *vcpu)
 	err = vcpu_send(vcpu, 0, count);
 	vcpu->pending = 0;
 	for (i = 0; i < count; i++)
-		vpmu_pmu_answer(vcpu->events[i], le32_to_cpu(vcpu->commands[i].op),
+		vpmu_event_answer(vcpu->events[i], le32_to_cpu(vcpu->commands[i].op),
 				err ? NULL : &vcpu->replies[i]);
 }
 
@@ -122,7 +122,7 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
  * @op: VPMU_COMMAND_* without a value
  *
  * It is sent at once, or at the end of perf core's bracket. The answer goes to
- * vpmu_pmu_answer().
+ * vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op)
 {

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * One event between perf core and the device: what goes out, and what comes back.
+ *
+ * The device keeps the count; what is new in it is added to perf's.
+ */
+#include <linux/perf_event.h>
+
+#include "vpmu.h"
+
+/**
+ * vpmu_event_start() - let the device count an event, unless it is switched off
+ * @vcpu: this CPU's queue
+ * @event: the event; its context's lock is held
+ *
+ * Return: true if that needed a command.
+ */
+bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (own->started || (own->file && !READ_ONCE(own->file->enabled)))
+		return false;
+	own->started = true;
+	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
+	return true;
+}
+
+/**
+ * vpmu_event_stop() - let it no longer
+ * @vcpu: this CPU's queue
+ * @event: the event; its context's lock is held
+ *
+ * Return: true if that needed a command.
+ */
+bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (!own->started)
+		return false;
+	own->started = false;
+	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE);
+	return true;
+}
+
+static bool is_stop(u32 op)
+{
+	return op == VPMU_COMMAND_OUT || op == VPMU_COMMAND_DISABLE;
+}
+
+/*
+ * Takes time in which the host did not count off perf core's running time, so
+ * that contention on the host shows as it would on hardware. What perf core has
+ * not added up yet can only be taken where it does so right afterwards, as it
+ * does behind pmu->del(); the rest waits for the next answer.
+ */
+static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
+{
+	u64 room = event->total_time_running;
+
+	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
+		room += event->ctx->time - event->tstamp;
+	room = min(own->owed, room);
+	event->total_time_running -= room;
+	own->owed -= room;
+}
+
+/* What the device told since it last did, given to whose event it is. */
+static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
+			 u64 count, u64 enabled, u64 running)
+{
+	local64_add(count, &event->count);
+	if (own->file) {
+		atomic64_add(enabled, &own->file->enabled_ns);
+		atomic64_add(running, &own->file->running_ns);
+		return;
+	}
+	if (enabled > running)
+		own->owed += enabled - running;
+	if (own->owed)
+		event_settle(event, own, op);
+	perf_event_update_userpage(event);
+}
+
+/**
+ * vpmu_event_answer() - the device has answered a command
+ * @event: for this event
+ * @op: to this command
+ * @reply: with this, or NULL when the queue failed
+ *
+ * Called with interrupts off, on the CPU that sent the command, while perf core
+ * keeps the event from being scheduled elsewhere.
+ */
+void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply)
+{
+	struct vpmu_event *own = event->pmu_private;
+	u64 count, enabled, running;
+
+	/* Nobody may be woken here: the scheduler's locks can be held. */
+	if (!reply || reply->status || (s32)le32_to_cpu(reply->state) == VPMU_STATE_ERROR)
+		if (own->file)
+			WRITE_ONCE(own->file->error, true);
+	if (!reply || reply->status)
+		return;
+
+	count = le64_to_cpu(reply->value);
+	enabled = le64_to_cpu(reply->time_enabled);
+	running = le64_to_cpu(reply->time_running);
+	if (!own->stray)
+		event_credit(event, own, op, count - own->count, enabled - own->enabled_ns,
+			     running - own->running_ns);
+	own->count = count;
+	own->enabled_ns = enabled;
+	own->running_ns = running;
+	if (is_stop(op))
+		own->stray = false;
+}
