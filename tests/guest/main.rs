@@ -11,6 +11,7 @@ mod module;
 mod programs;
 mod rings;
 mod sampling;
+mod stock_perf;
 mod tasks;
 
 use std::env;
@@ -36,6 +37,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
         "vperf" => Some(programs::TESTS.to_vec()),
+        "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }
 }
@@ -60,12 +62,13 @@ fn main() -> ExitCode {
             }
         }
         ["mark", value, times] => programs::place_marks(value, times),
+        ["ports", times] => stock_perf::write_ports(times),
         _ => usage(),
     }
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES");
+    eprintln!("usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES | ports TIMES");
     ExitCode::from(2)
 }
 

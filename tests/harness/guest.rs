@@ -7,11 +7,13 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use images::Boot;
+use images::foreign::{Files, ForeignError};
 
 use crate::wire::{self, Verdict};
 
 /// Far above a boot in the lab and the group's tests on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(600);
+const MIB: usize = 1 << 20;
 
 /// What a boot told.
 #[derive(Debug)]
@@ -25,6 +27,7 @@ struct Booted {
 #[derive(Debug)]
 pub struct Group {
     name: &'static str,
+    files: fn() -> Result<Files, ForeignError>,
     booted: OnceLock<Result<Booted, String>>,
 }
 
@@ -32,8 +35,15 @@ impl Group {
     /// Nothing is booted before the first test asks.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
+        Self::with(name, || Ok(Files::new()))
+    }
+
+    /// The same with more files for the guest.
+    #[must_use]
+    pub const fn with(name: &'static str, files: fn() -> Result<Files, ForeignError>) -> Self {
         Self {
             name,
+            files,
             booted: OnceLock::new(),
         }
     }
@@ -73,7 +83,7 @@ impl Group {
     }
 
     fn boot(&self) -> &Booted {
-        let booted = self.booted.get_or_init(|| run(self.name));
+        let booted = self.booted.get_or_init(|| run(self.name, self.files));
         match booted {
             Ok(booted) => booted,
             Err(error) => panic!("no guest: {error}"),
@@ -81,12 +91,19 @@ impl Group {
     }
 }
 
-fn run(group: &str) -> Result<Booted, String> {
+fn run(group: &str, files: fn() -> Result<Files, ForeignError>) -> Result<Booted, String> {
+    let files = files().map_err(|error| chain(&error))?;
+    let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
+    // The guest holds them twice while it unpacks them.
+    let more = u32::try_from(size * 2 / MIB).map_err(|error| error.to_string())?;
+    let usual = Boot::default();
     let boot = Boot {
         command: format!("guest-tests run {group}"),
         programs: vec!["guest-tests".into()],
+        memory_mib: usual.memory_mib.saturating_add(more),
+        files,
         timeout: LIMIT,
-        ..Boot::default()
+        ..usual
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;
     let verdicts = outcome
@@ -118,11 +135,18 @@ fn say(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// A host test for each test of a guest group, and one that compares the lists.
+/// A host test for each test of a guest group, and one that compares the lists. `with` names
+/// what brings more files for the guest.
 #[macro_export]
 macro_rules! guest_tests {
     ($group:literal: $($test:ident),+ $(,)?) => {
-        static GROUP: $crate::guest::Group = $crate::guest::Group::new($group);
+        $crate::guest_tests! { @of $crate::guest::Group::new($group); $($test),+ }
+    };
+    ($group:literal with $files:path: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! { @of $crate::guest::Group::with($group, $files); $($test),+ }
+    };
+    (@of $made:expr; $($test:ident),+) => {
+        static GROUP: $crate::guest::Group = $made;
 
         $(
             #[test]

@@ -1,0 +1,323 @@
+//! The perf core door as the distribution's own `perf` sees it: a check by others' code.
+
+use std::process::{Command, ExitCode, Output};
+
+use vpmu_client::Vpmu;
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("list_shows_every_event", list_shows_every_event),
+    ("port_writes_count_exactly", port_writes_count_exactly),
+    (
+        "marks_count_by_number_and_by_name",
+        marks_count_by_number_and_by_name,
+    ),
+    (
+        "children_count_unless_left_out",
+        children_count_unless_left_out,
+    ),
+    ("many_children_at_once_count", many_children_at_once_count),
+    ("cpus_count_apart", cpus_count_apart),
+    ("intervals_add_up", intervals_add_up),
+    (
+        "many_events_of_a_task_at_once",
+        many_events_of_a_task_at_once,
+    ),
+    ("vperf_and_perf_agree", vperf_and_perf_agree),
+    (
+        "what_cannot_be_counted_is_not_supported",
+        what_cannot_be_counted_is_not_supported,
+    ),
+    ("what_has_no_name_is_refused", what_has_no_name_is_refused),
+    (
+        "recording_is_refused_with_the_reason",
+        recording_is_refused_with_the_reason,
+    ),
+];
+
+const MARK_3: &str = "vpmu/mark,event=3/";
+
+/// `guest-tests ports TIMES`: a command with a known count of exits.
+pub(crate) fn write_ports(times: &str) -> ExitCode {
+    let Ok(times) = times.parse::<u32>() else {
+        return ExitCode::from(2);
+    };
+    if let Err(error) = cpu::allow_ports() {
+        eprintln!("{error}");
+        return ExitCode::FAILURE;
+    }
+    (0..times).for_each(|_| cpu::port_write());
+    ExitCode::SUCCESS
+}
+
+/// A line of `perf stat -x,`.
+#[derive(Debug)]
+struct Line {
+    cpu: Option<String>,
+    /// As printed: a number, or why there is none.
+    value: String,
+    event: String,
+    /// The share of the time in which it counted, in percent.
+    share: String,
+}
+
+impl Line {
+    /// Splits one, `VALUE,UNIT,vpmu/EVENT/,TIME,SHARE,…`; EVENT may have commas.
+    fn parse(text: &str) -> Option<Self> {
+        let (front, rest) = text.split_once("vpmu/")?;
+        let (event, rest) = rest.split_once('/')?;
+        let mut front: Vec<&str> = front.split(',').collect();
+        let cpu = front[0]
+            .starts_with("CPU")
+            .then(|| front.remove(0).to_owned());
+        Some(Self {
+            cpu,
+            value: (*front.first()?).to_owned(),
+            event: event.to_owned(),
+            share: rest.split(',').nth(2)?.to_owned(),
+        })
+    }
+}
+
+fn perf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
+    Ok(Command::new("perf")
+        .args(args)
+        .current_dir("/tmp")
+        .output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What `perf stat` says of our events.
+fn stat(args: &[&str]) -> Result<Vec<Line>, Box<dyn std::error::Error>> {
+    let output = perf(&[&["stat", "-x,"], args].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf stat {args:?}: {said}");
+    let lines: Vec<Line> = said.lines().filter_map(Line::parse).collect();
+    ensure!(
+        !lines.is_empty(),
+        "perf stat {args:?} told no count: {said}"
+    );
+    Ok(lines)
+}
+
+/// The one count, taken all the time.
+fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
+    let lines = stat(args)?;
+    let [line] = lines.as_slice() else {
+        return Err(format!("one line, not {lines:?}").into());
+    };
+    ensure_eq!(line.share.as_str(), "100.00", "{line:?}");
+    Ok(line.value.parse().map_err(|e| format!("{e}: {line:?}"))?)
+}
+
+/// Lets the console finish: what a test prints makes exits in whatever runs next.
+fn settle_console() -> Outcome {
+    let status = Command::new("stty")
+        .args(["-F", "/dev/console", "opost"])
+        .status()?;
+    ensure!(status.success(), "stty: {status}");
+    Ok(())
+}
+
+fn list_shows_every_event() -> Outcome {
+    let output = perf(&["list", "pmu"])?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let listed = text(&output.stdout);
+    for entry in Vpmu::open()?.catalogue().entries() {
+        let name = &entry.name;
+        let shown = [format!("vpmu/{name}/"), format!("vpmu/{name},event=?/")];
+        ensure!(
+            shown.iter().any(|shown| listed.contains(shown)),
+            "{name} is not in:\n{listed}"
+        );
+    }
+    Ok(())
+}
+
+fn port_writes_count_exactly() -> Outcome {
+    settle_console()?;
+    for times in ["0", "1", "321"] {
+        let args = ["-e", "vpmu/exits-io/", "--", "guest-tests", "ports", times];
+        ensure_eq!(count(&args)?.to_string(), times, "port writes");
+    }
+    Ok(())
+}
+
+fn marks_count_by_number_and_by_name() -> Outcome {
+    let command = ["--", "guest-tests", "mark", "3", "100"];
+    for (event, expected) in [
+        (MARK_3, 100),
+        ("vpmu/kind=0x104,event=3/", 100),
+        ("vpmu/config=0x104000000000003/", 100),
+        ("vpmu/mark,event=4/", 0),
+    ] {
+        let counted = count(&[&["-e", event], &command[..]].concat())?;
+        ensure_eq!(counted, expected, "{event}");
+    }
+    Ok(())
+}
+
+fn children_count_unless_left_out() -> Outcome {
+    let direct = ["--", "guest-tests", "mark", "3", "100"];
+    let script = "guest-tests mark 3 60; guest-tests mark 3 40; true";
+    let children = ["--", "sh", "-c", script];
+    for (options, command, expected) in [
+        (&["-e", MARK_3][..], &direct[..], 100),
+        (&["-i", "-e", MARK_3], &direct, 100),
+        (&["-e", MARK_3], &children, 100),
+        (&["-i", "-e", MARK_3], &children, 0),
+    ] {
+        let counted = count(&[options, command].concat())?;
+        ensure_eq!(counted, expected, "{options:?} {command:?}");
+    }
+    Ok(())
+}
+
+fn many_children_at_once_count() -> Outcome {
+    let script = "for i in $(seq 20); do guest-tests mark 3 5 & done; wait";
+    let counted = count(&["-e", MARK_3, "--", "sh", "-c", script])?;
+    ensure_eq!(counted, 100, "marks of twenty children");
+    Ok(())
+}
+
+fn cpus_count_apart() -> Outcome {
+    let on_cpu_1 = ["--", "taskset", "2", "guest-tests", "mark", "3", "100"];
+    for (cpus, expected) in [
+        (&["-a"][..], 100),
+        (&["-C", "0"], 0),
+        (&["-C", "1"], 100),
+        (&["-C", "0-1"], 100),
+    ] {
+        let counted = count(&[cpus, &["-e", MARK_3], &on_cpu_1[..]].concat())?;
+        ensure_eq!(counted, expected, "{cpus:?}");
+    }
+    let lines = stat(&[&["-a", "-A", "-e", MARK_3], &on_cpu_1[..]].concat())?;
+    let counts: Vec<_> = lines
+        .iter()
+        .map(|line| (line.cpu.as_deref(), line.value.as_str()))
+        .collect();
+    ensure_eq!(
+        counts,
+        [(Some("CPU0"), "0"), (Some("CPU1"), "100")],
+        "-a -A"
+    );
+    Ok(())
+}
+
+/// Each interval reads while the task runs; one in which it did not is `<not counted>`.
+fn intervals_add_up() -> Outcome {
+    let script = "for i in $(seq 10); do guest-tests mark 3 7; done";
+    let args = ["-I", "20", "-e", MARK_3, "--", "sh", "-c", script];
+    let output = perf(&[&["stat", "-x;"], &args[..]].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    let mut sum = 0;
+    for value in said.lines().filter_map(|line| line.split(';').nth(1)) {
+        if value != "<not counted>" {
+            sum += value.parse::<u64>().map_err(|e| format!("{e}: {said}"))?;
+        }
+    }
+    ensure_eq!(sum, 70, "the sum of intervals: {said}");
+    ensure!(said.lines().count() > 1, "one interval alone: {said}");
+    Ok(())
+}
+
+fn many_events_of_a_task_at_once() -> Outcome {
+    // A group, single ones, the kernel's own between them, and what no count is known of.
+    let events = "{vpmu/mark,event=0/,vpmu/mark,event=1/},task-clock,vpmu/mark,event=2/,\
+        page-faults,vpmu/mark,event=3/,vpmu/mark,event=4/,vpmu/mark,event=5/,vpmu/mark,event=6/,\
+        vpmu/mark,event=7/,vpmu/tsc/,vpmu/guest-time/,vpmu/exits/";
+    let script = "for i in $(seq 0 7); do guest-tests mark $i $((i + 10)); done";
+    let lines = stat(&["-e", events, "--", "sh", "-c", script])?;
+    let value = |event: &str| -> Result<u64, String> {
+        let line = lines.iter().find(|line| line.event == event);
+        let line = line.ok_or_else(|| format!("no {event} in {lines:?}"))?;
+        line.value.parse().map_err(|e| format!("{e}: {line:?}"))
+    };
+    for mark in 0..8 {
+        let counted = value(&format!("mark,event={mark}"))?;
+        ensure_eq!(counted, mark + 10, "mark {mark} of {lines:?}");
+    }
+    for event in ["tsc", "guest-time", "exits"] {
+        ensure!(value(event)? > 0, "{event} stands still: {lines:?}");
+    }
+    let partly = lines.iter().find(|line| line.share != "100.00");
+    ensure!(partly.is_none(), "not counted all the time: {partly:?}");
+    Ok(())
+}
+
+/// Each within the other, on the same marks at the same time.
+fn vperf_and_perf_agree() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "100"];
+    let vperf = ["vperf", "stat", "-x", ",", "-e", "mark=3"];
+    for scope in [&[][..], &["-a"]] {
+        let inner = [&vperf[..], scope, &marks].concat();
+        let outer = [&["stat", "-x,"], scope, &["-e", MARK_3, "--"], &inner].concat();
+        let output = perf(&outer)?;
+        let said = text(&output.stderr);
+        ensure!(output.status.success(), "{said}");
+        let ours = text(&output.stdout);
+        let theirs: Vec<Line> = said.lines().filter_map(Line::parse).collect();
+        ensure_eq!(
+            ours.split(',').next(),
+            Some("100"),
+            "vperf {scope:?}: {ours}"
+        );
+        let theirs: Vec<&str> = theirs.iter().map(|line| line.value.as_str()).collect();
+        ensure_eq!(theirs, ["100"], "perf {scope:?}: {said}");
+    }
+    Ok(())
+}
+
+fn what_cannot_be_counted_is_not_supported() -> Outcome {
+    for event in [
+        // A kind that nothing has.
+        "vpmu/kind=0x7ff,event=1/",
+        // Who exits, user or kernel, is not told apart.
+        "vpmu/exits-io/u",
+        // A guest of this guest.
+        "vpmu/exits-io/G",
+    ] {
+        let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
+        let said = text(&output.stderr);
+        ensure!(said.starts_with("<not supported>,"), "{event}: {said}");
+    }
+    Ok(())
+}
+
+fn what_has_no_name_is_refused() -> Outcome {
+    // Not an event, a mark without its value, a value beyond its 48 bits.
+    for event in [
+        "vpmu/nonsense/",
+        "vpmu/mark/",
+        "vpmu/mark,event=0x1000000000000/",
+    ] {
+        let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
+        ensure!(
+            !output.status.success(),
+            "{event} was accepted: {}",
+            text(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+fn recording_is_refused_with_the_reason() -> Outcome {
+    for period in [&[][..], &["-c", "1"], &["-F", "100"]] {
+        let command = ["-o", "/tmp/stock-perf.data", "-e", MARK_3, "--", "true"];
+        let output = perf(&[&["record"], period, &command].concat())?;
+        let said = text(&output.stderr);
+        ensure!(!output.status.success(), "perf record was accepted: {said}");
+        ensure!(
+            said.contains("sampling/overflow-interrupts"),
+            "not the reason: {said}"
+        );
+    }
+    Ok(())
+}
