@@ -2,25 +2,23 @@
 //! brings back what it said and how it went.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use thiserror::Error;
-
-use crate::cache::{Cache, CacheError};
-use crate::cpio::{Archive, CpioError};
+use crate::cache::Cache;
+use crate::cpio::Archive;
 use crate::digest::Key;
-use crate::frame::{Frames, Transcript};
-use crate::initramfs::{self, InitramfsError};
-use crate::kernel::{Kernel, KernelError, Sources};
-use crate::lab::{self, Lab, LabError};
-use crate::machine::{self, Ended, MachineError};
-use crate::module::{self, ModuleError};
-use crate::place::{self, Place, PlaceChoice, PlaceError};
-use crate::programs::{ProgramError, Programs};
+use crate::error::BootError;
+use crate::initramfs;
+use crate::kernel::{Kernel, Sources};
+use crate::lab::{self, Lab};
+use crate::module;
+use crate::place::{self, Place, PlaceChoice};
+use crate::programs::Programs;
+use crate::run::{self, Outcome};
 
 /// Where a guest's /init says that it runs: the VMM's debug port.
 const INIT_PORT: u16 = 0x504;
@@ -33,59 +31,6 @@ printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 echo null > /tmp/report
 "#;
 const REPORT: &str = "/tmp/report";
-
-/// Why a command did not run in a guest from its beginning to its end.
-#[derive(Debug, Error)]
-pub enum BootError {
-    /// No kernel.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// No driver.
-    #[error(transparent)]
-    Module(#[from] ModuleError),
-    /// No programs.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
-    /// No initramfs.
-    #[error(transparent)]
-    Initramfs(#[from] InitramfsError),
-    /// A file that the caller added cannot go in.
-    #[error(transparent)]
-    File(#[from] CpioError),
-    /// No lab.
-    #[error(transparent)]
-    Lab(#[from] LabError),
-    /// No choice of place.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// The cache cannot be used.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// A temporary file could not be written.
-    #[error("cannot write a temporary file; is there space?")]
-    Temporary(#[source] io::Error),
-    /// The machine did not start, or did not end in time.
-    #[error("{place}: the guest did not run; its console is in {console}")]
-    Machine {
-        /// Where it ran.
-        place: Place,
-        /// Its console's bytes.
-        console: PathBuf,
-        /// What went wrong.
-        #[source]
-        source: MachineError,
-    },
-    /// The machine ended, but not because the command did.
-    #[error("{place}: {what}; its console is in {console}")]
-    Ended {
-        /// Where it ran.
-        place: Place,
-        /// What ended, and how.
-        what: String,
-        /// Its console's bytes.
-        console: PathBuf,
-    },
-}
 
 /// One command in one guest.
 #[derive(Clone, Debug)]
@@ -127,21 +72,6 @@ impl Default for Boot {
             sources: Sources::default(),
         }
     }
-}
-
-/// How a command went.
-#[derive(Debug)]
-pub struct Outcome {
-    /// What it wrote to the console: lines end in `\n`.
-    pub output: String,
-    /// Its exit code.
-    pub status: i32,
-    /// Where it ran.
-    pub place: Place,
-    /// The VMM's report.
-    pub report: serde_json::Value,
-    /// How long the machine ran, the lab included.
-    pub wall: Duration,
 }
 
 /// What is made before a guest can boot.
@@ -235,12 +165,12 @@ impl Boot {
         let report_path = report.path().to_string_lossy();
         let mut command = Command::new(parts.programs.vmm()?);
         command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path));
-        let run = self.watch(&parts.cache, &mut command, mark, &Place::Direct)?;
+        let run = run::watch(self, &parts.cache, &mut command, mark, &Place::Direct)?;
         let mut transcript = run.transcript;
         transcript.vmm = run.ended.status.code();
         transcript.log = run.ended.stderr.into_bytes();
         transcript.report = fs::read(report.path()).map_err(BootError::Temporary)?;
-        outcome(transcript, Place::Direct, run.wall, run.console)
+        run::outcome(transcript, Place::Direct, run.wall, run.console)
     }
 
     fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
@@ -301,7 +231,7 @@ impl Boot {
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);
         // An emulated machine fills a processor: several at once would only slow each other.
         let _turn = parts.cache.lock("run")?;
-        let run = self.watch(&parts.cache, &mut command, mark, &place)?;
+        let run = run::watch(self, &parts.cache, &mut command, mark, &place)?;
         if run.transcript.vmm.is_none() {
             let said = run
                 .ended
@@ -319,74 +249,7 @@ impl Boot {
                 console: run.console.keep()?,
             });
         }
-        outcome(run.transcript, place, run.wall, run.console)
-    }
-
-    /// Runs the machine and takes its console apart.
-    fn watch(
-        &self,
-        cache: &Cache,
-        command: &mut Command,
-        mark: &str,
-        place: &Place,
-    ) -> Result<Run, BootError> {
-        let mut frames = Frames::new(mark);
-        let mut console = Console {
-            directory: cache.directory().to_owned(),
-            bytes: Vec::new(),
-        };
-        let started = Instant::now();
-        let ended = machine::run(command, self.timeout, |bytes| {
-            console.bytes.extend_from_slice(bytes);
-            let output = frames.push(bytes);
-            if self.echo {
-                let mut stdout = io::stdout().lock();
-                // Whoever closed our stdout does not want to hear of it.
-                let _ = stdout.write_all(&output).and_then(|()| stdout.flush());
-            }
-        });
-        let wall = started.elapsed();
-        match ended {
-            Ok(ended) => Ok(Run {
-                ended,
-                transcript: frames.finish(),
-                console,
-                wall,
-            }),
-            Err(source) => {
-                let console = console.keep()?;
-                Err(BootError::Machine {
-                    place: place.clone(),
-                    console,
-                    source,
-                })
-            }
-        }
-    }
-}
-
-struct Run {
-    ended: Ended,
-    transcript: Transcript,
-    console: Console,
-    wall: Duration,
-}
-
-/// A machine's console, kept for when something goes wrong.
-struct Console {
-    directory: PathBuf,
-    bytes: Vec<u8>,
-}
-
-impl Console {
-    fn keep(self) -> Result<PathBuf, BootError> {
-        let path = self.directory.join("console.log");
-        let written = tempfile::NamedTempFile::new_in(&self.directory).and_then(|mut file| {
-            file.write_all(&self.bytes)?;
-            file.persist(&path).map_err(|error| error.error)
-        });
-        written.map_err(BootError::Temporary)?;
-        Ok(path)
+        run::outcome(run.transcript, place, run.wall, run.console)
     }
 }
 
@@ -405,61 +268,6 @@ impl Unnamed {
     }
 }
 
-/// What a run amounts to: only one whose command ended and whose VMM was content is an outcome.
-fn outcome(
-    transcript: Transcript,
-    place: Place,
-    wall: Duration,
-    console: Console,
-) -> Result<Outcome, BootError> {
-    let log = String::from_utf8_lossy(&transcript.log);
-    let report = serde_json::from_slice(&transcript.report);
-    let what = match (transcript.status, transcript.vmm, report) {
-        (Some(status), Some(0), Ok(report)) => {
-            let output = String::from_utf8_lossy(&transcript.output).into_owned();
-            return Ok(Outcome {
-                output,
-                status,
-                place,
-                report,
-                wall,
-            });
-        }
-        (Some(_), Some(0), Err(error)) => format!("the VMM's report cannot be read ({error})"),
-        (_, code, _) => {
-            let when = match (transcript.status, transcript.begun) {
-                (Some(_), _) => "after the command had ended",
-                (None, true) => "before the command had ended",
-                (None, false) => "before the command began",
-            };
-            let said = log
-                .lines()
-                .last()
-                .map(|line| format!(": {line}"))
-                .unwrap_or_default();
-            format!("{} {when}{said}", ending(code))
-        }
-    };
-    Err(BootError::Ended {
-        place,
-        what,
-        console: console.keep()?,
-    })
-}
-
-/// The VMM's exit codes in words.
-fn ending(code: Option<i32>) -> String {
-    match code {
-        Some(0) => "the guest powered off".to_owned(),
-        Some(3) => "the guest asked for a reset".to_owned(),
-        Some(4) => "the guest's processor shut down (triple fault)".to_owned(),
-        Some(5) => "the guest's kernel panicked".to_owned(),
-        Some(6) => "the guest was ended by hand".to_owned(),
-        Some(code) => format!("the VMM failed (exit code {code})"),
-        None => "the VMM was killed".to_owned(),
-    }
-}
-
 /// One word for a shell.
 fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -468,90 +276,6 @@ fn quote(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn console(directory: &Path) -> Console {
-        Console {
-            directory: directory.to_owned(),
-            bytes: b"console\n".to_vec(),
-        }
-    }
-
-    fn outcome_of(transcript: Transcript) -> Result<Outcome, BootError> {
-        let directory = tempfile::tempdir().unwrap();
-        outcome(
-            transcript,
-            Place::Direct,
-            Duration::ZERO,
-            console(directory.path()),
-        )
-    }
-
-    fn good() -> Transcript {
-        let (status, vmm) = (Some(3), Some(0));
-        let output = b"hello\n".to_vec();
-        Transcript {
-            output,
-            status,
-            vmm,
-            report: b"{\"a\": 1}".to_vec(),
-            begun: true,
-            ..Transcript::default()
-        }
-    }
-
-    #[test]
-    fn a_command_that_fails_is_an_outcome() {
-        let outcome = outcome_of(good()).unwrap();
-        assert_eq!((outcome.status, outcome.output.as_str()), (3, "hello\n"));
-        assert_eq!(outcome.report["a"], 1);
-    }
-
-    #[test]
-    fn what_went_wrong_is_said_in_one_line() {
-        let cases = [
-            (
-                Transcript {
-                    status: None,
-                    ..good()
-                },
-                "powered off before the command had ended",
-            ),
-            (
-                Transcript {
-                    vmm: Some(5),
-                    status: None,
-                    ..good()
-                },
-                "panicked before the command had",
-            ),
-            (
-                Transcript {
-                    vmm: Some(1),
-                    log: b"a\nno memory\n".to_vec(),
-                    ..good()
-                },
-                "no memory",
-            ),
-            (
-                Transcript {
-                    report: Vec::new(),
-                    ..good()
-                },
-                "report cannot be read",
-            ),
-            (
-                Transcript {
-                    vmm: None,
-                    ..Transcript::default()
-                },
-                "killed before the command began",
-            ),
-        ];
-        for (transcript, expected) in cases {
-            let error = outcome_of(transcript).unwrap_err().to_string();
-            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
-        }
-    }
 
     #[test]
     fn the_shell_reads_back_what_was_quoted() {

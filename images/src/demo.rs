@@ -5,8 +5,11 @@ use std::fmt::Write as _;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::boot::{self, Boot, Outcome};
+use crate::boot::Boot;
+use crate::error::BootError;
 use crate::place::PlaceChoice;
+use crate::run::Outcome;
+use crate::run::Outcome;
 
 /// What a person would type in the guest, in that order.
 const SCRIPT: &str = r#"
@@ -25,7 +28,7 @@ const HOT: &str = "hot_three_quarters";
 pub enum DemoError {
     /// No guest.
     #[error(transparent)]
-    Boot(#[from] boot::BootError),
+    Boot(#[from] BootError),
     /// A command of the guest's failed.
     #[error("a command failed in the guest, with exit code {0}; its message stands above")]
     Command(i32),

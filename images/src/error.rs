@@ -1,0 +1,69 @@
+//! Everything that can keep a command from running in a guest.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::cache::CacheError;
+use crate::cpio::CpioError;
+use crate::initramfs::InitramfsError;
+use crate::kernel::KernelError;
+use crate::lab::LabError;
+use crate::machine::MachineError;
+use crate::module::ModuleError;
+use crate::place::{Place, PlaceError};
+use crate::programs::ProgramError;
+
+/// Why a command did not run in a guest from its beginning to its end.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// No kernel.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// No driver.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// No programs.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// No initramfs.
+    #[error(transparent)]
+    Initramfs(#[from] InitramfsError),
+    /// A file that the caller added cannot go in.
+    #[error(transparent)]
+    File(#[from] CpioError),
+    /// No lab.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// No choice of place.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A temporary file could not be written.
+    #[error("cannot write a temporary file; is there space?")]
+    Temporary(#[source] io::Error),
+    /// The machine did not start, or did not end in time.
+    #[error("{place}: the guest did not run; its console is in {console}")]
+    Machine {
+        /// Where it ran.
+        place: Place,
+        /// Its console's bytes.
+        console: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: MachineError,
+    },
+    /// The machine ended, but not because the command did.
+    #[error("{place}: {what}; its console is in {console}")]
+    Ended {
+        /// Where it ran.
+        place: Place,
+        /// What ended, and how.
+        what: String,
+        /// Its console's bytes.
+        console: PathBuf,
+    },
+}

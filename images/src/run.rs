@@ -1,0 +1,243 @@
+//! One machine's run: its console taken apart while it comes, and what the run amounts to.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::boot::Boot;
+use crate::cache::Cache;
+use crate::error::BootError;
+use crate::error::BootError;
+use crate::frame::{Frames, Transcript};
+use crate::machine::{self, Ended};
+use crate::place::Place;
+
+/// How a command went.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What it wrote to the console: lines end in `\n`.
+    pub output: String,
+    /// Its exit code.
+    pub status: i32,
+    /// Where it ran.
+    pub place: Place,
+    /// The VMM's report.
+    pub report: serde_json::Value,
+    /// How long the machine ran, the lab included.
+    pub wall: Duration,
+}
+
+/// A machine that has ended.
+pub(crate) struct Run {
+    pub(crate) ended: Ended,
+    pub(crate) transcript: Transcript,
+    pub(crate) console: Console,
+    pub(crate) wall: Duration,
+}
+
+/// A machine's console, kept for when something goes wrong.
+pub(crate) struct Console {
+    directory: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Console {
+    pub(crate) fn keep(self) -> Result<PathBuf, BootError> {
+        let path = self.directory.join("console.log");
+        let written = tempfile::NamedTempFile::new_in(&self.directory).and_then(|mut file| {
+            file.write_all(&self.bytes)?;
+            file.persist(&path).map_err(|error| error.error)
+        });
+        written.map_err(BootError::Temporary)?;
+        Ok(path)
+    }
+}
+
+/// Runs the machine and takes its console apart.
+pub(crate) fn watch(
+    boot: &Boot,
+    cache: &Cache,
+    command: &mut Command,
+    mark: &str,
+    place: &Place,
+) -> Result<Run, BootError> {
+    let mut frames = Frames::new(mark);
+    let mut console = Console {
+        directory: cache.directory().to_owned(),
+        bytes: Vec::new(),
+    };
+    let started = Instant::now();
+    let ended = machine::run(command, boot.timeout, |bytes| {
+        console.bytes.extend_from_slice(bytes);
+        let output = frames.push(bytes);
+        if boot.echo {
+            let mut stdout = io::stdout().lock();
+            // Whoever closed our stdout does not want to hear of it.
+            let _ = stdout.write_all(&output).and_then(|()| stdout.flush());
+        }
+    });
+    let wall = started.elapsed();
+    match ended {
+        Ok(ended) => Ok(Run {
+            ended,
+            transcript: frames.finish(),
+            console,
+            wall,
+        }),
+        Err(source) => {
+            let console = console.keep()?;
+            Err(BootError::Machine {
+                place: place.clone(),
+                console,
+                source,
+            })
+        }
+    }
+}
+
+/// What a run amounts to: only one whose command ended and whose VMM was content is an outcome.
+pub(crate) fn outcome(
+    transcript: Transcript,
+    place: Place,
+    wall: Duration,
+    console: Console,
+) -> Result<Outcome, BootError> {
+    let log = String::from_utf8_lossy(&transcript.log);
+    let report = serde_json::from_slice(&transcript.report);
+    let what = match (transcript.status, transcript.vmm, report) {
+        (Some(status), Some(0), Ok(report)) => {
+            let output = String::from_utf8_lossy(&transcript.output).into_owned();
+            return Ok(Outcome {
+                output,
+                status,
+                place,
+                report,
+                wall,
+            });
+        }
+        (Some(_), Some(0), Err(error)) => format!("the VMM's report cannot be read ({error})"),
+        (_, code, _) => {
+            let when = match (transcript.status, transcript.begun) {
+                (Some(_), _) => "after the command had ended",
+                (None, true) => "before the command had ended",
+                (None, false) => "before the command began",
+            };
+            let said = log
+                .lines()
+                .last()
+                .map(|line| format!(": {line}"))
+                .unwrap_or_default();
+            format!("{} {when}{said}", ending(code))
+        }
+    };
+    Err(BootError::Ended {
+        place,
+        what,
+        console: console.keep()?,
+    })
+}
+
+/// The VMM's exit codes in words.
+fn ending(code: Option<i32>) -> String {
+    match code {
+        Some(0) => "the guest powered off".to_owned(),
+        Some(3) => "the guest asked for a reset".to_owned(),
+        Some(4) => "the guest's processor shut down (triple fault)".to_owned(),
+        Some(5) => "the guest's kernel panicked".to_owned(),
+        Some(6) => "the guest was ended by hand".to_owned(),
+        Some(code) => format!("the VMM failed (exit code {code})"),
+        None => "the VMM was killed".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn console(directory: &Path) -> Console {
+        Console {
+            directory: directory.to_owned(),
+            bytes: b"console\n".to_vec(),
+        }
+    }
+
+    fn outcome_of(transcript: Transcript) -> Result<Outcome, BootError> {
+        let directory = tempfile::tempdir().unwrap();
+        outcome(
+            transcript,
+            Place::Direct,
+            Duration::ZERO,
+            console(directory.path()),
+        )
+    }
+
+    fn good() -> Transcript {
+        let (status, vmm) = (Some(3), Some(0));
+        let output = b"hello\n".to_vec();
+        Transcript {
+            output,
+            status,
+            vmm,
+            report: b"{\"a\": 1}".to_vec(),
+            begun: true,
+            ..Transcript::default()
+        }
+    }
+
+    #[test]
+    fn a_command_that_fails_is_an_outcome() {
+        let outcome = outcome_of(good()).unwrap();
+        assert_eq!((outcome.status, outcome.output.as_str()), (3, "hello\n"));
+        assert_eq!(outcome.report["a"], 1);
+    }
+
+    #[test]
+    fn what_went_wrong_is_said_in_one_line() {
+        let cases = [
+            (
+                Transcript {
+                    status: None,
+                    ..good()
+                },
+                "powered off before the command had ended",
+            ),
+            (
+                Transcript {
+                    vmm: Some(5),
+                    status: None,
+                    ..good()
+                },
+                "panicked before the command had",
+            ),
+            (
+                Transcript {
+                    vmm: Some(1),
+                    log: b"a\nno memory\n".to_vec(),
+                    ..good()
+                },
+                "no memory",
+            ),
+            (
+                Transcript {
+                    report: Vec::new(),
+                    ..good()
+                },
+                "report cannot be read",
+            ),
+            (
+                Transcript {
+                    vmm: None,
+                    ..Transcript::default()
+                },
+                "killed before the command began",
+            ),
+        ];
+        for (transcript, expected) in cases {
+            let error = outcome_of(transcript).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        }
+    }
+}
