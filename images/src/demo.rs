@@ -9,7 +9,6 @@ use crate::boot::Boot;
 use crate::error::BootError;
 use crate::place::PlaceChoice;
 use crate::run::Outcome;
-use crate::run::Outcome;
 
 /// What a person would type in the guest, in that order.
 const SCRIPT: &str = r#"

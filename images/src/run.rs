@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::boot::Boot;
 use crate::cache::Cache;
 use crate::error::BootError;
-use crate::error::BootError;
 use crate::frame::{Frames, Transcript};
 use crate::machine::{self, Ended};
 use crate::place::Place;
