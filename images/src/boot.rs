@@ -88,6 +88,9 @@ impl Boot {
     /// # Errors
     /// [`BootError`]. A command that fails is no error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
+        if self.place == PlaceChoice::Exact && self.vcpus > 1 {
+            return Err(BootError::ExactVcpus(self.vcpus));
+        }
         let parts = self.prepare()?;
         let mark = self.mark();
         let guest = self.guest_archive(&parts, &mark)?;
@@ -276,6 +279,16 @@ fn quote(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_exact_lab_refuses_what_it_cannot_run() {
+        let boot = Boot {
+            place: PlaceChoice::Exact,
+            vcpus: 2,
+            ..Boot::default()
+        };
+        assert!(matches!(boot.run(), Err(BootError::ExactVcpus(2))));
+    }
 
     #[test]
     fn the_shell_reads_back_what_was_quoted() {

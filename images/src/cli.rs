@@ -123,9 +123,9 @@ pub(crate) struct BootArgs {
     kernel: KernelArgs,
     #[command(flatten)]
     place: PlaceArgs,
-    /// Number of vCPUs
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=255))]
-    vcpus: u32,
+    /// Number of vCPUs [default: 2, in the exact lab 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
+    vcpus: Option<u32>,
     /// The guest's memory in MiB
     #[arg(long, value_name = "MIB", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(64..=65536))]
@@ -164,7 +164,7 @@ impl BootArgs {
         }
         Ok(Boot {
             command: self.command.join(" "),
-            vcpus: self.vcpus,
+            vcpus: self.vcpus.unwrap_or(if self.exact { 1 } else { 2 }),
             memory_mib: self.memory,
             programs: self.programs.clone(),
             files,

@@ -42,6 +42,11 @@ pub enum BootError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// More vCPUs than the exact lab can be trusted with.
+    #[error(
+        "the exact lab runs guests of one vCPU, not of {0}: with more, guests were seen to stand still there"
+    )]
+    ExactVcpus(u32),
     /// A temporary file could not be written.
     #[error("cannot write a temporary file; is there space?")]
     Temporary(#[source] io::Error),
