@@ -162,13 +162,15 @@ impl BootArgs {
             let contents = fs::read(outside).map_err(|e| format!("cannot read {outside}: {e}"))?;
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }
+        let place = self.place.choice();
+        let vcpus = if place == PlaceChoice::Exact { 1 } else { 2 };
         Ok(Boot {
             command: self.command.join(" "),
-            vcpus: self.vcpus.unwrap_or(if self.exact { 1 } else { 2 }),
+            vcpus: self.vcpus.unwrap_or(vcpus),
             memory_mib: self.memory,
             programs: self.programs.clone(),
             files,
-            place: self.place.choice(),
+            place,
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
             echo: true,
