@@ -10,7 +10,7 @@ use crate::event::{Context, Host};
 use crate::queues::{BadChain, Chain, put, take};
 use crate::state::State;
 
-/// Most commands of one buffer: enough for a switch of every event that a guest may open by
+/// Most commands of one notification: enough for a switch of every event that a guest may open by
 /// default, both ways, and a bound on how long one exit lasts.
 const MAX_COMMANDS: usize = 2048;
 
@@ -19,12 +19,13 @@ impl State {
     pub(crate) fn serve_commands(&mut self, host: &Host<'_>, of: u32, by: u32) -> bool {
         let index = usize::from(QUEUE_VCPU) + of as usize;
         let mut served = false;
+        let mut left = MAX_COMMANDS;
         for _ in 0..self.queues.bound(index) {
             let Some(chain) = self.queues.take(index) else {
                 break;
             };
             let len = self
-                .carry_out(host, &chain, of, by)
+                .carry_out(host, &chain, of, by, &mut left)
                 .unwrap_or_else(|BadChain| {
                     self.metrics.bad_requests += 1;
                     0
@@ -35,21 +36,24 @@ impl State {
         served && self.queues.wants_interrupt(index)
     }
 
-    /// Carries out the commands of one buffer; bytes of the answers.
+    /// Carries out the commands of one buffer, of `left` that this notification may still bring;
+    /// bytes of the answers.
     fn carry_out(
         &mut self,
         host: &Host<'_>,
         chain: &Chain,
         of: u32,
         by: u32,
+        left: &mut usize,
     ) -> Result<u32, BadChain> {
         let (len, mut reader) = chain.reader()?;
         let (room, mut writer) = chain.writer()?;
         let commands = len / size_of::<Command>();
         let answers = commands * size_of::<Reply>();
-        if len % size_of::<Command>() != 0 || commands > MAX_COMMANDS || room < answers {
+        if len % size_of::<Command>() != 0 || commands > *left || room < answers {
             return Err(BadChain);
         }
+        *left -= commands;
         for _ in 0..commands {
             let command: Command = take(&mut reader)?;
             self.metrics.commands += 1;

@@ -246,8 +246,11 @@ impl Event {
         Ok(())
     }
 
-    /// Its backing was lost: it stands still for good.
+    /// Its backing was lost: it stands still for good, and nothing of it is left on the host.
     pub(crate) fn fail(&mut self) {
+        if let Backing::Host(counters) = &mut self.backing {
+            counters.clear();
+        }
         self.active = None;
         self.failed = true;
     }

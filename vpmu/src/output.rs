@@ -97,8 +97,13 @@ impl Output {
         task: Option<Task>,
         moment: &Moment,
     ) {
-        if moment.regs.is_none() && facts.sample_type & SAMPLE_IP != 0 {
-            // A record without the IP that was asked for would be a lie.
+        // A record without the IP that was asked for would be a lie, and one from the mode that
+        // is excluded a leak: the overflow came there, but the exit that found it came later.
+        let tells = moment.regs.is_some_and(|regs| match regs.user {
+            true => !facts.exclude_user,
+            false => !facts.exclude_kernel,
+        });
+        if !tells && facts.sample_type & SAMPLE_IP != 0 {
             return self.lose(facts, 1);
         }
         let Task { pid, tid } = task.unwrap_or_else(|| self.running(moment.vcpu));
@@ -133,8 +138,9 @@ impl Output {
             return;
         }
         self.tally.lost = self.tally.lost.saturating_add(overflows);
-        if let Some(ring) = self.rings.get_mut(&facts.owner) {
-            ring.lose(overflows);
+        let ring = self.rings.get_mut(&facts.owner);
+        if ring.is_some_and(|ring| ring.lose(overflows).wake) {
+            self.wake(facts.owner);
         }
     }
 

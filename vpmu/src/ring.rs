@@ -143,12 +143,14 @@ impl Ring {
         }
     }
 
-    /// Counts samples that could not be written, or not even be made.
+    /// Counts samples that could not be written, or not even be made. The first of them wakes:
+    /// a full ring crosses no mark any more, and its reader would sleep for ever.
     pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
+        let wake = self.lost == 0 && samples > 0;
         self.lost = self.lost.saturating_add(samples);
         Outcome {
             written: false,
-            wake: false,
+            wake,
         }
     }
 

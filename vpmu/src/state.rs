@@ -144,7 +144,9 @@ impl State {
         period: u64,
     ) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
-        if period < event.facts.shortest_period || event.period.is_none() {
+        // perf takes no period whose top bit is set.
+        let too_long = period >> 63 != 0;
+        if too_long || period < event.facts.shortest_period || event.period.is_none() {
             return Err(Errno::EINVAL);
         }
         event
