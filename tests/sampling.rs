@@ -8,6 +8,7 @@ tests::guest_tests! {
     two_vcpus_samples_never_mix,
     a_tasks_samples_follow_it,
     a_childs_samples_reach_the_parents_ring,
+    siblings_are_told_apart,
     a_new_period_counts_from_now,
     exits_sample_exactly,
     a_clock_samples_the_loop_that_runs,

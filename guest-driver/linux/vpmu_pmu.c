@@ -82,6 +82,17 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 		vpmu_context_leave(vcpu, event);
 }
 
+/*
+ * Whether the device names a task in the event's records: the one that it came in
+ * with, until it goes out. Between two tasks that inherited the same events perf
+ * core swaps their contexts instead, by which nothing goes out or comes in. A
+ * pinned context is not swapped.
+ */
+static bool pmu_names_task(const struct vpmu_event *own)
+{
+	return own->task && own->file && own->file->tracks;
+}
+
 static int vpmu_pmu_add(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
@@ -93,6 +104,9 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	 */
 	if (!vcpu || vcpu->broken || !own->id)
 		return -ENODEV;
+	/* perf core holds the context's lock, which protects the count. */
+	if (pmu_names_task(own))
+		event->ctx->pin_count++;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	if (flags & PERF_EF_START)
 		vpmu_pmu_start(event, flags);
@@ -101,6 +115,8 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 
 static void vpmu_pmu_del(struct perf_event *event, int flags)
 {
+	if (pmu_names_task(event->pmu_private))
+		event->ctx->pin_count--;
 	vpmu_pmu_stop(event, PERF_EF_UPDATE);
 }
 

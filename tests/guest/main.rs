@@ -61,14 +61,17 @@ fn main() -> ExitCode {
                 None => usage(),
             }
         }
-        ["mark", value, times] => programs::place_marks(value, times),
+        ["mark", value, times] => programs::place_marks(value, times, false),
+        ["mark", value, times, "in-turn"] => programs::place_marks(value, times, true),
         ["ports", times] => stock_perf::write_ports(times),
         _ => usage(),
     }
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES | ports TIMES");
+    eprintln!(
+        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES"
+    );
     ExitCode::from(2)
 }
 

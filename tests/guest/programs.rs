@@ -1,5 +1,6 @@
 //! vperf as a person uses it.
 
+use std::io::{self, Read, Write};
 use std::process::{Command, ExitCode, Output};
 
 use vpmu_client::Vpmu;
@@ -30,13 +31,26 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// `guest-tests mark VALUE TIMES`: a command with a known count, for others to measure.
-pub(crate) fn place_marks(value: &str, times: &str) -> ExitCode {
+///
+/// `in_turn`, it waits for a byte on its input before each mark and passes one on after it, so
+/// that two of them switch from one to the other between any two marks.
+pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
     let (Ok(value), Ok(times)) = (value.parse(), times.parse::<u32>()) else {
         return ExitCode::from(2);
     };
     let place = || -> Outcome {
         let vpmu = Vpmu::open()?;
-        (0..times).try_for_each(|_| vpmu.mark(value))?;
+        let mut turn = [0];
+        for _ in 0..times {
+            if in_turn {
+                io::stdin().read_exact(&mut turn)?;
+            }
+            vpmu.mark(value)?;
+            if in_turn {
+                io::stdout().write_all(&turn)?;
+                io::stdout().flush()?;
+            }
+        }
         Ok(())
     };
     match place() {

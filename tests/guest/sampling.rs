@@ -1,6 +1,8 @@
 //! Samples: one for each period, each with the guest's truth.
 
 use std::hint::black_box;
+use std::io::{self, PipeReader, PipeWriter, Write};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use vpmu_client::attr::{SAMPLE_DEFAULT, SAMPLE_IDENTIFIER, SAMPLE_STREAM_ID};
@@ -23,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
         "a_childs_samples_reach_the_parents_ring",
         a_childs_samples_reach_the_parents_ring,
     ),
+    ("siblings_are_told_apart", siblings_are_told_apart),
     ("a_new_period_counts_from_now", a_new_period_counts_from_now),
     ("exits_sample_exactly", exits_sample_exactly),
     (
@@ -202,7 +205,7 @@ fn a_childs_samples_reach_the_parents_ring() -> Outcome {
     };
     let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
     vpmu.mark(3)?;
-    let status = std::process::Command::new("/proc/self/exe")
+    let status = Command::new("/proc/self/exe")
         .args(["mark", "3", "20"])
         .status()?;
     ensure!(status.success(), "the child: {status}");
@@ -218,6 +221,48 @@ fn a_childs_samples_reach_the_parents_ring() -> Outcome {
         .iter()
         .filter(|s| s.stream_id != id && s.pid != std::process::id());
     ensure_eq!(of_child.count(), 20, "records of the child's own stream");
+    Ok(())
+}
+
+fn placer_in_turn(times: usize, before: PipeReader, after: PipeWriter) -> io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .args(["mark", "3", &times.to_string(), "in-turn"])
+        .stdin(before)
+        .stdout(after)
+        .spawn()
+}
+
+fn siblings_are_told_apart() -> Outcome {
+    const MARKS: usize = 150;
+    let vpmu = Vpmu::open()?;
+    // One CPU, which the children inherit: each mark is followed by a switch to the sibling.
+    cpu::pin(0)?;
+    let attr = EventAttr {
+        inherit: true,
+        ..vpmu.attr("mark=3")?.sampling(1)
+    };
+    let (event, mut ring) = sampling(&vpmu, &attr, 4)?;
+    let (first_reads, mut second_writes) = io::pipe()?;
+    let (second_reads, first_writes) = io::pipe()?;
+    // Takes the last turn, for which the first child does not wait.
+    let _end = first_reads.try_clone()?;
+    second_writes.write_all(&[0])?;
+    let mut children = [
+        placer_in_turn(MARKS, first_reads, first_writes)?,
+        placer_in_turn(MARKS, second_reads, second_writes)?,
+    ];
+    for child in &mut children {
+        let status = child.wait()?;
+        ensure!(status.success(), "a child: {status}");
+    }
+    event.disable()?;
+    let (samples, lost) = drain(&mut ring)?;
+    ensure_eq!((samples.len(), lost), (2 * MARKS, 0), "records, lost");
+    for child in children {
+        let pid = child.id();
+        let own = samples.iter().filter(|s| (s.pid, s.tid) == (pid, pid));
+        ensure_eq!(own.count(), MARKS, "records of the child {pid}");
+    }
     Ok(())
 }
 
