@@ -124,6 +124,8 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	ring = ring_alloc(count);
 	if (IS_ERR(ring))
 		return PTR_ERR(ring);
+	/* From the map on the device writes there, and its notices must not be lost. */
+	atomic_set(&file->poll, 0);
 	err = vpmu_control_map(file->dev, own->id, ring->pages, count,
 			       vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
@@ -135,7 +137,6 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 		ring_detach(file, ring);
 		return err;
 	}
-	atomic_set(&file->poll, 0);
 	file->ring = ring;
 	return 0;
 }
