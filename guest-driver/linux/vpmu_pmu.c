@@ -233,6 +233,8 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 		vpmu_file_get(own->file);
 	}
 	vpmu_device_get(dev);
+	/* Pairs with the barrier in device_drain(). */
+	smp_mb__after_atomic();
 	err = -ENODEV;
 	if (READ_ONCE(dev->gone))
 		goto fail;

@@ -5,6 +5,7 @@
 #include <linux/cpuhotplug.h>
 #include <linux/io.h>
 #include <linux/module.h>
+#include <linux/rcupdate.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 #include <linux/virtio_config.h>
@@ -37,6 +38,24 @@ void vpmu_device_put(struct vpmu_device *dev)
 {
 	if (atomic_dec_and_test(&dev->users))
 		wake_up_all(&dev->idle);
+}
+
+/*
+ * Nothing opens the device any more, and all that was open is closed, when this
+ * returns.
+ */
+static void device_drain(struct vpmu_device *dev)
+{
+	WRITE_ONCE(dev->gone, true);
+	/* Either this sees the user that vpmu_pmu_event_init() adds, or that sees @gone. */
+	smp_mb();
+	wait_event(dev->idle, !atomic_read(&dev->users));
+	/*
+	 * The last user may still be about to wake this up, and perf core looks at the
+	 * PMU once more behind pmu->destroy(). Neither sleeps on the way out, but both
+	 * can be preempted there.
+	 */
+	synchronize_rcu_tasks();
 }
 
 static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
@@ -267,8 +286,7 @@ static int vpmu_probe(struct virtio_device *vdev)
 	return 0;
 
 unregister:
-	WRITE_ONCE(dev->gone, true);
-	wait_event(dev->idle, !atomic_read(&dev->users));
+	device_drain(dev);
 	vpmu_pmu_unregister(dev);
 offline:
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
@@ -294,8 +312,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	 * transport can be taken away. Then this waits until they are closed.
 	 */
 	vpmu_cdev_unregister(dev);
-	WRITE_ONCE(dev->gone, true);
-	wait_event(dev->idle, !atomic_read(&dev->users));
+	device_drain(dev);
 	vpmu_pmu_unregister(dev);
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
 
