@@ -122,7 +122,8 @@ struct vpmu_device {
  * @count: as the device last told
  * @enabled_ns: time enabled, as the device last told
  * @running_ns: time running, likewise
- * @owed: nanoseconds not counted that perf core's running time still has to lose
+ * @owed: nanoseconds not counted that perf core's running time still has to lose;
+ *        U64_MAX once the device has lost the event: all
  * @file: the door that it came through, NULL for perf core's
  */
 struct vpmu_event {

@@ -4,9 +4,13 @@
  *
  * The device keeps the count; what is new in it is added to perf's.
  */
+#include <linux/overflow.h>
 #include <linux/perf_event.h>
 
 #include "vpmu.h"
+
+/* struct vpmu_event::owed: all running time there is and will be. */
+#define OWED_ALL	U64_MAX
 
 /**
  * vpmu_event_start() - let the device count an event, unless it is switched off
@@ -63,7 +67,15 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 		room += event->ctx->time - event->tstamp;
 	room = min(own->owed, room);
 	event->total_time_running -= room;
-	own->owed -= room;
+	if (own->owed != OWED_ALL)
+		own->owed -= room;
+}
+
+/* Of @time more the event did not count. */
+static void event_owe(struct vpmu_event *own, u64 time)
+{
+	if (check_add_overflow(own->owed, time, &own->owed))
+		own->owed = OWED_ALL;
 }
 
 /* What the device told since it last did, given to whose event it is. */
@@ -77,9 +89,27 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 		return;
 	}
 	if (enabled > running)
-		own->owed += enabled - running;
+		event_owe(own, enabled - running);
 	if (own->owed)
 		event_settle(event, own, op);
+	perf_event_update_userpage(event);
+}
+
+/*
+ * The device has lost the event, and nobody can tell since when the count falls
+ * short. A file's reader is told by the end of file. perf core has no such state
+ * that could be set from here: there the event has never run, and perf shows it as
+ * not counted, or its inherited part as missing, instead of a count too small.
+ */
+static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
+{
+	/* Nobody may be woken here: the scheduler's locks can be held. */
+	if (own->file) {
+		WRITE_ONCE(own->file->error, true);
+		return;
+	}
+	own->owed = OWED_ALL;
+	event_settle(event, own, op);
 	perf_event_update_userpage(event);
 }
 
@@ -97,10 +127,8 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	struct vpmu_event *own = event->pmu_private;
 	u64 count, enabled, running;
 
-	/* Nobody may be woken here: the scheduler's locks can be held. */
 	if (!reply || reply->status || (s32)le32_to_cpu(reply->state) == VPMU_STATE_ERROR)
-		if (own->file)
-			WRITE_ONCE(own->file->error, true);
+		event_lost(event, own, op);
 	if (!reply || reply->status)
 		return;
 
