@@ -146,9 +146,11 @@ static bool open_owns(struct task_struct *task)
 }
 
 /*
- * As for perf_event_open(2), except that perf_event_paranoid is out of a module's
- * reach: without CAP_PERFMON it counts as 2 here. perf core itself applies it to
- * events of a CPU.
+ * perf_event_paranoid is out of a module's reach; perf core itself applies it to
+ * events of a CPU only. So without CAP_PERFMON this allows tasks of the caller's own
+ * and never a CPU, whatever the level. Other than at perf's level 2, what those tasks
+ * do in the kernel may be counted and sampled too, because most kinds cannot leave it
+ * out; only samples that would tell its addresses are refused.
  */
 static int open_permitted(const struct perf_event_attr *attr, struct task_struct *task)
 {
