@@ -59,6 +59,8 @@ impl Lab {
     pub fn command(&self, kernel: &Path, initramfs: &Path, guest_memory_mib: u32) -> Command {
         let mut qemu = Command::new(host::find(QEMU).unwrap_or_else(|| PathBuf::from(QEMU)));
         let memory = guest_memory_mib.saturating_add(OWN_MEMORY_MIB);
+        // One processor: an injected interrupt that QEMU's VMRUN delivered is delivered again
+        // when its loop is left for nothing else, as it often is for several processors' sake.
         qemu.args(["-M", "q35", "-m", &memory.to_string(), "-smp", "1"]);
         // Without XSAVE: TCG lets a guest's XSETBV past KVM, whose CPUID then contradicts it.
         if self.exact {
@@ -71,7 +73,7 @@ impl Lab {
             qemu.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
             qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
         } else {
-            qemu.args(["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm,-xsave"]);
+            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,-xsave"]);
         }
         qemu.args([
             "-nodefaults",
