@@ -1,5 +1,8 @@
 //! Who may know whom. The tree promises it in words; this holds it to them.
-#![expect(clippy::unwrap_used, reason = "a tree that cannot be read fails the test")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a tree that cannot be read fails the test"
+)]
 
 use std::collections::BTreeSet;
 use std::fs;
