@@ -215,6 +215,17 @@ fn an_absent_reader_loses_all_but_the_first_fill() {
 }
 
 #[test]
+fn the_first_loss_wakes_a_reader_whose_mark_lies_beyond_the_ring() {
+    for wakeup in [Wakeup::Records(1_000_000), Wakeup::Bytes(1 << 20)] {
+        let mut rig = Rig::new(1, true, wakeup);
+        let woke: Vec<_> = (1..=1000)
+            .filter(|_| rig.produce(SAMPLE_TIME).wake)
+            .collect();
+        assert_eq!(woke, [257], "{wakeup:?}");
+    }
+}
+
+#[test]
 fn without_data_pages_nothing_is_written() {
     for writable in [true, false] {
         let mut rig = Rig::new(0, writable, Wakeup::Page);

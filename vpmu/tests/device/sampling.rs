@@ -176,6 +176,25 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
 }
 
 #[test]
+fn an_address_of_the_excluded_mode_is_lost_and_not_told() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig
+        .open(&OpenRequest {
+            flags: OPEN_EXCLUDE_USER.into(),
+            ..sampling(open_of(kind, config, 0), 100)
+        })
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.work(thread(0), 100, 4);
+    // The registers of `At` are user mode's.
+    rig.exit(0, ExitReason::Signal, &mut At(0x4000));
+    assert_eq!(ring.samples(), []);
+    assert_eq!(rig.vpmu.metrics().samples_lost, 1);
+}
+
+#[test]
 fn a_new_period_counts_from_its_command() {
     let mut rig = Rig::new();
     let event = rig
@@ -194,8 +213,11 @@ fn a_new_period_counts_from_its_command() {
     let samples = ring.samples();
     assert_eq!(samples.len(), 2);
     assert!(samples.iter().all(|sample| sample.period == 4));
-    let refused = rig.commands(0, &[period(0)])[0];
-    assert_eq!(refused.status.get(), libc::EINVAL.unsigned_abs());
+    for wrong in [0, 1 << 63] {
+        let refused = rig.commands(0, &[period(wrong)])[0];
+        assert_eq!(refused.status.get(), libc::EINVAL.unsigned_abs());
+        assert_eq!(refused.state.get(), STATE_ACTIVE);
+    }
 
     let (kind, config) = CYCLES;
     let host = rig
