@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use images::Boot;
 use images::foreign::{Files, ForeignError};
+use vpmu_client::error::chain;
 
 use crate::wire::{self, Verdict};
 
@@ -117,16 +118,6 @@ fn run(group: &str, files: fn() -> Result<Files, ForeignError>) -> Result<Booted
         verdicts,
         output: outcome.output,
     })
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// Says where a test ran also when it passes: the test runner keeps only what macros print.
