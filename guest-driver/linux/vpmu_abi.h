@@ -2,7 +2,7 @@
 /*
  * The wire between the virtio PMU and its driver: sizes, offsets and values.
  *
- * The C twin of vpmu/src/abi.rs, which is the source of truth and is compared
+ * The C twin of vpmu/src/abi, which is the source of truth and is compared
  * with this header field by field. vpmu/SPEC.md gives the meaning. All integers
  * are little-endian; reserved fields are zero. What programs see as well (event
  * kinds, the catalogue) is in vpmu_uapi.h.
@@ -16,7 +16,7 @@
 
 #define VPMU_DEVICE_ID		63	/* not assigned by the virtio specification */
 #define VPMU_PAGE_SIZE		4096
-#define VPMU_VERSION		1	/* vpmu_config::version */
+#define VPMU_VERSION		2	/* vpmu_config::version */
 
 /* Feature bits */
 #define VPMU_F_RING		0	/* samples go to rings in guest memory */
@@ -45,7 +45,7 @@
  * @time_shift: see @time_mult
  * @reserved: zero
  * @tsc_khz: guest TSC frequency
- * @reserved2: zero
+ * @max_sample_rate: most samples that one event makes in a second
  */
 struct vpmu_config {
 	__le32 version;
@@ -59,7 +59,7 @@ struct vpmu_config {
 	__le16 time_shift;
 	__le16 reserved;
 	__le32 tsc_khz;
-	__le32 reserved2;
+	__le32 max_sample_rate;
 };
 
 /* vpmu_control_header::op, with what follows and what answers */
@@ -69,6 +69,8 @@ struct vpmu_config {
 #define VPMU_CONTROL_UNMAP	4	/* header only, vpmu_control_reply */
 #define VPMU_CONTROL_CATALOGUE	5	/* vpmu_catalogue_request, vpmu_control_reply + entries */
 #define VPMU_CONTROL_TASK_PAGE	6	/* vpmu_task_page_request, vpmu_control_reply */
+#define VPMU_CONTROL_REDIRECT	7	/* vpmu_redirect_request, vpmu_control_reply */
+#define VPMU_CONTROL_PAUSE	8	/* vpmu_pause_request, vpmu_control_reply */
 
 /**
  * struct vpmu_control_header - first words of every control request
@@ -101,15 +103,23 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_EXCLUDE_KERNEL	(1U << 2)
 #define VPMU_OPEN_WATERMARK		(1U << 3)	/* wakeup is in bytes */
 
-/* vpmu_open_request::sample_type: IP, TID, TIME, ID, CPU, PERIOD, STREAM_ID, IDENTIFIER */
-#define VPMU_SAMPLE_ALLOWED \
-	((1U << 0) | (1U << 1) | (1U << 2) | (1U << 6) | (1U << 7) | \
-	 (1U << 8) | (1U << 9) | (1U << 16))
+#define VPMU_OPEN_FREQ			(1U << 4)	/* period is in samples a second */
+#define VPMU_OPEN_SAMPLE_ID_ALL		(1U << 5)
+#define VPMU_OPEN_BACKWARD		(1U << 6)	/* the ring is written backwards */
+#define VPMU_OPEN_PINNED		(1U << 7)	/* counted always, or in error */
+#define VPMU_OPEN_INHERIT_STAT		(1U << 8)	/* PERF_RECORD_READ at close */
+#define VPMU_OPEN_EXCLUDE_CHAIN_KERNEL	(1U << 9)
+#define VPMU_OPEN_EXCLUDE_CHAIN_USER	(1U << 10)
 
-/* vpmu_open_request::engine */
-#define VPMU_ENGINE_ANY		0	/* the device chooses */
-#define VPMU_ENGINE_EXIT	1	/* the overflow ends the run call */
-#define VPMU_ENGINE_BATCHED	2	/* the host samples, the device rewrites */
+/*
+ * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
+ * STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR
+ */
+#define VPMU_SAMPLE_ALLOWED	0x533ffU
+/* vpmu_open_request::read_format: TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING, ID, GROUP, LOST */
+#define VPMU_READ_ALLOWED	0x1fU
+/* Most addresses of a call chain */
+#define VPMU_MAX_STACK		127
 
 /**
  * struct vpmu_open_request - VPMU_CONTROL_OPEN
@@ -117,14 +127,21 @@ struct vpmu_control_reply {
  * @kind: VPMU_KIND_*
  * @context: a vCPU index or VPMU_CONTEXT_TASK
  * @config: which event of the kind
- * @period: a sample every so many; zero counts only
+ * @period: a sample every so many, or so many a second with VPMU_OPEN_FREQ; zero
+ *          counts only
  * @sample_type: perf's PERF_SAMPLE_*, out of VPMU_SAMPLE_ALLOWED
  * @flags: VPMU_OPEN_*
  * @wakeup: a wakeup every so many records, or bytes with VPMU_OPEN_WATERMARK;
  *          zero: every full page
  * @engine: VPMU_ENGINE_*
- * @reserved: zero
+ * @max_stack: most addresses of a call chain; zero: VPMU_MAX_STACK
  * @parent: zero, or the event whose ring and id the records use
+ * @leader: zero, or the leader of its group
+ * @read_format: of PERF_SAMPLE_READ and PERF_RECORD_READ, out of VPMU_READ_ALLOWED
+ * @regs_user: registers of PERF_SAMPLE_REGS_USER
+ * @regs_intr: registers of PERF_SAMPLE_REGS_INTR
+ * @stack_user: bytes of PERF_SAMPLE_STACK_USER
+ * @reserved: zero
  */
 struct vpmu_open_request {
 	struct vpmu_control_header header;
@@ -136,8 +153,14 @@ struct vpmu_open_request {
 	__le32 flags;
 	__le32 wakeup;
 	__le32 engine;
-	__le32 reserved;
+	__le32 max_stack;
 	__le64 parent;
+	__le64 leader;
+	__le64 read_format;
+	__le64 regs_user;
+	__le64 regs_intr;
+	__le32 stack_user;
+	__le32 reserved;
 };
 
 /**
@@ -168,6 +191,28 @@ struct vpmu_map_request {
 };
 
 /**
+ * struct vpmu_redirect_request - VPMU_CONTROL_REDIRECT
+ * @header: event names the event whose records go elsewhere
+ * @target: the event that has the ring; zero: back to its own
+ */
+struct vpmu_redirect_request {
+	struct vpmu_control_header header;
+	__le64 target;
+};
+
+/**
+ * struct vpmu_pause_request - VPMU_CONTROL_PAUSE
+ * @header: event names an event whose records go to the ring
+ * @paused: 1 or 0
+ * @reserved: zero
+ */
+struct vpmu_pause_request {
+	struct vpmu_control_header header;
+	__le32 paused;
+	__le32 reserved;
+};
+
+/**
  * struct vpmu_catalogue_request - VPMU_CONTROL_CATALOGUE
  * @header: event is zero
  * @first: first entry wanted
@@ -193,16 +238,37 @@ struct vpmu_task_page_request {
 	__le64 address;
 };
 
+/* Entries of vpmu_task_page::history */
+#define VPMU_TASK_HISTORY	254
+
 /**
- * struct vpmu_task_page - who runs on a vCPU
- * @pid: process id; written with @tid as one aligned 64-bit word
+ * struct vpmu_task_switch - a task began to run
+ * @pid: process id
  * @tid: thread id
  * @since: guest TSC at the switch
+ */
+struct vpmu_task_switch {
+	__le32 pid;
+	__le32 tid;
+	__le64 since;
+};
+
+/**
+ * struct vpmu_task_page - who runs on a vCPU and who ran there
+ * @pid: process id; written with @tid as one aligned 64-bit word
+ * @tid: thread id
+ * @user_regs: guest-virtual address of the task's struct pt_regs; zero without
+ * @switches: written to @history so far; stored after the entry, with release semantics
+ * @reserved: zero
+ * @history: switch number n, from 0, is entry n modulo VPMU_TASK_HISTORY
  */
 struct vpmu_task_page {
 	__le32 pid;
 	__le32 tid;
-	__le64 since;
+	__le64 user_regs;
+	__le64 switches;
+	__le64 reserved;
+	struct vpmu_task_switch history[VPMU_TASK_HISTORY];
 };
 
 /* vpmu_command::op */
@@ -213,14 +279,16 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_OUT	5	/* it ceases to */
 #define VPMU_COMMAND_READ	6	/* nothing but the answer */
 #define VPMU_COMMAND_RESET	7	/* the count becomes zero; the times stay */
-#define VPMU_COMMAND_PERIOD	8	/* a new period, from this moment */
+#define VPMU_COMMAND_PERIOD	8	/* a new period or frequency, from this moment */
+#define VPMU_COMMAND_REFRESH	9	/* on for so many overflows more, then off */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
  * @op: VPMU_COMMAND_*
  * @reserved: zero
  * @event: the event meant; zero for VPMU_COMMAND_VCPU
- * @value: the new period for VPMU_COMMAND_PERIOD, else zero
+ * @value: the new period for VPMU_COMMAND_PERIOD, overflows more for
+ *         VPMU_COMMAND_REFRESH, else zero
  * @reserved2: zero
  */
 struct vpmu_command {
@@ -244,6 +312,7 @@ struct vpmu_command {
  * @value: the count
  * @time_enabled: nanoseconds enabled with its context scheduled in
  * @time_running: nanoseconds of those in which the backing counted
+ * @lost: overflows of it that no record was written of
  */
 struct vpmu_reply {
 	__le32 status;
@@ -251,11 +320,13 @@ struct vpmu_reply {
 	__le64 value;
 	__le64 time_enabled;
 	__le64 time_running;
+	__le64 lost;
 };
 
 /* vpmu_notice::kind */
-#define VPMU_NOTICE_WAKEUP	1	/* the ring has crossed its wakeup mark */
+#define VPMU_NOTICE_WAKEUP	1	/* with its record the ring has crossed the mark */
 #define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
+#define VPMU_NOTICE_LIMIT	3	/* what VPMU_COMMAND_REFRESH gave is used up */
 
 /**
  * struct vpmu_notice - what the device tells the driver on the event queue

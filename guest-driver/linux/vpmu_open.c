@@ -264,7 +264,7 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 	struct file *filp;
 	int fd, err;
 
-	if (args->reserved || args->flags & ~(u64)PERF_FLAG_FD_CLOEXEC)
+	if (args->engine || args->flags & ~(u64)PERF_FLAG_FD_CLOEXEC)
 		return -EINVAL;
 	if (args->group_fd != -1)
 		return -EOPNOTSUPP;

@@ -32,14 +32,21 @@ static bool telling;
 static void task_write(struct task_struct *task)
 {
 	struct vpmu_task_page *page = this_cpu_read(task_page);
-	u64 who;
+	struct vpmu_task_switch *entry;
+	u64 who, switches;
 
 	if (!page)
 		return;
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
 	/* One store: the device stops this CPU between instructions, so it sees both or neither. */
 	WRITE_ONCE(*(__le64 *)&page->pid, cpu_to_le64(who));
-	WRITE_ONCE(page->since, cpu_to_le64(rdtsc()));
+
+	switches = le64_to_cpu(page->switches);
+	entry = &page->history[switches % VPMU_TASK_HISTORY];
+	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
+	WRITE_ONCE(entry->since, cpu_to_le64(rdtsc()));
+	/* The device may read from another CPU: the entry stands before it is counted. */
+	smp_store_release(&page->switches, cpu_to_le64(switches + 1));
 }
 
 static void task_switch(void *data, bool preempt, struct task_struct *prev,

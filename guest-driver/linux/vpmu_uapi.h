@@ -29,6 +29,7 @@
  * @time_shift: see @time_mult
  * @pmu_type: perf_event_attr::type of the vpmu PMU
  * @tsc_khz: guest TSC frequency
+ * @max_sample_rate: most samples that one event makes in a second
  * @reserved: zero
  */
 struct vpmu_info {
@@ -43,8 +44,14 @@ struct vpmu_info {
 	__u32 time_shift;
 	__u32 pmu_type;
 	__u32 tsc_khz;
-	__u64 reserved[2];
+	__u32 max_sample_rate;
+	__u32 reserved[3];
 };
+
+/* Who makes the samples: struct vpmu_open::engine and VPMU_IOC_ENGINE */
+#define VPMU_ENGINE_ANY		0	/* the device chooses; of an event that only counts */
+#define VPMU_ENGINE_EXIT	1	/* the overflow ends the run call: exact on any host */
+#define VPMU_ENGINE_BATCHED	2	/* the host samples: no exit per sample */
 
 /**
  * struct vpmu_open - the arguments of perf_event_open(2)
@@ -52,16 +59,16 @@ struct vpmu_info {
  *        HW_CACHE or RAW, or the vpmu PMU's own (struct vpmu_info::pmu_type)
  * @pid: 0 for the caller, a thread, or -1 for every task on @cpu
  * @cpu: -1 for any, or a CPU number
- * @group_fd: -1
- * @reserved: zero
- * @flags: PERF_FLAG_FD_CLOEXEC or zero
+ * @group_fd: -1, or the file descriptor of the group's leader
+ * @engine: VPMU_ENGINE_*
+ * @flags: PERF_FLAG_FD_CLOEXEC, _FD_NO_GROUP, _FD_OUTPUT
  */
 struct vpmu_open {
 	__u64 attr;
 	__s32 pid;
 	__s32 cpu;
 	__s32 group_fd;
-	__u32 reserved;
+	__u32 engine;
 	__u64 flags;
 };
 
@@ -140,5 +147,8 @@ struct vpmu_catalogue_entry {
 #define VPMU_IOC_CATALOGUE	_IOW(VPMU_IOC_MAGIC, 2, struct vpmu_catalogue)
 /* Places a mark on the CPU the caller runs on; the argument is its value. */
 #define VPMU_IOC_MARK		_IO(VPMU_IOC_MAGIC, 3)
+
+/* On an event's file descriptor: which engine samples it, a __u32. */
+#define VPMU_IOC_ENGINE		_IOR(VPMU_IOC_MAGIC, 4, __u32)
 
 #endif /* _UAPI_VPMU_H */

@@ -99,6 +99,7 @@ static int device_info(struct vpmu_device *dev)
 	virtio_cread_le(vdev, struct vpmu_config, time_mult, &info->time_mult);
 	virtio_cread_le(vdev, struct vpmu_config, time_shift, &shift);
 	virtio_cread_le(vdev, struct vpmu_config, tsc_khz, &info->tsc_khz);
+	virtio_cread_le(vdev, struct vpmu_config, max_sample_rate, &info->max_sample_rate);
 	info->time_shift = shift;
 
 	if (info->version != VPMU_VERSION) {

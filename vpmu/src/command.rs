@@ -92,6 +92,7 @@ impl State {
             value: face.count.into(),
             time_enabled: face.time_enabled.into(),
             time_running: face.time_running.into(),
+            ..Reply::default()
         }
     }
 

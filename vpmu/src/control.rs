@@ -13,7 +13,7 @@ use crate::abi::{
     CONTROL_UNMAP, CatalogueEntry, CatalogueRequest, ControlHeader, ControlReply, ENGINE_ANY,
     ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_RAW, MAP_WRITABLE, MapRequest, OPEN_ENABLED,
     OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_WATERMARK, OpenReply, OpenRequest, PAGE_SIZE,
-    QUEUE_CONTROL, SAMPLE_ALLOWED, TaskPageRequest,
+    QUEUE_CONTROL, TaskPageRequest,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::{Errno, status};
@@ -23,6 +23,8 @@ use crate::queues::{BadChain, Chain, put};
 use crate::ring::{Ring, Wakeup};
 use crate::state::State;
 
+/// The fields of a sample that are written.
+const SAMPLE_WRITTEN: u64 = 0x1_03c7;
 const OPEN_FLAGS: u32 = OPEN_ENABLED | OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL | OPEN_WATERMARK;
 
 impl State {
@@ -122,6 +124,9 @@ impl State {
         let (request, _) = OpenRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
         let flags = request.flags.get();
         if request.header.event.get() != 0
+            || request.max_stack.get() != 0
+            || request.leader.get() != 0
+            || request.read_format.get() != 0
             || request.reserved.get() != 0
             || flags & !OPEN_FLAGS != 0
             || request.engine.get() > ENGINE_BATCHED
@@ -194,7 +199,7 @@ impl State {
             .shortest_period
             .is_some_and(|shortest| period >= shortest && self.has_rings());
         if request.engine.get() == ENGINE_BATCHED
-            || request.sample_type.get() & !SAMPLE_ALLOWED != 0
+            || request.sample_type.get() & !SAMPLE_WRITTEN != 0
             || excludes && !entry.excludes
             || period > 0 && !sampled
         {

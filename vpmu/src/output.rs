@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice, TaskPage};
+use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice, TaskSwitch};
 use crate::event::{Facts, Task};
 use crate::machine::GuestRegs;
 use crate::record::{SAMPLE_IP, Sample};
@@ -201,7 +201,7 @@ impl Output {
         let word = self.task_pages[vcpu as usize]
             .and_then(|page| self.memory.load::<u64>(page, Ordering::Relaxed).ok());
         // As it lies in memory: the page's first word, then nothing.
-        let task: TaskPage = zerocopy::transmute!([word.unwrap_or(0), 0]);
+        let task: TaskSwitch = zerocopy::transmute!([word.unwrap_or(0), 0]);
         Task {
             pid: task.pid.get(),
             tid: task.tid.get(),

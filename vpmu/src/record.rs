@@ -20,6 +20,8 @@ pub(crate) const SAMPLE_IDENTIFIER: u64 = 1 << 16;
 /// `PERF_RECORD_LOST`: header, id, number.
 pub(crate) const LOST_SIZE: usize = 24;
 const HEADER_SIZE: usize = 8;
+/// The fields of a sample that are written.
+const SAMPLE_WRITTEN: u64 = 0x1_03c7;
 /// A sample with every allowed field.
 pub(crate) const SAMPLE_MAX: usize = HEADER_SIZE + 8 * 8;
 /// The longest burst that is written at once: a loss, then a sample.
@@ -118,14 +120,13 @@ impl Burst {
 
 /// Size of a sample with the fields of `sample_type`.
 pub(crate) fn sample_size(sample_type: u64) -> usize {
-    let known = sample_type & crate::abi::SAMPLE_ALLOWED;
+    let known = sample_type & SAMPLE_WRITTEN;
     HEADER_SIZE + 8 * known.count_ones() as usize
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::SAMPLE_ALLOWED;
 
     const SAMPLE: Sample = Sample {
         regs: Some(GuestRegs {
@@ -151,7 +152,7 @@ mod tests {
     #[test]
     fn every_field_in_perfs_order() {
         let mut burst = Burst::new();
-        burst.sample(SAMPLE_ALLOWED, &SAMPLE);
+        burst.sample(SAMPLE_WRITTEN, &SAMPLE);
         let header = 9 | 2 << 32 | (SAMPLE_MAX as u64) << 48;
         assert_eq!(
             words(burst.as_bytes()),
@@ -163,7 +164,7 @@ mod tests {
     fn sizes_are_what_is_written() {
         for bits in 0..=0xffff_u64 {
             // Spread sixteen bits over the places that matter.
-            let sample_type = (bits & 0x7ff | (bits & 0x800) << 5) & SAMPLE_ALLOWED;
+            let sample_type = (bits & 0x7ff | (bits & 0x800) << 5) & SAMPLE_WRITTEN;
             let mut burst = Burst::new();
             burst.sample(sample_type, &SAMPLE);
             assert_eq!(burst.as_bytes().len(), sample_size(sample_type));

@@ -12,7 +12,17 @@ use std::process::{Command as Process, Stdio};
 
 use vpmu::abi::*;
 
-const RUST: &str = include_str!("../src/abi.rs");
+const RUST: [&str; 9] = [
+    include_str!("../src/abi/mod.rs"),
+    include_str!("../src/abi/catalogue.rs"),
+    include_str!("../src/abi/command.rs"),
+    include_str!("../src/abi/config.rs"),
+    include_str!("../src/abi/control.rs"),
+    include_str!("../src/abi/metadata.rs"),
+    include_str!("../src/abi/notice.rs"),
+    include_str!("../src/abi/open.rs"),
+    include_str!("../src/abi/task.rs"),
+];
 const HEADERS: [&str; 2] = [
     include_str!("../../guest-driver/linux/vpmu_abi.h"),
     include_str!("../../guest-driver/linux/vpmu_uapi.h"),
@@ -47,24 +57,27 @@ fn layouts() -> Vec<Layout> {
     layouts! {
         Config = "vpmu_config" {
             version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
-            time_mult, time_shift, reserved, tsc_khz, reserved2,
+            time_mult, time_shift, reserved, tsc_khz, max_sample_rate,
         }
         ControlHeader = "vpmu_control_header" { op, reserved, event }
         ControlReply = "vpmu_control_reply" { status, value }
         OpenRequest = "vpmu_open_request" {
-            header, kind, context, config, period, sample_type, flags, wakeup, engine, reserved,
-            parent,
+            header, kind, context, config, period, sample_type, flags, wakeup, engine, max_stack,
+            parent, leader, read_format, regs_user, regs_intr, stack_user, reserved,
         }
         OpenReply = "vpmu_open_reply" { status, engine, id }
         MapRequest = "vpmu_map_request" { header, pages, flags }
+        RedirectRequest = "vpmu_redirect_request" { header, target }
+        PauseRequest = "vpmu_pause_request" { header, paused, reserved }
         CatalogueRequest = "vpmu_catalogue_request" { header, first, count }
         CatalogueEntry = "vpmu_catalogue_entry" {
             kind, flags, config, name, unit, source, counts,
         }
         TaskPageRequest = "vpmu_task_page_request" { header, vcpu, reserved, address }
-        TaskPage = "vpmu_task_page" { pid, tid, since }
+        TaskPage = "vpmu_task_page" { pid, tid, user_regs, switches, reserved, history }
+        TaskSwitch = "vpmu_task_switch" { pid, tid, since }
         Command = "vpmu_command" { op, reserved, event, value, reserved2 }
-        Reply = "vpmu_reply" { status, state, value, time_enabled, time_running }
+        Reply = "vpmu_reply" { status, state, value, time_enabled, time_running, lost }
         Notice = "vpmu_notice" { kind, reserved, event }
         Metadata = "perf_event_mmap_page" {
             version, compat_version, lock, index, offset, time_enabled, time_running,
@@ -111,12 +124,24 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_UNMAP,
         CONTROL_CATALOGUE,
         CONTROL_TASK_PAGE,
+        CONTROL_REDIRECT,
+        CONTROL_PAUSE,
+        TASK_HISTORY,
         CONTEXT_TASK,
         OPEN_ENABLED,
         OPEN_EXCLUDE_USER,
         OPEN_EXCLUDE_KERNEL,
         OPEN_WATERMARK,
+        OPEN_FREQ,
+        OPEN_SAMPLE_ID_ALL,
+        OPEN_BACKWARD,
+        OPEN_PINNED,
+        OPEN_INHERIT_STAT,
+        OPEN_EXCLUDE_CHAIN_KERNEL,
+        OPEN_EXCLUDE_CHAIN_USER,
         SAMPLE_ALLOWED,
+        READ_ALLOWED,
+        MAX_STACK,
         ENGINE_ANY,
         ENGINE_EXIT,
         ENGINE_BATCHED,
@@ -133,12 +158,14 @@ fn constants() -> Vec<(&'static str, i128)> {
         COMMAND_READ,
         COMMAND_RESET,
         COMMAND_PERIOD,
+        COMMAND_REFRESH,
         STATE_ERROR,
         STATE_OFF,
         STATE_INACTIVE,
         STATE_ACTIVE,
         NOTICE_WAKEUP,
         NOTICE_ERROR,
+        NOTICE_LIMIT,
     ]
 }
 
@@ -149,6 +176,36 @@ fn kernels_name(field: &str) -> &str {
         "reserved" => "__reserved",
         other => other,
     }
+}
+
+const SAMPLE_FIELDS: [&str; 14] = [
+    "IP",
+    "TID",
+    "TIME",
+    "ADDR",
+    "READ",
+    "CALLCHAIN",
+    "ID",
+    "CPU",
+    "PERIOD",
+    "STREAM_ID",
+    "REGS_USER",
+    "STACK_USER",
+    "IDENTIFIER",
+    "REGS_INTR",
+];
+const READ_FIELDS: [&str; 5] = [
+    "TOTAL_TIME_ENABLED",
+    "TOTAL_TIME_RUNNING",
+    "ID",
+    "GROUP",
+    "LOST",
+];
+
+/// C for the bits of all these.
+fn any_of(prefix: &str, names: &[&str]) -> String {
+    let bits: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
+    format!("({})", bits.join(" | "))
 }
 
 /// The C program that compiles only if everything agrees.
@@ -181,24 +238,11 @@ fn program() -> String {
     for (name, value) in constants() {
         claim(format!("VPMU_{name}"), value);
     }
-    for (name, bit) in [
-        ("IP", 0),
-        ("TID", 1),
-        ("TIME", 2),
-        ("ID", 6),
-        ("CPU", 7),
-        ("PERIOD", 8),
-        ("STREAM_ID", 9),
-        ("IDENTIFIER", 16),
-    ] {
-        claim(format!("PERF_SAMPLE_{name}"), 1 << bit);
-    }
     claim(
-        "(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID | \
-         PERF_SAMPLE_CPU | PERF_SAMPLE_PERIOD | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_IDENTIFIER)"
-            .to_owned(),
+        any_of("PERF_SAMPLE_", &SAMPLE_FIELDS),
         SAMPLE_ALLOWED.into(),
     );
+    claim(any_of("PERF_FORMAT_", &READ_FIELDS), READ_ALLOWED.into());
     claim("PERF_RECORD_LOST".to_owned(), 2);
     claim("PERF_RECORD_SAMPLE".to_owned(), 9);
     claim("PERF_RECORD_MISC_KERNEL".to_owned(), 1);
@@ -263,10 +307,12 @@ fn a_wrong_offset_would_be_found() {
 fn every_field_is_compared() {
     let mut declared = BTreeSet::new();
     let mut current = "";
-    for line in RUST.lines() {
-        if let Some(rest) = line.strip_prefix("pub struct ") {
+    for line in RUST.iter().flat_map(|file| file.lines()) {
+        if let Some(rest) = line.strip_prefix("    pub struct ") {
             current = rest.trim_end_matches(" {");
-        } else if let Some(rest) = line.strip_prefix("    pub ") {
+        } else if let Some(rest) = line.strip_prefix("        pub ")
+            && !rest.starts_with("struct ")
+        {
             let field = rest.split(':').next().expect("a field");
             declared.insert(format!("{current}.{field}"));
         }
@@ -291,7 +337,8 @@ fn every_constant_is_compared() {
         .map(|(name, _)| (*name).to_owned())
         .collect();
     let in_rust: BTreeSet<_> = RUST
-        .lines()
+        .iter()
+        .flat_map(|file| file.lines())
         .filter_map(|line| line.strip_prefix("pub const "))
         .map(|rest| rest.split(':').next().expect("a name").to_owned())
         .collect();
@@ -304,6 +351,7 @@ fn every_constant_is_compared() {
         "IOC_OPEN",
         "IOC_CATALOGUE",
         "IOC_MARK",
+        "IOC_ENGINE",
     ];
     let in_c: BTreeSet<_> = HEADERS
         .iter()

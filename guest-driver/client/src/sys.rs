@@ -24,7 +24,8 @@ pub(crate) struct RawInfo {
     pub(crate) time_shift: u32,
     pub(crate) pmu_type: u32,
     pub(crate) tsc_khz: u32,
-    pub(crate) reserved: [u64; 2],
+    pub(crate) max_sample_rate: u32,
+    pub(crate) reserved: [u32; 3],
 }
 
 /// `struct vpmu_open`.
@@ -35,7 +36,7 @@ struct RawOpen {
     pid: i32,
     cpu: i32,
     group_fd: i32,
-    reserved: u32,
+    engine: u32,
     flags: u64,
 }
 
@@ -143,7 +144,7 @@ pub(crate) fn open(
         pid,
         cpu,
         group_fd: -1,
-        reserved: 0,
+        engine: 0,
         flags: bindings::PERF_FLAG_FD_CLOEXEC.into(),
     };
     // SAFETY: the driver reads `request` and the attr it points to, and may write the attr's
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(offset_of!(RawInfo, time_zero), 24);
         assert_eq!(offset_of!(RawInfo, time_mult), 32);
         assert_eq!(offset_of!(RawInfo, pmu_type), 40);
-        assert_eq!(offset_of!(RawInfo, reserved), 48);
+        assert_eq!(offset_of!(RawInfo, max_sample_rate), 48);
         assert_eq!(size_of::<RawOpen>(), 32);
         assert_eq!(offset_of!(RawOpen, group_fd), 16);
         assert_eq!(offset_of!(RawOpen, flags), 24);

@@ -51,7 +51,7 @@ pub(crate) fn open_of(kind: u32, config: u64, context: u32) -> OpenRequest {
 pub(crate) fn sampling(request: OpenRequest, period: u64) -> OpenRequest {
     OpenRequest {
         period: period.into(),
-        sample_type: SAMPLE_ALLOWED.into(),
+        sample_type: 0x1_03c7.into(),
         ..request
     }
 }

@@ -140,10 +140,10 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
         let task = TaskPage {
             pid: 41.into(),
             tid: tid.into(),
-            since: 0.into(),
+            ..TaskPage::default()
         };
         rig.memory
-            .write_slice(task.as_bytes(), GuestAddress(0x8000))
+            .write_slice(&task.as_bytes()[..8], GuestAddress(0x8000))
             .expect("in memory");
     };
     rig.control(&TaskPageRequest {
@@ -166,9 +166,9 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
     rig.world.work(thread(1), 100, 4);
     // The driver names the next task before it schedules the event out.
     runs(&rig, 43);
-    rig.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 32);
+    rig.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 40);
     rig.vpmu.notify(3, Some(1));
-    assert_eq!(rig.queues[3].answer().map(|answer| answer.len()), Some(32));
+    assert_eq!(rig.queues[3].answer().map(|answer| answer.len()), Some(40));
     let samples = ring.samples();
     assert_eq!(samples.len(), 1);
     assert_eq!((samples[0].ip, samples[0].cpu), (0x7000, 1));
@@ -282,10 +282,10 @@ fn who_runs_is_read_from_the_task_page() {
     let task = TaskPage {
         pid: 41.into(),
         tid: 42.into(),
-        since: 0.into(),
+        ..TaskPage::default()
     };
     rig.memory
-        .write_slice(task.as_bytes(), GuestAddress(0x8000))
+        .write_slice(&task.as_bytes()[..8], GuestAddress(0x8000))
         .expect("in memory");
     rig.mark(1, 5, 1);
     rig.control(&page(0)).expect("taken away");

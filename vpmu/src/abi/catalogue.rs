@@ -1,0 +1,80 @@
+//! What can be counted.
+
+use zerocopy::little_endian::{U32, U64};
+
+use super::ControlHeader;
+
+/// Event kind: generic hardware events; config is perf's `PERF_COUNT_HW_*`.
+pub const KIND_HARDWARE: u32 = 0;
+/// Event kind: the host's software events on the vCPU thread; config is `PERF_COUNT_SW_*`.
+pub const KIND_SOFTWARE: u32 = 1;
+/// Event kind: hardware cache events; config as for perf's `PERF_TYPE_HW_CACHE`.
+pub const KIND_HW_CACHE: u32 = 3;
+/// Event kind: raw hardware events, where the operator allows them.
+pub const KIND_RAW: u32 = 4;
+/// Event kind: guest TSC ticks that pass while the event is active; config is zero.
+pub const KIND_TSC: u32 = 0x100;
+/// Event kind: VM exits; config is one of `EXIT_*`.
+pub const KIND_EXITS: u32 = 0x101;
+/// Event kind: times that the vCPU halted; config is zero.
+pub const KIND_HALTS: u32 = 0x102;
+/// Event kind: nanoseconds that the vCPU thread had a CPU inside the run call; config is zero.
+pub const KIND_GUEST_TIME: u32 = 0x103;
+/// Event kind: marks placed through the doorbell; config is the value to count.
+pub const KIND_MARK: u32 = 0x104;
+
+/// [`KIND_EXITS`] config: every exit, those that the host kernel handles by itself included.
+pub const EXIT_ALL: u64 = 0;
+/// [`KIND_EXITS`] config: every exit that reached the VMM.
+pub const EXIT_USER: u64 = 1;
+/// [`KIND_EXITS`] config: port I/O that reached the VMM.
+pub const EXIT_IO: u64 = 2;
+/// [`KIND_EXITS`] config: memory-mapped I/O that reached the VMM.
+pub const EXIT_MMIO: u64 = 3;
+/// [`KIND_EXITS`] config: HLT that reached the VMM.
+pub const EXIT_HLT: u64 = 4;
+/// [`KIND_EXITS`] config: a signal to the vCPU thread.
+pub const EXIT_SIGNAL: u64 = 5;
+/// [`KIND_EXITS`] config: any other exit that reached the VMM.
+pub const EXIT_OTHER: u64 = 6;
+
+wire! {
+    /// [`CONTROL_CATALOGUE`].
+    pub struct CatalogueRequest {
+        /// `event` is zero.
+        pub header: ControlHeader,
+        /// First entry wanted.
+        pub first: U32,
+        /// Most entries wanted; the writable bytes bound it too.
+        pub count: U32,
+    }
+}
+
+wire! {
+    /// One event that this host can count. Texts are UTF-8, padded with zeros.
+    pub struct CatalogueEntry {
+        /// One of `KIND_*`.
+        pub kind: U32,
+        /// `CATALOGUE_*`.
+        pub flags: U32,
+        /// The config to open it with.
+        pub config: U64,
+        /// As written after `-e`: lower case, digits and dashes.
+        pub name: [u8; 40],
+        /// Of the count: empty for plain numbers, else `ns`, `ticks`.
+        pub unit: [u8; 16],
+        /// What counts it, in words for people: `host perf: task-clock`.
+        pub source: [u8; 56],
+        /// What exactly is counted.
+        pub counts: [u8; 128],
+    }
+}
+
+/// [`CatalogueEntry::flags`]: can sample.
+pub const CATALOGUE_SAMPLES: u32 = 1 << 0;
+/// [`CatalogueEntry::flags`]: host work for the vCPU is left out.
+pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
+/// [`CatalogueEntry::flags`]: any config value may be given (`mark`).
+pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
+/// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
+pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;

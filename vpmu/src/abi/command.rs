@@ -1,0 +1,68 @@
+//! The vCPU queues: commands legal with interrupts off, and their answers.
+
+use zerocopy::little_endian::{I32, U32, U64};
+
+wire! {
+    /// One command on a vCPU queue. A buffer carries any number of them, then room for as many
+    /// [`Reply`]; the answers stand there when the notifying instruction has retired.
+    pub struct Command {
+        /// One of `COMMAND_*`.
+        pub op: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// The event meant; zero for [`COMMAND_VCPU`].
+        pub event: U64,
+        /// The new period for [`COMMAND_PERIOD`], overflows more for [`COMMAND_REFRESH`], else zero.
+        pub value: U64,
+        /// Zero.
+        pub reserved2: U64,
+    }
+}
+
+/// vCPU command: which vCPU notified; [`Reply::value`] is its index.
+pub const COMMAND_VCPU: u32 = 1;
+/// vCPU command: the event's state leaves *off*; its count goes on.
+pub const COMMAND_ENABLE: u32 = 2;
+/// vCPU command: the event's state becomes *off*.
+pub const COMMAND_DISABLE: u32 = 3;
+/// vCPU command: a task event's task begins to run here.
+pub const COMMAND_IN: u32 = 4;
+/// vCPU command: it ceases to.
+pub const COMMAND_OUT: u32 = 5;
+/// vCPU command: nothing but the answer.
+pub const COMMAND_READ: u32 = 6;
+/// vCPU command: the count becomes zero; the times stay.
+pub const COMMAND_RESET: u32 = 7;
+/// vCPU command: a new period (with [`OPEN_FREQ`](super::OPEN_FREQ): a new frequency), from
+/// this moment.
+pub const COMMAND_PERIOD: u32 = 8;
+/// vCPU command: the state leaves *off* for so many overflows more, after the last of which it is
+/// *off* again; as perf's `PERF_EVENT_IOC_REFRESH`.
+pub const COMMAND_REFRESH: u32 = 9;
+
+wire! {
+    /// The answer to a [`Command`]: the event as it is after it.
+    pub struct Reply {
+        /// 0 or a positive Linux errno.
+        pub status: U32,
+        /// One of `STATE_*`.
+        pub state: I32,
+        /// The count.
+        pub value: U64,
+        /// Nanoseconds enabled with its context scheduled in.
+        pub time_enabled: U64,
+        /// Nanoseconds of those in which the backing counted.
+        pub time_running: U64,
+        /// Overflows of it that no record was written of.
+        pub lost: U64,
+    }
+}
+
+/// [`Reply::state`]: its backing was lost; the count stands still.
+pub const STATE_ERROR: i32 = -2;
+/// [`Reply::state`]: disabled.
+pub const STATE_OFF: i32 = -1;
+/// [`Reply::state`]: enabled, its context not running.
+pub const STATE_INACTIVE: i32 = 0;
+/// [`Reply::state`]: counting.
+pub const STATE_ACTIVE: i32 = 1;

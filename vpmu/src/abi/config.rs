@@ -1,0 +1,63 @@
+//! What the device is: its id, features, queues and configuration space.
+
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// The virtio device id; unassigned by the virtio specification.
+pub const DEVICE_ID: u32 = 63;
+/// The version of this interface, in [`Config::version`].
+pub const VERSION: u32 = 2;
+
+/// Feature bit: the device writes samples into rings in guest memory.
+pub const F_RING: u32 = 0;
+/// Feature bit: the device reads who is running from a page per vCPU ([`TaskPage`](super::TaskPage)).
+pub const F_TASK_PAGE: u32 = 1;
+/// Feature bit: shared memory region [`SHM_DOORBELL`] exists.
+pub const F_DOORBELL: u32 = 2;
+
+/// Virtqueue index of the control queue.
+pub const QUEUE_CONTROL: u16 = 0;
+/// Virtqueue index of the event queue (device to driver, [`Notice`](super::Notice)).
+pub const QUEUE_EVENT: u16 = 1;
+/// Virtqueue index of vCPU 0's queue; vCPU n has `QUEUE_VCPU + n`.
+pub const QUEUE_VCPU: u16 = 2;
+
+/// Shared memory region id of the doorbell page: a 32-bit write at its offset 0 is a mark
+/// with the written value on the writing vCPU.
+pub const SHM_DOORBELL: u8 = 0;
+
+wire! {
+    /// The device's configuration space.
+    pub struct Config {
+        /// [`VERSION`].
+        pub version: U32,
+        /// Number of vCPUs, and so of vCPU queues.
+        pub vcpus: U32,
+        /// Most events open at once in this VM.
+        pub max_events: U32,
+        /// Most data pages of one ring, a power of two.
+        pub max_ring_pages: U32,
+        /// Number of entries in the catalogue.
+        pub catalogue_len: U32,
+        /// Whose work a count holds where the backing can tell: [`COUNT_GUEST`] or [`COUNT_VCPU`].
+        pub count_mode: U32,
+        /// Added to the scaled TSC, in nanoseconds.
+        pub time_zero: U64,
+        /// Record time = `time_zero + ((guest_tsc * time_mult) >> time_shift)` nanoseconds, the
+        /// product taken in 128 bits.
+        pub time_mult: U32,
+        /// See [`Config::time_mult`].
+        pub time_shift: U16,
+        /// Zero.
+        pub reserved: U16,
+        /// Guest TSC frequency in kHz.
+        pub tsc_khz: U32,
+        /// The most samples that one event makes in a second, and the highest frequency that
+        /// [`OPEN_FREQ`](super::OPEN_FREQ) takes.
+        pub max_sample_rate: U32,
+    }
+}
+
+/// [`Config::count_mode`]: only while the guest runs.
+pub const COUNT_GUEST: u32 = 0;
+/// [`Config::count_mode`]: host work for the vCPU included.
+pub const COUNT_VCPU: u32 = 1;

@@ -1,0 +1,97 @@
+//! The control queue but for opening events: rings and task pages.
+
+use zerocopy::little_endian::{U32, U64};
+
+wire! {
+    /// First words of a control request; which struct follows depends on the operation.
+    pub struct ControlHeader {
+        /// One of `CONTROL_*`.
+        pub op: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// The event meant; zero where the operation has none.
+        pub event: U64,
+    }
+}
+
+/// Control operation: open an event; [`OpenRequest`](super::OpenRequest),
+/// [`OpenReply`](super::OpenReply).
+pub const CONTROL_OPEN: u32 = 1;
+/// Control operation: close an event; header only, [`ControlReply`].
+pub const CONTROL_CLOSE: u32 = 2;
+/// Control operation: attach ring pages to an event; [`MapRequest`], [`ControlReply`].
+pub const CONTROL_MAP: u32 = 3;
+/// Control operation: detach them; once answered, the device writes there no more.
+pub const CONTROL_UNMAP: u32 = 4;
+/// Control operation: read the catalogue; [`CatalogueRequest`](super::CatalogueRequest), then
+/// [`ControlReply`] and entries.
+pub const CONTROL_CATALOGUE: u32 = 5;
+/// Control operation: say where a vCPU's [`TaskPage`](super::TaskPage) lies; [`TaskPageRequest`], [`ControlReply`].
+pub const CONTROL_TASK_PAGE: u32 = 6;
+/// Control operation: send an event's records to the ring of another; [`RedirectRequest`],
+/// [`ControlReply`].
+pub const CONTROL_REDIRECT: u32 = 7;
+/// Control operation: stop and resume writing to a ring; [`PauseRequest`], [`ControlReply`].
+pub const CONTROL_PAUSE: u32 = 8;
+
+wire! {
+    /// The answer to a control request that returns nothing but success.
+    pub struct ControlReply {
+        /// 0 or a positive Linux errno.
+        pub status: U32,
+        /// Operation-specific: entries returned for the catalogue, else zero.
+        pub value: U32,
+    }
+}
+
+wire! {
+    /// [`CONTROL_MAP`]; `pages` addresses (`U64`) follow in the same readable bytes: the metadata
+    /// page, then 2^n data pages or none.
+    pub struct MapRequest {
+        /// `event` names the event.
+        pub header: ControlHeader,
+        /// 1, or 1 + 2^n.
+        pub pages: U32,
+        /// `MAP_*`.
+        pub flags: U32,
+    }
+}
+
+/// [`MapRequest::flags`]: the reader moves `data_tail`; without it the ring overwrites.
+pub const MAP_WRITABLE: u32 = 1 << 0;
+
+wire! {
+    /// [`CONTROL_REDIRECT`]; as perf's `PERF_EVENT_IOC_SET_OUTPUT`.
+    pub struct RedirectRequest {
+        /// `event` names the event whose records go elsewhere from now on.
+        pub header: ControlHeader,
+        /// The event that has the ring; zero: back to its own.
+        pub target: U64,
+    }
+}
+
+wire! {
+    /// [`CONTROL_PAUSE`]; as perf's `PERF_EVENT_IOC_PAUSE_OUTPUT`.
+    pub struct PauseRequest {
+        /// `event` names an event whose records go to the ring.
+        pub header: ControlHeader,
+        /// 1: what overflows from now on is lost; 0: it is written again.
+        pub paused: U32,
+        /// Zero.
+        pub reserved: U32,
+    }
+}
+
+wire! {
+    /// [`CONTROL_TASK_PAGE`].
+    pub struct TaskPageRequest {
+        /// `event` is zero.
+        pub header: ControlHeader,
+        /// Whose page.
+        pub vcpu: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// Guest-physical address, page-aligned; zero takes the page away.
+        pub address: U64,
+    }
+}

@@ -1,0 +1,24 @@
+//! The event queue: what the device tells the driver unasked.
+
+use zerocopy::little_endian::{U32, U64};
+
+wire! {
+    /// What the device tells the driver, in buffers that the driver posts on the event queue.
+    pub struct Notice {
+        /// One of `NOTICE_*`.
+        pub kind: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// The event meant.
+        pub event: U64,
+    }
+}
+
+/// [`Notice::kind`]: with a record of this event its ring has crossed the wakeup
+/// mark.
+pub const NOTICE_WAKEUP: u32 = 1;
+/// [`Notice::kind`]: the event is in [`STATE_ERROR`](super::STATE_ERROR).
+pub const NOTICE_ERROR: u32 = 2;
+/// [`Notice::kind`]: the overflows that [`COMMAND_REFRESH`](super::COMMAND_REFRESH) gave it are
+/// used up; the event is in [`STATE_OFF`](super::STATE_OFF).
+pub const NOTICE_LIMIT: u32 = 3;

@@ -1,0 +1,38 @@
+//! Who runs, told by the driver without an exit.
+
+use zerocopy::little_endian::{U32, U64};
+
+wire! {
+    /// Who runs on a vCPU and who ran there; the driver writes it at each task switch, the device
+    /// reads it there.
+    pub struct TaskPage {
+        /// Process id; in one aligned 64-bit word with `tid`, written and read as one.
+        pub pid: U32,
+        /// Thread id.
+        pub tid: U32,
+        /// Where the guest's kernel keeps the task's user registers while it is in the kernel: a
+        /// guest-virtual address of the architecture's `struct pt_regs`; zero for a task without.
+        pub user_regs: U64,
+        /// Switches written to `history` so far; stored after the entry with release semantics.
+        pub switches: U64,
+        /// Zero.
+        pub reserved: U64,
+        /// The last switches: switch number n (from 0) is entry n modulo [`TASK_HISTORY`].
+        pub history: [TaskSwitch; TASK_HISTORY],
+    }
+}
+
+/// Entries of [`TaskPage::history`].
+pub const TASK_HISTORY: usize = 254;
+
+wire! {
+    /// A task began to run.
+    pub struct TaskSwitch {
+        /// Process id.
+        pub pid: U32,
+        /// Thread id.
+        pub tid: U32,
+        /// Guest TSC at the switch.
+        pub since: U64,
+    }
+}
