@@ -20,7 +20,7 @@ use crate::errno::{Errno, status};
 use crate::event::{Context, Event, Facts, Host};
 use crate::period::Period;
 use crate::queues::{BadChain, Chain, put};
-use crate::ring::{Ring, Wakeup};
+use crate::ring::{Manner, Ring, Wakeup};
 use crate::state::State;
 
 /// The fields of a sample that are written.
@@ -227,8 +227,11 @@ impl State {
         }
         let writable = request.flags.get() & MAP_WRITABLE != 0;
         let memory = self.output.memory();
-        let ring = Ring::new(memory, id, &pages, writable, facts.wakeup, self.clock)
-            .map_err(|_| Errno::EINVAL)?;
+        let manner = Manner {
+            writable,
+            backward: false,
+        };
+        let ring = Ring::new(memory, &pages, manner, self.clock).map_err(|_| Errno::EINVAL)?;
         self.output.add_ring(id, ring);
         self.update(host, id)
     }
@@ -261,6 +264,9 @@ impl State {
     }
 
     fn unmap(&mut self, id: u64) -> Result<(), Errno> {
+        if let Some(event) = self.events.get(&id) {
+            self.output.flush(&event.facts);
+        }
         if self.output.remove_ring(id) {
             return Ok(());
         }

@@ -10,6 +10,7 @@ use crate::abi::{
 use crate::clock::Clock;
 use crate::machine::Machine;
 use crate::period::Period;
+use crate::record::Layout;
 use crate::ring::{Face, Wakeup};
 use crate::source::{Counter, Overflows, Reading, Request, Source};
 use crate::vcpu::{Need, Vcpu};
@@ -86,6 +87,16 @@ pub(crate) struct Facts {
     pub(crate) wakeup: Wakeup,
     /// The shortest period that its backing keeps: 1 at least.
     pub(crate) shortest_period: u64,
+}
+
+impl Facts {
+    /// What its records hold.
+    pub(crate) fn layout(&self) -> Layout {
+        Layout {
+            sample_type: self.sample_type,
+            ..Layout::default()
+        }
+    }
 }
 
 /// An open event.

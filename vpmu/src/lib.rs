@@ -18,6 +18,7 @@ mod machine;
 mod metrics;
 mod notice;
 mod output;
+mod pages;
 mod period;
 mod queues;
 mod record;

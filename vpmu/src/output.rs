@@ -10,8 +10,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice, TaskSwitch};
 use crate::event::{Facts, Task};
 use crate::machine::GuestRegs;
-use crate::record::{SAMPLE_IP, Sample};
-use crate::ring::{Face, Ring};
+use crate::record::{MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Origin, Record, SAMPLE_IP, Sample};
+use crate::ring::{Author, Face, Ring};
 
 /// What is the same for every sample that one exit makes.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,7 @@ pub(crate) struct Output {
     due: VecDeque<Notice>,
     /// Events whose wakeup is among `due`.
     waking: BTreeSet<u64>,
+    record: Record,
     pub(crate) tally: Tally,
 }
 
@@ -50,6 +51,7 @@ impl Output {
             task_pages: vec![None; vcpus],
             due: VecDeque::new(),
             waking: BTreeSet::new(),
+            record: Record::default(),
             tally: Tally::default(),
         }
     }
@@ -76,9 +78,8 @@ impl Output {
         self.rings.insert(owner, ring);
     }
 
-    /// Takes a ring away, its pending loss written if it fits; whether there was one.
+    /// Takes a ring away; whether there was one.
     pub(crate) fn remove_ring(&mut self, owner: u64) -> bool {
-        self.flush(owner);
         self.rings.remove(&owner).is_some()
     }
 
@@ -111,17 +112,35 @@ impl Output {
             self.tally.lost += 1;
             return;
         };
-        let sample = Sample {
-            regs: moment.regs,
+        let origin = Origin {
             pid,
             tid,
             time: moment.time,
             id: facts.owner,
             stream_id: facts.id,
             vcpu: moment.vcpu,
-            period,
         };
-        let outcome = ring.write(&self.memory, facts.sample_type, &sample);
+        let sample = Sample {
+            misc: match moment.regs {
+                Some(GuestRegs { user: true, .. }) => MISC_USER,
+                Some(GuestRegs { user: false, .. }) => MISC_KERNEL,
+                None => MISC_UNKNOWN,
+            },
+            ip: moment.regs.map_or(0, |regs| regs.ip),
+            origin,
+            period,
+            ..Sample::default()
+        };
+        let layout = facts.layout();
+        let author = Author {
+            layout: &layout,
+            origin: &origin,
+            wakeup: facts.wakeup,
+        };
+        let outcome = match self.record.sample(&layout, &sample) {
+            Ok(record) => ring.write(&self.memory, record, &author),
+            Err(_) => ring.lose(1),
+        };
         if outcome.written {
             self.tally.written += 1;
         } else {
@@ -144,14 +163,22 @@ impl Output {
         }
     }
 
-    /// Writes a ring's pending loss if it fits.
-    pub(crate) fn flush(&mut self, owner: u64) {
-        let wake = match self.rings.get_mut(&owner) {
-            Some(ring) => ring.flush(&self.memory),
-            None => false,
+    /// Writes the pending loss of an event's ring if it fits.
+    pub(crate) fn flush(&mut self, facts: &Facts) {
+        let origin = Origin {
+            id: facts.owner,
+            stream_id: facts.id,
+            ..Origin::default()
         };
-        if wake {
-            self.wake(owner);
+        let layout = facts.layout();
+        let author = Author {
+            layout: &layout,
+            origin: &origin,
+            wakeup: facts.wakeup,
+        };
+        let ring = self.rings.get_mut(&facts.owner);
+        if ring.is_some_and(|ring| ring.flush(&self.memory, &author)) {
+            self.wake(facts.owner);
         }
     }
 

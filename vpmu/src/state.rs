@@ -114,7 +114,7 @@ impl State {
             Ok(())
         };
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
-        self.output.flush(event.facts.owner);
+        self.output.flush(&event.facts);
         self.output.show(id, &event.face(self.clock));
         result.map_err(|error| self.fail(id, error))
     }
@@ -123,7 +123,7 @@ impl State {
     pub(crate) fn update(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let result = event.update(host);
-        self.output.flush(event.facts.owner);
+        self.output.flush(&event.facts);
         self.output.show(id, &event.face(self.clock));
         result.map_err(|error| self.lost(host, id, error))
     }

@@ -4,15 +4,21 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::*;
-use crate::abi::SAMPLE_ALLOWED;
-use crate::machine::GuestRegs;
-use crate::record::{SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE};
+use crate::record::{
+    Layout, Origin, Record, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_TID, SAMPLE_TIME, Sample,
+    TYPE_LOST, TYPE_SAMPLE,
+};
 
 const META: u64 = 0x4000;
+const DATA_HEAD: u64 = 1024;
+const DATA_TAIL: u64 = 1032;
+const LONG: u64 = SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME;
 
 struct Rig {
     memory: GuestMemoryMmap,
     ring: Ring,
+    wakeup: Wakeup,
+    record: Record,
     pages: Vec<GuestAddress>,
     tail: u64,
     head: u64,
@@ -30,10 +36,16 @@ impl Rig {
             .chain((0..data_pages).map(|page| GuestAddress(0x20000 - page * 0x2000)))
             .collect();
         let clock = Clock::new(1_000_000).expect("ticks");
-        let ring = Ring::new(&memory, 7, &pages, writable, wakeup, clock).expect("laid");
+        let manner = Manner {
+            writable,
+            backward: false,
+        };
+        let ring = Ring::new(&memory, &pages, manner, clock).expect("laid");
         Self {
             memory,
             ring,
+            wakeup,
+            record: Record::default(),
             pages,
             tail: 0,
             head: 0,
@@ -45,20 +57,44 @@ impl Rig {
 
     fn produce(&mut self, sample_type: u64) -> Outcome {
         self.produced += 1;
+        let origin = self.origin();
+        let layout = Layout {
+            sample_type,
+            ..Layout::default()
+        };
         let sample = Sample {
-            regs: Some(GuestRegs {
-                ip: self.produced,
-                user: false,
-            }),
+            ip: self.produced,
+            origin,
+            period: 1,
+            ..Sample::default()
+        };
+        let author = Author {
+            layout: &layout,
+            origin: &origin,
+            wakeup: self.wakeup,
+        };
+        let record = self.record.sample(&layout, &sample).expect("short");
+        self.ring.write(&self.memory, record, &author)
+    }
+
+    fn origin(&self) -> Origin {
+        Origin {
             pid: 1,
             tid: 2,
             time: self.produced,
             id: 7,
             stream_id: 8,
             vcpu: 0,
-            period: 1,
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        let author = Author {
+            layout: &Layout::default(),
+            origin: &self.origin(),
+            wakeup: self.wakeup,
         };
-        self.ring.write(&self.memory, sample_type, &sample)
+        self.ring.flush(&self.memory, &author)
     }
 
     fn word(&self, position: u64) -> u64 {
@@ -115,7 +151,7 @@ impl Rig {
     /// Reads to the end, and finds every sample there or counted as lost.
     fn settle(&mut self) {
         self.consume(usize::MAX);
-        self.ring.flush(&self.memory);
+        self.flush();
         self.consume(usize::MAX);
         assert_eq!(self.read.len() as u64 + self.lost, self.produced);
         assert!(
@@ -161,7 +197,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Produce(n, long) => for _ in 0..n {
-                    rig.produce(if long { SAMPLE_ALLOWED } else { SAMPLE_TIME });
+                    rig.produce(if long { LONG } else { SAMPLE_TIME });
                 },
                 Step::Consume(n) => rig.consume(n),
                 // A tail that may be believed would let unread records be overwritten: the
@@ -181,7 +217,7 @@ proptest! {
         let mut rig = Rig::new(if pages { 1 << power } else { 0 }, true, Wakeup::Page);
         for step in steps {
             match step {
-                Step::Produce(n, _) => for _ in 0..n { rig.produce(SAMPLE_ALLOWED); },
+                Step::Produce(n, _) => for _ in 0..n { rig.produce(LONG); },
                 Step::Consume(n) => rig.set_tail(n as u64),
                 Step::Lie(tail) => rig.set_tail(tail),
             }
@@ -230,7 +266,7 @@ fn without_data_pages_nothing_is_written() {
     for writable in [true, false] {
         let mut rig = Rig::new(0, writable, Wakeup::Page);
         assert!(!rig.produce(SAMPLE_TIME).written);
-        assert!(!rig.ring.flush(&rig.memory));
+        assert!(!rig.flush());
         assert!(rig.is_clean_outside());
     }
 }
@@ -282,7 +318,7 @@ fn the_metadata_page_shows_counts_between_two_even_sequences() {
     );
     let capabilities: u64 = rig
         .memory
-        .read_obj(GuestAddress(META + CAPABILITIES))
+        .read_obj(GuestAddress(META + CAPABILITIES as u64))
         .expect("in memory");
     assert_eq!(
         capabilities & CAP_USER_TIME,

@@ -1,0 +1,197 @@
+//! Records as Linux's perf lays them out; no knowledge of where they go.
+
+mod read;
+mod sample;
+
+pub(crate) use read::{Member, Reading, read_size};
+pub(crate) use sample::{Regs, Sample};
+
+use zerocopy::IntoBytes;
+
+pub(crate) const TYPE_LOST: u32 = 2;
+pub(crate) const TYPE_THROTTLE: u32 = 5;
+pub(crate) const TYPE_UNTHROTTLE: u32 = 6;
+pub(crate) const TYPE_READ: u32 = 8;
+pub(crate) const TYPE_SAMPLE: u32 = 9;
+pub(crate) const MISC_UNKNOWN: u16 = 0;
+pub(crate) const MISC_KERNEL: u16 = 1;
+pub(crate) const MISC_USER: u16 = 2;
+
+pub(crate) const SAMPLE_IP: u64 = 1 << 0;
+pub(crate) const SAMPLE_TID: u64 = 1 << 1;
+pub(crate) const SAMPLE_TIME: u64 = 1 << 2;
+pub(crate) const SAMPLE_ADDR: u64 = 1 << 3;
+pub(crate) const SAMPLE_READ: u64 = 1 << 4;
+pub(crate) const SAMPLE_CALLCHAIN: u64 = 1 << 5;
+pub(crate) const SAMPLE_ID: u64 = 1 << 6;
+pub(crate) const SAMPLE_CPU: u64 = 1 << 7;
+pub(crate) const SAMPLE_PERIOD: u64 = 1 << 8;
+pub(crate) const SAMPLE_STREAM_ID: u64 = 1 << 9;
+pub(crate) const SAMPLE_REGS_USER: u64 = 1 << 12;
+pub(crate) const SAMPLE_STACK_USER: u64 = 1 << 13;
+pub(crate) const SAMPLE_IDENTIFIER: u64 = 1 << 16;
+pub(crate) const SAMPLE_REGS_INTR: u64 = 1 << 18;
+
+/// Most bytes of a record: its size stands in 16 bits and is a multiple of 8.
+pub(crate) const RECORD_MAX: usize = 65_528;
+
+/// What the records of an event hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Layout {
+    /// `PERF_SAMPLE_*`.
+    pub(crate) sample_type: u64,
+    /// `PERF_FORMAT_*`, of [`SAMPLE_READ`] and of the record of a dying event's counts.
+    pub(crate) read_format: u64,
+    /// Registers of [`SAMPLE_REGS_USER`].
+    pub(crate) regs_user: u64,
+    /// Registers of [`SAMPLE_REGS_INTR`].
+    pub(crate) regs_intr: u64,
+    /// Bytes of [`SAMPLE_STACK_USER`], a multiple of 8.
+    pub(crate) stack_user: u32,
+    /// Whether records that are no samples end with who and when.
+    pub(crate) sample_id_all: bool,
+}
+
+impl Layout {
+    /// Whether samples hold `bit` of `SAMPLE_*`.
+    pub(crate) fn has(&self, bit: u64) -> bool {
+        self.sample_type & bit != 0
+    }
+}
+
+/// Whose record it is, where and when it came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Origin {
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+    /// Guest nanoseconds.
+    pub(crate) time: u64,
+    /// Of the event's family: itself, or its parent.
+    pub(crate) id: u64,
+    /// Of the event itself.
+    pub(crate) stream_id: u64,
+    pub(crate) vcpu: u32,
+}
+
+impl Origin {
+    fn task(&self) -> u64 {
+        u64::from(self.tid) << 32 | u64::from(self.pid)
+    }
+}
+
+/// A record would be longer than perf's header can say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a record of more than {RECORD_MAX} bytes")]
+pub(crate) struct TooLong;
+
+/// One record under construction. Kept and used again, so that records cost no allocation.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    /// As they lie in memory.
+    words: Vec<u64>,
+}
+
+impl Record {
+    /// The record last built.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.words.as_bytes()
+    }
+
+    /// Builds `PERF_RECORD_LOST`.
+    pub(crate) fn lost(&mut self, layout: &Layout, origin: &Origin, lost: u64) -> &[u8] {
+        self.begin();
+        self.push(origin.id);
+        self.push(lost);
+        self.trailer(layout, origin);
+        self.finish(TYPE_LOST)
+    }
+
+    /// Builds `PERF_RECORD_THROTTLE`.
+    pub(crate) fn throttle(&mut self, layout: &Layout, origin: &Origin) -> &[u8] {
+        self.throttling(layout, origin, TYPE_THROTTLE)
+    }
+
+    /// Builds `PERF_RECORD_UNTHROTTLE`.
+    pub(crate) fn unthrottle(&mut self, layout: &Layout, origin: &Origin) -> &[u8] {
+        self.throttling(layout, origin, TYPE_UNTHROTTLE)
+    }
+
+    /// Builds `PERF_RECORD_READ`: an event's counts and whose they are.
+    ///
+    /// # Errors
+    /// More members than a record holds.
+    pub(crate) fn read(
+        &mut self,
+        layout: &Layout,
+        origin: &Origin,
+        reading: &Reading<'_>,
+    ) -> Result<&[u8], TooLong> {
+        self.begin();
+        self.push(origin.task());
+        self.push_reading(layout.read_format, reading);
+        self.trailer(layout, origin);
+        self.end(TYPE_READ, MISC_UNKNOWN)
+    }
+
+    fn throttling(&mut self, layout: &Layout, origin: &Origin, kind: u32) -> &[u8] {
+        self.begin();
+        self.push(origin.time);
+        self.push(origin.id);
+        self.push(origin.stream_id);
+        self.trailer(layout, origin);
+        self.finish(kind)
+    }
+
+    /// Appends what every record but a sample ends with, if the event wants it.
+    fn trailer(&mut self, layout: &Layout, origin: &Origin) {
+        if !layout.sample_id_all {
+            return;
+        }
+        let fields = [
+            (SAMPLE_TID, origin.task()),
+            (SAMPLE_TIME, origin.time),
+            (SAMPLE_ID, origin.id),
+            (SAMPLE_STREAM_ID, origin.stream_id),
+            (SAMPLE_CPU, u64::from(origin.vcpu)),
+            (SAMPLE_IDENTIFIER, origin.id),
+        ];
+        for (bit, value) in fields {
+            if layout.has(bit) {
+                self.push(value);
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        self.words.clear();
+        self.words.push(0);
+    }
+
+    #[inline]
+    fn push(&mut self, value: u64) {
+        self.words.push(value.to_le());
+    }
+
+    /// Bytes so far.
+    fn len(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    /// Writes the header of a record that cannot be too long.
+    fn finish(&mut self, kind: u32) -> &[u8] {
+        self.end(kind, MISC_UNKNOWN).unwrap_or_default()
+    }
+
+    /// Writes the header.
+    fn end(&mut self, kind: u32, misc: u16) -> Result<&[u8], TooLong> {
+        let size = u16::try_from(self.len()).map_err(|_| TooLong)?;
+        let header = u64::from(kind) | u64::from(misc) << 32 | u64::from(size) << 48;
+        if let Some(first) = self.words.first_mut() {
+            *first = header.to_le();
+        }
+        Ok(self.words.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,276 @@
+//! The producer's side of the data: what fits, what is lost, when the reader is woken. What the
+//! guest can write decides nothing here but how much of its own data it loses.
+
+use crate::abi::PAGE_SIZE;
+use crate::pages::Pages;
+use crate::record::{Layout, Origin, Record};
+
+/// When the reader wants to be woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wakeup {
+    /// A record crossed a page boundary of the data.
+    Page,
+    /// Every so many samples.
+    Records(u32),
+    /// Every so many bytes.
+    Bytes(u32),
+}
+
+/// The event that writes: a ring may have several.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Author<'a> {
+    /// What its records hold.
+    pub(crate) layout: &'a Layout,
+    /// Whose record it is: a loss before it is told in the same name.
+    pub(crate) origin: &'a Origin,
+    pub(crate) wakeup: Wakeup,
+}
+
+/// What became of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Outcome {
+    pub(crate) written: bool,
+    /// The reader is to be woken.
+    pub(crate) wake: bool,
+}
+
+/// Whether the guest lets the device see what it has read, and which way the ring grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Manner {
+    /// Mapped writable: what the reader has not seen stays. Else the oldest data is overwritten.
+    pub(crate) writable: bool,
+    /// From the end of the data towards its beginning: the head is where the newest record
+    /// begins.
+    pub(crate) backward: bool,
+}
+
+/// The state of one ring's data.
+#[derive(Debug)]
+pub(super) struct Producer {
+    /// Bytes of data: a power of two, or zero.
+    size: u64,
+    manner: Manner,
+    paused: bool,
+    /// Where the next record goes (where the last one begins, backwards); modulo 2^64.
+    head: u64,
+    /// The head that the reader was last let see.
+    published: u64,
+    /// The tail as last read: at worst it shows less room than there is.
+    tail: u64,
+    /// Samples lost that no record tells of yet.
+    lost: u64,
+    /// Whether the reader was woken for those.
+    loss_told: bool,
+    /// Samples since a wakeup by records, of the events that want such.
+    records: u64,
+    /// Bytes since a wakeup by bytes.
+    bytes: u64,
+    loss: Record,
+}
+
+impl Producer {
+    pub(super) fn new(size: u64, manner: Manner) -> Self {
+        Self {
+            size,
+            manner,
+            paused: false,
+            head: 0,
+            published: 0,
+            tail: 0,
+            lost: 0,
+            loss_told: false,
+            records: 0,
+            bytes: 0,
+            loss: Record::default(),
+        }
+    }
+
+    pub(super) fn manner(&self) -> Manner {
+        self.manner
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether samples were lost that no record tells of yet.
+    pub(super) fn has_loss(&self) -> bool {
+        self.lost > 0
+    }
+
+    /// While paused, nothing is written.
+    pub(super) fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Counts samples that could not be written, or not even be made; whether the reader is to
+    /// be woken. The first of them wakes: a full ring crosses no mark any more, and its reader
+    /// would sleep for ever. One that paused its ring knows.
+    pub(super) fn lose(&mut self, samples: u64) -> bool {
+        let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
+        self.loss_told |= wake;
+        self.lost = self.lost.saturating_add(samples);
+        wake
+    }
+
+    /// Puts a record at the head, after the loss there was before it. The reader sees it with
+    /// the next [`Producer::publish`].
+    fn append(
+        &mut self,
+        pages: &mut impl Pages,
+        record: &[u8],
+        samples: u64,
+        author: &Author<'_>,
+    ) -> Outcome {
+        let mut loss = std::mem::take(&mut self.loss);
+        let before: &[u8] = match self.lost {
+            0 => &[],
+            lost => loss.lost(author.layout, author.origin, lost),
+        };
+        let outcome = self.place(pages, before, record, samples, author.wakeup);
+        self.loss = loss;
+        outcome
+    }
+
+    fn place(
+        &mut self,
+        pages: &mut impl Pages,
+        loss: &[u8],
+        record: &[u8],
+        samples: u64,
+        wakeup: Wakeup,
+    ) -> Outcome {
+        let len = (loss.len() + record.len()) as u64;
+        if self.paused || !self.has_room(pages, len) {
+            return Outcome::default();
+        }
+        let (start, head) = match self.manner.backward {
+            false => (self.head, self.head.wrapping_add(len)),
+            true => (self.head.wrapping_sub(len), self.head.wrapping_sub(len)),
+        };
+        let put = pages
+            .put(start, loss)
+            .and_then(|()| pages.put(start.wrapping_add(loss.len() as u64), record));
+        if let Err(error) = put {
+            log::debug!("a ring's data: {error}");
+            return Outcome::default();
+        }
+        let before = self.produced();
+        self.head = head;
+        if !loss.is_empty() {
+            self.lost = 0;
+            self.loss_told = false;
+        }
+        self.bytes += len;
+        let wake = match wakeup {
+            Wakeup::Page => before / PAGE_SIZE as u64 != self.produced() / PAGE_SIZE as u64,
+            Wakeup::Records(every) => {
+                self.records += samples;
+                take(&mut self.records, every)
+            }
+            Wakeup::Bytes(every) => take(&mut self.bytes, every),
+        };
+        Outcome {
+            written: true,
+            wake,
+        }
+    }
+
+    /// Bytes ever written, modulo 2^64.
+    fn produced(&self) -> u64 {
+        match self.manner.backward {
+            false => self.head,
+            true => self.head.wrapping_neg(),
+        }
+    }
+
+    /// Whether `len` more bytes fit without touching what the reader has not seen.
+    fn has_room(&mut self, pages: &impl Pages, len: u64) -> bool {
+        if !self.manner.writable {
+            return len <= self.size;
+        }
+        if len <= self.room() {
+            return true;
+        }
+        let Ok(tail) = pages.tail() else {
+            return false;
+        };
+        self.tail = tail;
+        len <= self.room()
+    }
+
+    /// Bytes free by the tail as last read: none if it is no place in the ring.
+    fn room(&self) -> u64 {
+        let held = match self.manner.backward {
+            false => self.head.wrapping_sub(self.tail),
+            true => self.tail.wrapping_sub(self.head),
+        };
+        self.size.saturating_sub(held)
+    }
+
+    fn publish(&mut self, pages: &mut impl Pages) {
+        if self.published == self.head {
+            return;
+        }
+        self.published = self.head;
+        if let Err(error) = pages.publish(self.head) {
+            log::debug!("a ring's head: {error}");
+        }
+    }
+}
+
+/// Whether a count has reached its mark; then it begins again.
+fn take(count: &mut u64, every: u32) -> bool {
+    let every = u64::from(every.max(1));
+    let reached = *count >= every;
+    if reached {
+        *count %= every;
+    }
+    reached
+}
+
+/// A burst of records into one ring. The reader sees them when it ends.
+#[derive(Debug)]
+pub(crate) struct Session<'a, P: Pages> {
+    producer: &'a mut Producer,
+    pages: P,
+}
+
+impl<'a, P: Pages> Session<'a, P> {
+    pub(super) fn new(producer: &'a mut Producer, pages: P) -> Self {
+        Self { producer, pages }
+    }
+
+    /// Writes a sample, or counts it as lost.
+    pub(crate) fn write(&mut self, sample: &[u8], author: &Author<'_>) -> Outcome {
+        let outcome = self.producer.append(&mut self.pages, sample, 1, author);
+        match outcome.written {
+            true => outcome,
+            false => self.lose(1),
+        }
+    }
+
+    /// Writes a record that is no sample, if it fits: its loss is not counted.
+    pub(crate) fn note(&mut self, record: &[u8], author: &Author<'_>) -> Outcome {
+        self.producer.append(&mut self.pages, record, 0, author)
+    }
+
+    /// Counts samples that no record can be made of.
+    pub(crate) fn lose(&mut self, samples: u64) -> Outcome {
+        Outcome {
+            written: false,
+            wake: self.producer.lose(samples),
+        }
+    }
+
+    /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
+    pub(crate) fn flush(&mut self, author: &Author<'_>) -> bool {
+        self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, author).wake
+    }
+}
+
+impl<P: Pages> Drop for Session<'_, P> {
+    fn drop(&mut self) {
+        self.producer.publish(&mut self.pages);
+    }
+}
