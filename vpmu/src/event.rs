@@ -12,7 +12,7 @@ use crate::machine::Machine;
 use crate::period::Period;
 use crate::record::Layout;
 use crate::ring::{Face, Wakeup};
-use crate::source::{Counter, Overflows, Reading, Request, Source};
+use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request, Sampling, Source};
 use crate::vcpu::{Need, Vcpu};
 
 /// What an event's figures come from.
@@ -287,7 +287,7 @@ impl Event {
     pub(crate) fn set_period(&mut self, length: u64) -> io::Result<()> {
         if let Backing::Host(counters) = &mut self.backing {
             for open in counters {
-                open.counter.set_period(length)?;
+                open.counter.set_rate(Rate::Period(length))?;
             }
         }
         self.period = Some(Period::new(length));
@@ -307,8 +307,11 @@ impl Event {
 
     /// Takes the overflows of its host counter on `vcpu`.
     pub(crate) fn drain(&mut self, vcpu: u32) -> Overflows {
-        self.counter(vcpu)
-            .map_or_else(Overflows::default, |open| open.counter.drain())
+        let mut overflows = Overflows::default();
+        if let Some(open) = self.counter(vcpu) {
+            open.counter.drain(&mut overflows);
+        }
+        overflows
     }
 
     /// Count and times as of the last update.
@@ -325,9 +328,13 @@ impl Event {
         Request {
             kind: self.facts.kind,
             config: self.facts.config,
-            period: self.period.map_or(0, Period::length),
+            sampling: self.period.map(|period| Sampling {
+                rate: Rate::Period(period.length()),
+                engine: Engine::Exit,
+            }),
             exclude_user: self.facts.exclude_user,
             exclude_kernel: self.facts.exclude_kernel,
+            pinned: false,
         }
     }
 

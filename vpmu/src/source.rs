@@ -50,12 +50,41 @@ pub struct Request {
     pub kind: u32,
     /// Which event of the kind.
     pub config: u64,
-    /// An overflow every so many; zero only counts.
-    pub period: u64,
+    /// How it samples; `None` only counts.
+    pub sampling: Option<Sampling>,
     /// Leave guest user mode out.
     pub exclude_user: bool,
     /// Leave guest kernel mode out.
     pub exclude_kernel: bool,
+    /// In error rather than sharing its counter with others.
+    pub pinned: bool,
+}
+
+/// How a counter samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sampling {
+    /// When it overflows.
+    pub rate: Rate,
+    /// What becomes of an overflow.
+    pub engine: Engine,
+}
+
+/// When a counter overflows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rate {
+    /// Each time that the count has grown by so much; not zero.
+    Period(u64),
+    /// About so many times a second, the host adapting the period; not zero.
+    Frequency(u64),
+}
+
+/// Who takes an overflow to its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// The vCPU: the overflow ends its run call.
+    Exit,
+    /// The host, while the vCPU runs on; [`Counter::drain`] finds it later, on any thread.
+    Batched,
 }
 
 /// A host counter on one vCPU's thread. Dropping it gives it back.
@@ -75,13 +104,13 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// As [`Counter::start`].
     fn read(&mut self) -> io::Result<Reading>;
-    /// A new period, from now.
+    /// Another rate, from now; of the same kind as it was opened with.
     ///
     /// # Errors
     /// As [`Counter::start`].
-    fn set_period(&mut self, period: u64) -> io::Result<()>;
-    /// Takes the overflows since the last call.
-    fn drain(&mut self) -> Overflows;
+    fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
+    /// Adds the overflows since the last call, oldest first, to `into`.
+    fn drain(&mut self, into: &mut Overflows);
 }
 
 /// A count and its times, each only growing.
@@ -96,10 +125,36 @@ pub struct Reading {
 }
 
 /// Overflows that a host counter had.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overflows {
-    /// Those that the host announced one by one.
-    pub samples: u64,
+    /// Those that the host recorded one by one.
+    pub samples: Vec<Overflow>,
     /// Those that the host says it dropped.
     pub lost: u64,
+    /// Times that the host suspended the counter's overflows for having too many of them.
+    pub throttles: u64,
+}
+
+/// One overflow, as the host recorded it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overflow {
+    /// The host's time stamp counter at that moment.
+    pub tsc: u64,
+    /// Where the vCPU was, if it was in the guest.
+    pub ip: u64,
+    /// What the vCPU's thread was doing.
+    pub mode: Mode,
+    /// What the count had grown by since the overflow before.
+    pub period: u64,
+}
+
+/// What a vCPU's thread was doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Running the guest's kernel.
+    GuestKernel,
+    /// Running a program of the guest's.
+    GuestUser,
+    /// Work of the host's, or nothing that the host can tell from it.
+    Host,
 }

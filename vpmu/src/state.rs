@@ -279,20 +279,20 @@ impl State {
             return 0;
         };
         let overflows = event.drain(vcpu);
-        if overflows.samples > 0 {
+        if !overflows.samples.is_empty() {
             let moment = Moment {
                 vcpu,
                 time: self.clock.nanoseconds(host.guest_tsc(vcpu)),
                 regs,
             };
             let period = event.period.map_or(0, Period::length);
-            for _ in 0..overflows.samples {
+            for _ in &overflows.samples {
                 self.output
                     .sample(&event.facts, period, event.task, &moment);
             }
         }
         self.output.lose(&event.facts, overflows.lost);
-        overflows.samples
+        overflows.samples.len() as u64
     }
 
     /// Registers at the exit that is being handled, if they were read.

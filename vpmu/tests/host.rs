@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::host::PerfSource;
-use vpmu::source::{Counter, Request, Source};
+use vpmu::source::{Counter, Engine, Mode, Overflows, Rate, Request, Sampling, Source};
 
 const TASK_CLOCK: u64 = 1;
 const PAGE_FAULTS: u64 = 2;
@@ -36,17 +36,35 @@ fn source() -> PerfSource {
     PerfSource::new(SIGRTMIN()).expect("a source")
 }
 
-fn open(source: &PerfSource, config: u64, period: u64) -> Box<dyn Counter> {
-    let request = Request {
-        kind: KIND_SOFTWARE,
+fn request(kind: u32, config: u64, sampling: Option<Sampling>) -> Request {
+    Request {
+        kind,
         config,
-        period,
+        sampling,
         exclude_user: false,
         exclude_kernel: false,
-    };
+        pinned: false,
+    }
+}
+
+fn every(period: u64, engine: Engine) -> Option<Sampling> {
+    Some(Sampling {
+        rate: Rate::Period(period),
+        engine,
+    })
+}
+
+fn open(source: &PerfSource, config: u64, sampling: Option<Sampling>) -> Box<dyn Counter> {
+    let request = request(KIND_SOFTWARE, config, sampling);
     source
         .open(&request, source.thread())
         .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+}
+
+fn drained(counter: &mut dyn Counter) -> Overflows {
+    let mut overflows = Overflows::default();
+    counter.drain(&mut overflows);
+    overflows
 }
 
 fn spin(time: Duration) {
@@ -60,7 +78,7 @@ fn spin(time: Duration) {
 fn task_clock_is_the_threads_cpu_time() {
     let _alone = alone();
     let source = source();
-    let mut counter = open(&source, TASK_CLOCK, 0);
+    let mut counter = open(&source, TASK_CLOCK, None);
     spin(Duration::from_millis(20));
     assert_eq!(counter.read().expect("read").value, 0, "not started yet");
     let before = source.thread_time().expect("a clock");
@@ -85,17 +103,17 @@ fn every_overflow_is_announced_and_found() {
     let source = source();
     SIGNALS.store(0, Ordering::Relaxed);
     let period = 1_000_000;
-    let mut counter = open(&source, TASK_CLOCK, period);
+    let mut counter = open(&source, TASK_CLOCK, every(period, Engine::Exit));
     counter.start().expect("start");
     let (mut samples, mut lost) = (0, 0);
     for _ in 0..20 {
         spin(Duration::from_millis(15));
-        let overflows = counter.drain();
-        samples += overflows.samples;
+        let overflows = drained(&mut *counter);
+        samples += overflows.samples.len() as u64;
         lost += overflows.lost;
     }
     counter.stop().expect("stop");
-    samples += counter.drain().samples;
+    samples += drained(&mut *counter).samples.len() as u64;
     let spent = counter.read().expect("read").value;
     let signals = SIGNALS.load(Ordering::Relaxed);
     eprintln!("{samples} overflows, {signals} signals in {spent} ns of task-clock");
@@ -107,32 +125,97 @@ fn every_overflow_is_announced_and_found() {
         (whole / 2..=whole + 1).contains(&samples),
         "{samples} of {whole}"
     );
-    assert_eq!(counter.drain().samples, 0, "drained once");
+    assert_eq!(drained(&mut *counter).samples, [], "drained once");
+}
+
+#[test]
+fn batched_overflows_are_found_later_in_order_and_without_a_signal() {
+    let _alone = alone();
+    let source = source();
+    SIGNALS.store(0, Ordering::Relaxed);
+    let rates = [Rate::Period(1_000_000), Rate::Frequency(1000)];
+    for rate in rates {
+        let sampling = Sampling {
+            rate,
+            engine: Engine::Batched,
+        };
+        let mut counter = open(&source, TASK_CLOCK, Some(sampling));
+        let from = source.tsc();
+        counter.start().expect("start");
+        let mut overflows = Overflows::default();
+        for _ in 0..3 {
+            spin(Duration::from_millis(50));
+            counter.drain(&mut overflows);
+        }
+        counter.stop().expect("stop");
+        counter.drain(&mut overflows);
+        let until = source.tsc();
+        let samples = &overflows.samples;
+        eprintln!("{} overflows by {rate:?}", samples.len());
+        assert!(samples.len() > 10 && overflows.lost == 0);
+        assert!(samples.is_sorted_by_key(|sample| sample.tsc));
+        assert!(samples.iter().all(|s| (from..=until).contains(&s.tsc)));
+        // This thread runs no guest.
+        assert!(samples.iter().all(|sample| sample.mode == Mode::Host));
+        assert!(samples.iter().all(|sample| sample.period == 1_000_000));
+        assert_eq!(drained(&mut *counter).samples, [], "drained once");
+    }
+    assert_eq!(SIGNALS.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn what_a_full_host_ring_cannot_hold_is_told() {
+    let _alone = alone();
+    let source = source();
+    let period = 20_000;
+    let mut counter = open(&source, TASK_CLOCK, every(period, Engine::Batched));
+    counter.start().expect("start");
+    // The ring holds 2,048 records.
+    let mut overflows = Overflows::default();
+    let mut rounds = 0;
+    while overflows.lost == 0 {
+        spin(Duration::from_millis(100));
+        counter.drain(&mut overflows);
+        spin(Duration::from_micros(100));
+        counter.drain(&mut overflows);
+        rounds += 1;
+        assert!(
+            rounds < 100,
+            "{} overflows, none lost",
+            overflows.samples.len()
+        );
+    }
+    eprintln!(
+        "{} overflows, {} lost",
+        overflows.samples.len(),
+        overflows.lost
+    );
+    assert!(overflows.samples.len() > 1000);
 }
 
 #[test]
 fn a_new_period_holds() {
     let _alone = alone();
     let source = source();
-    let mut counter = open(&source, TASK_CLOCK, 1_000_000_000_000);
+    let mut counter = open(&source, TASK_CLOCK, every(1_000_000_000_000, Engine::Exit));
     counter.start().expect("start");
     spin(Duration::from_millis(50));
     assert_eq!(
-        counter.drain().samples,
-        0,
+        drained(&mut *counter).samples,
+        [],
         "a quarter of an hour is not over"
     );
-    counter.set_period(1_000_000).expect("set");
+    counter.set_rate(Rate::Period(1_000_000)).expect("set");
     spin(Duration::from_millis(100));
     counter.stop().expect("stop");
-    assert!(counter.drain().samples > 10);
+    assert!(drained(&mut *counter).samples.len() > 10);
 }
 
 #[test]
 fn page_faults_are_counted_exactly() {
     let _alone = alone();
     let source = source();
-    let mut counter = open(&source, PAGE_FAULTS, 0);
+    let mut counter = open(&source, PAGE_FAULTS, None);
     let pages = 200;
     let fresh = [(GuestAddress(0), pages * 4096)];
     let memory = GuestMemoryMmap::<()>::from_ranges(&fresh).expect("memory");
@@ -188,18 +271,14 @@ fn what_is_offered_opens_and_what_is_not_does_not() {
             "offered: {} (period from {:?})",
             offer.name, offer.shortest_period
         );
-        let request = |period| Request {
-            kind: offer.kind,
-            config: offer.config,
-            period,
-            exclude_user: false,
-            exclude_kernel: false,
+        let opens = |sampling| {
+            let request = request(offer.kind, offer.config, sampling);
+            source.open(&request, source.thread()).expect("offered");
         };
-        let opened = source.open(&request(0), source.thread());
-        opened.expect("offered");
+        opens(None);
         if offer.shortest_period.is_some() {
-            let opened = source.open(&request(1_000_000), source.thread());
-            opened.expect("offered to sample");
+            opens(every(1_000_000, Engine::Exit));
+            opens(every(1_000_000, Engine::Batched));
         }
     }
     for config in 0..10 {
@@ -207,13 +286,7 @@ fn what_is_offered_opens_and_what_is_not_does_not() {
             .offers()
             .iter()
             .any(|offer| (offer.kind, offer.config) == (KIND_HARDWARE, config));
-        let request = Request {
-            kind: KIND_HARDWARE,
-            config,
-            period: 0,
-            exclude_user: false,
-            exclude_kernel: false,
-        };
+        let request = request(KIND_HARDWARE, config, None);
         let opens = source.open(&request, source.thread()).is_ok();
         assert_eq!(offered, opens, "hardware event {config}");
     }

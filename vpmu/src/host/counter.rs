@@ -2,35 +2,58 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::sync::Arc;
 
 use libc::c_int;
 use perf_event_open_sys::bindings::{
-    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, perf_event_attr,
+    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_SAMPLE_IP,
+    PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME, perf_event_attr,
 };
 
+use super::clock::Clock;
+use super::probe::is_clock;
 use super::ring::HostRing;
 use super::sys;
 use crate::abi::KIND_SOFTWARE;
-use crate::source::{Counter, Overflows, Reading, Request};
+use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request};
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 struct PerfCounter {
     event: File,
+    /// The host's clocks take no frequency.
+    is_clock: bool,
     /// Of an event that samples.
     ring: Option<HostRing>,
+    clock: Arc<Clock>,
 }
 
-/// Opens a stopped host event; one that samples sends `signal` to `thread` at each overflow.
-pub(super) fn open(what: &Request, thread: i32, signal: c_int) -> io::Result<Box<dyn Counter>> {
+/// Opens a stopped host event. One that samples by [`Engine::Exit`] sends `signal` to `thread` at
+/// each overflow.
+pub(super) fn open(
+    what: &Request,
+    thread: i32,
+    signal: c_int,
+    clock: &Arc<Clock>,
+) -> io::Result<Box<dyn Counter>> {
     let event = sys::open(&attr(what), thread)?;
-    let ring = if what.period > 0 {
-        let ring = HostRing::new(&event)?;
-        sys::announce(&event, thread, signal)?;
-        Some(ring)
-    } else {
-        None
+    let ring = match what.sampling {
+        Some(sampling) => Some(HostRing::new(&event, sampling.engine)?),
+        None => None,
     };
-    Ok(Box::new(PerfCounter { event, ring }))
+    if what
+        .sampling
+        .is_some_and(|sampling| sampling.engine == Engine::Exit)
+    {
+        sys::announce(&event, thread, signal)?;
+    }
+    Ok(Box::new(PerfCounter {
+        event,
+        is_clock: is_clock(what.kind, what.config),
+        ring,
+        clock: Arc::clone(clock),
+    }))
 }
 
 /// The host's event for `what`: never the host's own work, where the host can leave it out.
@@ -45,16 +68,44 @@ pub(super) fn attr(what: &Request) -> perf_event_attr {
         ..perf_event_attr::default()
     };
     attr.set_disabled(1);
+    attr.set_pinned(what.pinned.into());
     if what.kind != KIND_SOFTWARE {
         attr.set_exclude_host(1);
         attr.set_exclude_user(what.exclude_user.into());
         attr.set_exclude_kernel(what.exclude_kernel.into());
     }
-    if what.period > 0 {
-        attr.__bindgen_anon_1.sample_period = what.period;
-        attr.__bindgen_anon_2.wakeup_events = 1;
+    if let Some(sampling) = what.sampling {
+        attr.sample_type = u64::from(PERF_SAMPLE_IP | PERF_SAMPLE_TIME | PERF_SAMPLE_PERIOD);
+        attr.set_use_clockid(1);
+        attr.clockid = libc::CLOCK_MONOTONIC_RAW;
+        match at_host(sampling.rate, is_clock(what.kind, what.config)) {
+            Rate::Period(period) => attr.__bindgen_anon_1.sample_period = period,
+            Rate::Frequency(frequency) => {
+                attr.set_freq(1);
+                attr.__bindgen_anon_1.sample_freq = frequency;
+            }
+        }
+        match sampling.engine {
+            Engine::Exit => attr.__bindgen_anon_2.wakeup_events = 1,
+            Engine::Batched => {
+                // Nobody waits for it, so the host need not look whom to wake.
+                attr.set_watermark(1);
+                attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+            }
+        }
     }
     attr
+}
+
+/// The rate as the host takes it. It turns a clock's frequency into a period at the open, and
+/// takes none later; nanoseconds need no adapting.
+fn at_host(rate: Rate, is_clock: bool) -> Rate {
+    match rate {
+        Rate::Frequency(frequency) if is_clock => {
+            Rate::Period((NANOS_PER_SECOND / frequency.max(1)).max(1))
+        }
+        other => other,
+    }
 }
 
 impl Counter for PerfCounter {
@@ -77,13 +128,14 @@ impl Counter for PerfCounter {
         })
     }
 
-    fn set_period(&mut self, period: u64) -> io::Result<()> {
-        sys::set_period(&self.event, period)
+    fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
+        let (Rate::Period(value) | Rate::Frequency(value)) = at_host(rate, self.is_clock);
+        sys::set_period(&self.event, value)
     }
 
-    fn drain(&mut self) -> Overflows {
-        self.ring
-            .as_ref()
-            .map_or_else(Overflows::default, HostRing::drain)
+    fn drain(&mut self, into: &mut Overflows) {
+        if let Some(ring) = &self.ring {
+            ring.drain(&self.clock, into);
+        }
     }
 }

@@ -1,15 +1,19 @@
 //! The host's perf events as a [`Source`]: the only place that names `perf_event_open`, and the
 //! only one with unsafe code.
 
+mod clock;
 mod counter;
 mod probe;
+pub mod records;
 mod ring;
 mod sys;
 
 use std::io;
+use std::sync::Arc;
 
 use libc::c_int;
 
+use self::clock::Clock;
 use crate::source::{Counter, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -28,6 +32,7 @@ pub enum Error {
 #[derive(Debug)]
 pub struct PerfSource {
     signal: c_int,
+    clock: Arc<Clock>,
     offers: Vec<Offer>,
 }
 
@@ -46,6 +51,7 @@ impl PerfSource {
         }
         Ok(Self {
             signal,
+            clock: Arc::new(Clock::new()),
             offers: probe::offers(),
         })
     }
@@ -69,6 +75,6 @@ impl Source for PerfSource {
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
-        counter::open(what, thread, self.signal)
+        counter::open(what, thread, self.signal, &self.clock)
     }
 }

@@ -3,7 +3,7 @@
 use super::counter::attr;
 use super::sys;
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_SOFTWARE};
-use crate::source::{Offer, Request};
+use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
 /// The kernel lets software clocks fire no more often; a shorter period would be lied about.
 const SHORTEST_CLOCK_PERIOD: u64 = 10_000;
@@ -67,6 +67,11 @@ const CACHES: [(u64, &str); 7] = [
 ];
 const CACHE_OPERATIONS: [(u64, &str); 3] = [(0, "load"), (1, "store"), (2, "prefetch")];
 
+/// Whether this event counts nanoseconds by a timer of the host's.
+pub(super) fn is_clock(kind: u32, config: u64) -> bool {
+    kind == KIND_SOFTWARE && [CPU_CLOCK, TASK_CLOCK].contains(&config)
+}
+
 /// Every candidate that opens.
 pub(super) fn offers() -> Vec<Offer> {
     let hardware = HARDWARE.iter().map(|&(config, name)| {
@@ -79,9 +84,7 @@ pub(super) fn offers() -> Vec<Offer> {
         name: name.to_owned(),
         unit,
         counts,
-        shortest_period: [CPU_CLOCK, TASK_CLOCK]
-            .contains(&config)
-            .then_some(SHORTEST_CLOCK_PERIOD),
+        shortest_period: is_clock(KIND_SOFTWARE, config).then_some(SHORTEST_CLOCK_PERIOD),
         guest_only: false,
         excludes: false,
     });
@@ -126,22 +129,27 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
 
 /// The offer as far as this host keeps it.
 fn probed(offer: Offer) -> Option<Offer> {
-    let opens = |period, excludes: bool| {
+    let opens = |sampling, excludes: bool| {
         let request = Request {
             kind: offer.kind,
             config: offer.config,
-            period,
+            sampling,
             exclude_user: false,
             exclude_kernel: excludes,
+            pinned: false,
         };
         sys::open(&attr(&request), 0).is_ok()
     };
-    if !opens(0, false) {
+    if !opens(None, false) {
         return None;
     }
     // Long enough to be allowed anywhere; the event never runs.
-    let samples = offer.shortest_period.is_some() && opens(1_000_000, false);
-    let excludes = offer.excludes && opens(0, true);
+    let sampling = Sampling {
+        rate: Rate::Period(1_000_000),
+        engine: Engine::Exit,
+    };
+    let samples = offer.shortest_period.is_some() && opens(Some(sampling), false);
+    let excludes = offer.excludes && opens(None, true);
     Some(Offer {
         shortest_period: offer.shortest_period.filter(|_| samples),
         excludes,

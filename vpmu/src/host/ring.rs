@@ -1,5 +1,5 @@
-//! The consumer's side of a small host ring: how many overflows there were, and how many of
-//! them the host dropped. What the records say is the host's and stays here.
+//! The consumer's side of a host ring: what stands there, taken out. What the records say is the
+//! host's and goes no further than the device.
 
 use std::fs::File;
 use std::io;
@@ -8,59 +8,85 @@ use std::sync::atomic::Ordering;
 
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 
+use super::clock::Clock;
+use super::records::{self, Record};
 use super::sys::{self, Mapping};
-use crate::record::{TYPE_LOST, TYPE_SAMPLE};
-use crate::source::Overflows;
+use crate::source::{Engine, Overflow, Overflows};
 
 const DATA_HEAD: usize = offset_of!(perf_event_mmap_page, data_head);
 const DATA_TAIL: usize = offset_of!(perf_event_mmap_page, data_tail);
-/// Where `PERF_RECORD_LOST` has its number.
-const LOST_NUMBER: u64 = 16;
+/// Data pages of a batched ring: 2,048 samples, which is 20 ms at the host's highest rate.
+const BATCHED_PAGES: usize = 16;
 
-/// One metadata page, one data page.
+/// One metadata page, then data pages.
 #[derive(Debug)]
 pub(super) struct HostRing {
     mapping: Mapping,
     page: usize,
+    size: u64,
 }
 
 impl HostRing {
-    pub(super) fn new(event: &File) -> io::Result<Self> {
+    /// A ring as long as `engine` needs: one page where the run call ends at each overflow. A
+    /// host that allows less locked memory gives a shorter one.
+    pub(super) fn new(event: &File, engine: Engine) -> io::Result<Self> {
         let page = sys::page_size()?;
-        Ok(Self {
-            mapping: Mapping::new(event, 2 * page)?,
-            page,
-        })
+        let mut pages = match engine {
+            Engine::Exit => 1,
+            Engine::Batched => BATCHED_PAGES,
+        };
+        loop {
+            match Mapping::new(event, (1 + pages) * page) {
+                Ok(mapping) => {
+                    return Ok(Self {
+                        mapping,
+                        page,
+                        size: (pages * page) as u64,
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied && pages > 1 => {
+                    pages /= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Takes every record that stands there.
-    pub(super) fn drain(&self) -> Overflows {
+    pub(super) fn drain(&self, clock: &Clock, into: &mut Overflows) {
         // Pairs with the kernel's release: the records stand before the head moves.
         let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
-        let mut tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
-        let mut overflows = Overflows::default();
-        while tail < head {
-            let header = self.word(tail);
-            let size = header >> 48;
-            match u32::try_from(header & 0xffff_ffff).unwrap_or(0) {
-                TYPE_SAMPLE => overflows.samples += 1,
-                TYPE_LOST => overflows.lost += self.word(tail + LOST_NUMBER),
-                _ => {}
-            }
-            if size == 0 {
-                // The kernel writes no such record; better to lose the rest than to stand still.
-                tail = head;
-            } else {
-                tail += size;
-            }
+        let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
+        if head == tail {
+            return;
         }
+        let line = clock.line();
+        records::take(
+            |offset| {
+                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+                self.mapping
+                    .load(self.page.saturating_add(offset), Ordering::Relaxed)
+            },
+            self.size,
+            tail,
+            head,
+            |record| match record {
+                Record::Sample {
+                    mode,
+                    ip,
+                    time,
+                    period,
+                } => into.samples.push(Overflow {
+                    tsc: line.tsc(time),
+                    ip,
+                    mode,
+                    period,
+                }),
+                Record::Lost(lost) => into.lost = into.lost.saturating_add(lost),
+                Record::Throttle => into.throttles += 1,
+            },
+        );
         // Pairs with the kernel's acquire: the words above were read before they are reused.
-        self.mapping.store(DATA_TAIL, tail, Ordering::Release);
-        overflows
-    }
-
-    fn word(&self, position: u64) -> u64 {
-        let offset = usize::try_from(position % self.page as u64).unwrap_or(0);
-        self.mapping.load(self.page + offset, Ordering::Relaxed)
+        self.mapping.store(DATA_TAIL, head, Ordering::Release);
     }
 }

@@ -76,12 +76,22 @@ pub(super) fn thread() -> i32 {
 
 /// CPU time of the calling thread in nanoseconds.
 pub(super) fn thread_time() -> Option<u64> {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Nanoseconds of the clock that host records carry; zero on a host without it, where no event
+/// that samples could be opened either.
+pub(super) fn raw_time() -> u64 {
+    clock(libc::CLOCK_MONOTONIC_RAW).unwrap_or(0)
+}
+
+fn clock(which: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: the kernel writes one timespec to `time`.
-    check(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }).ok()?;
+    check(unsafe { libc::clock_gettime(which, &raw mut time) }).ok()?;
     let seconds = u64::try_from(time.tv_sec).ok()?;
     let nanoseconds = u64::try_from(time.tv_nsec).ok()?;
     Some(seconds * 1_000_000_000 + nanoseconds)

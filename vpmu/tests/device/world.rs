@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
-use vpmu::source::{Counter, Offer, Overflows, Reading, Request, Source};
+use vpmu::source::{Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Request, Source};
 use vpmu::{GuestRegs, Machine, Registers};
 
 /// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
@@ -114,7 +114,12 @@ impl FakeCounter {
             self.left -= 1;
             if self.left == 0 {
                 self.left = self.period;
-                self.overflows.samples += 1;
+                self.overflows.samples.push(Overflow {
+                    tsc: 0,
+                    ip: 0,
+                    mode: Mode::Host,
+                    period: self.period,
+                });
             }
         }
     }
@@ -142,16 +147,21 @@ impl Counter for Handle {
         self.with(|counter| counter.reading)
     }
 
-    fn set_period(&mut self, period: u64) -> io::Result<()> {
+    fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
+        let (Rate::Period(period) | Rate::Frequency(period)) = rate;
         self.with(|counter| {
             counter.period = period;
             counter.left = period;
         })
     }
 
-    fn drain(&mut self) -> Overflows {
-        self.with(|counter| std::mem::take(&mut counter.overflows))
-            .unwrap_or_default()
+    fn drain(&mut self, into: &mut Overflows) {
+        let taken = self.with(|counter| std::mem::take(&mut counter.overflows));
+        if let Ok(mut taken) = taken {
+            into.samples.append(&mut taken.samples);
+            into.lost += taken.lost;
+            into.throttles += taken.throttles;
+        }
     }
 }
 
@@ -206,12 +216,15 @@ impl Source for FakeSource {
         if self.world.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
+        let period = what.sampling.map_or(0, |sampling| match sampling.rate {
+            Rate::Period(length) | Rate::Frequency(length) => length,
+        });
         let counter = Arc::new(Mutex::new(FakeCounter {
             thread,
             running: false,
             reading: Reading::default(),
-            period: what.period,
-            left: what.period,
+            period,
+            left: period,
             overflows: Overflows::default(),
         }));
         let mut counters = self.world.counters.lock().expect("no panic");

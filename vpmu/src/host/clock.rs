@@ -1,0 +1,194 @@
+//! From the clock of host records to the time stamp counter, which is what guest time is made of.
+//!
+//! Host records carry `CLOCK_MONOTONIC_RAW`, which no daemon slews: a straight line of the
+//! counter's. The line goes through two anchors, moments at which both were read together, far
+//! enough apart that the error of reading them vanishes.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::sys;
+
+/// How old, in nanoseconds, the newer anchor may be when records are converted.
+const FRESH: u64 = 1_000_000;
+/// How far apart the anchors are at most: a suspended host breaks the line, and it heals as fast.
+const SPAN: u64 = 10_000_000_000;
+/// Readings of which the best is an anchor: one may be interrupted.
+const TRIES: usize = 3;
+
+/// The line, kept up to date.
+#[derive(Debug)]
+pub(super) struct Clock(Mutex<Anchors>);
+
+#[derive(Debug)]
+struct Anchors {
+    line: Line,
+    /// The older anchor when `line` has become too long.
+    middle: Anchor,
+}
+
+/// One moment on both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Anchor {
+    tsc: u64,
+    /// Nanoseconds.
+    raw: u64,
+}
+
+/// From nanoseconds of the raw clock to ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Line {
+    old: Anchor,
+    new: Anchor,
+}
+
+impl Clock {
+    /// Begins with an anchor now: the longer before the first record, the better the line.
+    pub(super) fn new() -> Self {
+        let now = Anchor::now();
+        Self(Mutex::new(Anchors {
+            line: Line { old: now, new: now },
+            middle: now,
+        }))
+    }
+
+    /// The line through now, or nearly so.
+    pub(super) fn line(&self) -> Line {
+        // An anchor is whole or absent; a panic elsewhere does not spoil it.
+        let mut anchors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sys::raw_time().saturating_sub(anchors.line.new.raw) > FRESH {
+            anchors.add(Anchor::now());
+        }
+        anchors.line
+    }
+}
+
+impl Anchors {
+    fn add(&mut self, now: Anchor) {
+        if now.raw.saturating_sub(self.line.old.raw) > SPAN {
+            self.line.old = self.middle;
+            self.middle = now;
+        }
+        self.line.new = now;
+    }
+}
+
+impl Anchor {
+    fn now() -> Self {
+        let read = || {
+            let before = sys::tsc();
+            let raw = sys::raw_time();
+            let took = sys::tsc().wrapping_sub(before);
+            let tsc = before.wrapping_add(took / 2);
+            (took, Self { tsc, raw })
+        };
+        let mut best = read();
+        for _ in 1..TRIES {
+            let other = read();
+            if other.0 < best.0 {
+                best = other;
+            }
+        }
+        best.1
+    }
+}
+
+impl Line {
+    /// The counter when the raw clock showed `raw`.
+    pub(super) fn tsc(&self, raw: u64) -> u64 {
+        let ticks = self.new.tsc.wrapping_sub(self.old.tsc);
+        let nanoseconds = self.new.raw.wrapping_sub(self.old.raw).max(1);
+        let scale = |span: u64| {
+            let scaled = u128::from(span) * u128::from(ticks) / u128::from(nanoseconds);
+            u64::try_from(scaled).unwrap_or(u64::MAX)
+        };
+        match raw.checked_sub(self.new.raw) {
+            Some(after) => self.new.tsc.wrapping_add(scale(after)),
+            None => self.new.tsc.wrapping_sub(scale(self.new.raw - raw)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OLD: Anchor = Anchor {
+        tsc: 5_000,
+        raw: 1_000_000,
+    };
+
+    proptest! {
+        #[test]
+        fn on_the_line_and_in_order(khz in 100_000_u64..6_000_000, span in 1_000_000_u64..1 << 40, at in 0_u64..1 << 40, more in 0_u64..1 << 30) {
+            let ticks = |ns: u64| u64::try_from(u128::from(ns) * u128::from(khz) / 1_000_000).expect("small");
+            let line = Line {
+                old: OLD,
+                new: Anchor { tsc: OLD.tsc + ticks(span), raw: OLD.raw + span },
+            };
+            prop_assume!(at < 1000 * span);
+            let exact = OLD.tsc + ticks(at);
+            let got = line.tsc(OLD.raw + at);
+            // One tick of each anchor's rounding, stretched as far as the line is.
+            prop_assert!(got.abs_diff(exact) <= 2 + at / span, "{got} {exact}");
+            prop_assert!(line.tsc(OLD.raw + at + more) >= got);
+        }
+    }
+
+    #[test]
+    fn a_line_of_one_point_is_that_point() {
+        let line = Line { old: OLD, new: OLD };
+        assert_eq!(line.tsc(OLD.raw), OLD.tsc);
+        assert_eq!(line.tsc(0), OLD.tsc);
+    }
+
+    #[test]
+    fn a_broken_line_heals() {
+        let at = |seconds: u64, tsc_per_ns: u64, from: u64| Anchor {
+            tsc: from + seconds * 1_000_000_000 * tsc_per_ns,
+            raw: seconds * 1_000_000_000,
+        };
+        let start = at(0, 3, 0);
+        let mut anchors = Anchors {
+            line: Line {
+                old: start,
+                new: start,
+            },
+            middle: start,
+        };
+        // The counter went on for an hour while the raw clock stood still.
+        let jump = 3 * 3_600_000_000_000;
+        for second in 1..=40 {
+            anchors.add(at(second, 3, jump));
+        }
+        let asked = at(39, 3, jump);
+        assert_eq!(anchors.line.tsc(asked.raw), asked.tsc);
+    }
+
+    #[test]
+    fn this_hosts_clocks_agree() {
+        let clock = Clock::new();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        for _ in 0..100 {
+            let line = clock.line();
+            let before = sys::tsc();
+            let raw = sys::raw_time();
+            let after = sys::tsc();
+            let got = line.tsc(raw);
+            let ticks = line.new.tsc - line.old.tsc;
+            let nanoseconds = line.new.raw - line.old.raw;
+            // A microsecond, on top of what lies between the two readings.
+            let slack = 1_000 * ticks / nanoseconds;
+            assert!(
+                (before - slack..=after + slack).contains(&got),
+                "{got} not in {before}..={after}"
+            );
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What a host ring says: its records, one by one. Nothing is believed that could lead out of the
+//! ring or make the walk stand still; a walk over nonsense ends, and what it skips is a loss.
+
+use crate::source::Mode;
+
+const TYPE_LOST: u32 = 2;
+const TYPE_THROTTLE: u32 = 5;
+const TYPE_SAMPLE: u32 = 9;
+
+/// `PERF_RECORD_MISC_CPUMODE_MASK` and two of its values.
+const MODE_MASK: u64 = 7;
+const GUEST_KERNEL: u64 = 4;
+const GUEST_USER: u64 = 5;
+
+const WORD: u64 = 8;
+/// Header, IP, TIME, PERIOD.
+const SAMPLE_SIZE: u64 = 4 * WORD;
+/// Header, id, number.
+const LOST_SIZE: u64 = 3 * WORD;
+
+/// What one record says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record {
+    /// `PERF_RECORD_SAMPLE` with IP, TIME and PERIOD.
+    Sample {
+        /// What the thread was doing.
+        mode: Mode,
+        /// IP.
+        ip: u64,
+        /// TIME, nanoseconds of the event's clock.
+        time: u64,
+        /// PERIOD.
+        period: u64,
+    },
+    /// So many samples are missing.
+    Lost(u64),
+    /// `PERF_RECORD_THROTTLE`.
+    Throttle,
+}
+
+/// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first.
+/// `word` gives the aligned word at an offset below `size`.
+///
+/// Afterwards the reader's tail is `head`: nothing is left behind.
+pub fn take(
+    word: impl Fn(u64) -> u64,
+    size: u64,
+    tail: u64,
+    head: u64,
+    mut found: impl FnMut(Record),
+) {
+    let held = head.wrapping_sub(tail);
+    if size == 0 || held > size || !(held | tail).is_multiple_of(WORD) {
+        if held != 0 {
+            found(Record::Lost(1));
+        }
+        return;
+    }
+    let at = |position: u64| word(tail.wrapping_add(position) % size);
+    let mut position = 0;
+    while position < held {
+        let header = at(position);
+        let len = header >> 48;
+        if len < WORD || !len.is_multiple_of(WORD) || len > held - position {
+            found(Record::Lost(1));
+            return;
+        }
+        // The low half, so nothing is cut off.
+        let kind = u32::try_from(header & 0xffff_ffff).unwrap_or(0);
+        match kind {
+            TYPE_SAMPLE if len == SAMPLE_SIZE => found(Record::Sample {
+                mode: mode(header >> 32 & MODE_MASK),
+                ip: at(position + WORD),
+                time: at(position + 2 * WORD),
+                period: at(position + 3 * WORD),
+            }),
+            TYPE_SAMPLE => found(Record::Lost(1)),
+            TYPE_LOST if len >= LOST_SIZE => found(Record::Lost(at(position + 2 * WORD))),
+            TYPE_LOST => found(Record::Lost(1)),
+            TYPE_THROTTLE => found(Record::Throttle),
+            _ => {}
+        }
+        position += len;
+    }
+}
+
+fn mode(mode: u64) -> Mode {
+    match mode {
+        GUEST_KERNEL => Mode::GuestKernel,
+        GUEST_USER => Mode::GuestUser,
+        _ => Mode::Host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: usize = 256;
+
+    fn header(kind: u32, misc: u16, len: u16) -> u64 {
+        u64::from(kind) | u64::from(misc) << 32 | u64::from(len) << 48
+    }
+
+    /// A record of `words` and what it says, if anything.
+    fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u64> {
+        let len = u16::try_from(8 * (1 + words.len())).expect("short");
+        [&[header(kind, misc, len)], words].concat()
+    }
+
+    /// A ring that holds `records` from byte `tail` on.
+    fn taken(records: &[Vec<u64>], tail: u64) -> Vec<Record> {
+        let mut ring = [0; SIZE / 8];
+        let mut head = tail;
+        for word in records.concat() {
+            ring[usize::try_from(head).expect("small") % SIZE / 8] = word;
+            head += 8;
+        }
+        assert!(head - tail <= SIZE as u64);
+        walk(&ring, tail, head)
+    }
+
+    fn walk(ring: &[u64], tail: u64, head: u64) -> Vec<Record> {
+        let size = 8 * ring.len() as u64;
+        let word = |offset: u64| {
+            assert!(offset < size && offset.is_multiple_of(8), "inside, aligned");
+            ring[usize::try_from(offset / 8).expect("small")]
+        };
+        let mut found = Vec::new();
+        take(word, size, tail, head, |record| found.push(record));
+        found
+    }
+
+    #[test]
+    fn every_kind_across_the_end_of_the_ring() {
+        let records = [
+            record(TYPE_SAMPLE, 4, &[1, 2, 3]),
+            record(TYPE_SAMPLE, 5, &[4, 5, 6]),
+            record(TYPE_LOST, 0, &[99, 7]),
+            record(14, 0, &[8, 9]),
+            record(TYPE_SAMPLE, 1, &[10, 11, 12]),
+            record(TYPE_THROTTLE, 0, &[1, 2, 3]),
+        ];
+        let sample = |mode, ip, time, period| Record::Sample {
+            mode,
+            ip,
+            time,
+            period,
+        };
+        let expected = [
+            sample(Mode::GuestKernel, 1, 2, 3),
+            sample(Mode::GuestUser, 4, 5, 6),
+            Record::Lost(7),
+            sample(Mode::Host, 10, 11, 12),
+            Record::Throttle,
+        ];
+        for tail in (0..SIZE as u64).step_by(8) {
+            assert_eq!(taken(&records, tail), expected, "from {tail}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_a_loss_and_ends_the_walk() {
+        let good = record(TYPE_SAMPLE, 5, &[4, 5, 6]);
+        for len in [0, 4, 7, 12, 40, 0xfff8] {
+            let bad = vec![header(TYPE_SAMPLE, 5, len)];
+            let found = taken(&[good.clone(), bad, good.clone()], 8);
+            // A length that ends where the ring's data end could be a record.
+            if len != 40 {
+                assert_eq!(found.len(), 2, "{len}: {found:?}");
+            }
+            assert_eq!(found[1], Record::Lost(1), "{len}");
+        }
+        let ring = [0; 8];
+        assert_eq!(walk(&ring, 0, 72), [Record::Lost(1)], "more than it holds");
+        assert_eq!(walk(&ring, 8, 0), [Record::Lost(1)], "backwards");
+        assert_eq!(walk(&ring, 4, 12), [Record::Lost(1)], "unaligned");
+        assert_eq!(walk(&[], 0, 8), [Record::Lost(1)], "no ring at all");
+        assert_eq!(walk(&[], 4, 4), []);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_end_the_walk_inside_the_ring(
+            ring in prop::collection::vec(any::<u64>(), 1..64),
+            tail in any::<u64>(),
+            held in 0_u64..600,
+        ) {
+            let found = walk(&ring, tail, tail.wrapping_add(held));
+            prop_assert!(found.len() as u64 <= held / 8 + 1);
+        }
+
+        #[test]
+        fn whole_records_come_out_as_they_went_in(
+            samples in prop::collection::vec((0_u16..8, any::<[u64; 3]>()), 0..=8),
+            tail in (0_u64..1 << 40).prop_map(|tail| tail * 8),
+        ) {
+            let records: Vec<_> = samples
+                .iter()
+                .map(|(misc, words)| record(TYPE_SAMPLE, *misc, words))
+                .collect();
+            let expected: Vec<_> = samples
+                .iter()
+                .map(|&(misc, [ip, time, period])| Record::Sample {
+                    mode: mode(misc.into()),
+                    ip,
+                    time,
+                    period,
+                })
+                .collect();
+            prop_assert_eq!(taken(&records, tail), expected);
+        }
+    }
+}
