@@ -14,6 +14,9 @@ mod device;
 mod errno;
 mod event;
 pub mod host;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 mod machine;
 mod metrics;
 mod notice;

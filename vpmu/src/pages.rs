@@ -1,18 +1,16 @@
 //! Where a ring's bytes lie. The ring's algorithm sees no more of memory than [`Pages`], so that
-//! a model of memory can stand in for the guest's; it decides nothing here.
+//! a model of memory can stand in for the guest's; nothing is decided here, memory order included.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
     VolatileMemoryError, VolatileSlice,
 };
 
-use crate::abi::{Metadata, PAGE_SIZE};
+use crate::abi::PAGE_SIZE;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
-const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
 /// A ring's pages are not writable memory (any more).
 #[derive(Debug, thiserror::Error)]
@@ -25,14 +23,19 @@ pub(crate) enum Error {
     NoPage,
 }
 
-/// The pages of one ring: the words shared with the reader, and the data.
+/// The pages of one ring: the words of the first, shared with the reader, and the data.
 pub(crate) trait Pages {
-    /// What the reader has read up to. An acquire load: what it has read may be overwritten.
-    fn tail(&self) -> Result<u64, Error>;
+    /// The word at `field` of the metadata page.
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, Error>;
 
-    /// Lets the reader see what stands before `head` (behind it, for a ring written backwards).
-    /// A release store: it sees what was put there.
-    fn publish(&mut self, head: u64) -> Result<(), Error>;
+    /// Stores the word at `field` of the metadata page.
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Error>;
+
+    /// Stores the half word at `field` of the metadata page.
+    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Error>;
+
+    /// A fence among those.
+    fn fence(&self, order: Ordering);
 
     /// Copies `bytes` to `position` and on, modulo the size of the data.
     fn put(&mut self, position: u64, bytes: &[u8]) -> Result<(), Error>;
@@ -46,8 +49,8 @@ pub(crate) struct GuestPages<'a> {
     metadata: VolatileSlice<'a>,
     /// A power of two of them, or none.
     data: &'a [GuestAddress],
-    /// The page last written to, by its number.
-    current: Option<(usize, VolatileSlice<'a>)>,
+    /// The page last written to, and its number.
+    current: Option<(u64, VolatileSlice<'a>)>,
 }
 
 impl<'a> GuestPages<'a> {
@@ -67,32 +70,44 @@ impl<'a> GuestPages<'a> {
     }
 
     /// The data page with this number, taken modulo how many there are.
-    fn data_page(&mut self, number: u64) -> Result<&VolatileSlice<'a>, Error> {
-        let last = (self.data.len() as u64)
-            .checked_sub(1)
-            .ok_or(Error::NoPage)?;
-        let index = usize::try_from(number & last).map_err(|_| Error::NoPage)?;
-        if self.current.as_ref().is_none_or(|&(held, _)| held != index) {
-            let address = *self.data.get(index).ok_or(Error::NoPage)?;
-            self.current = Some((index, page(self.memory, address)?));
+    fn data_page(&mut self, number: u64) -> Result<VolatileSlice<'a>, Error> {
+        match self.current {
+            Some((held, slice)) if held == number => Ok(slice),
+            _ => self.look_up(number),
         }
-        self.current
-            .as_ref()
-            .map(|(_, slice)| slice)
-            .ok_or(Error::NoPage)
+    }
+
+    #[cold]
+    fn look_up(&mut self, number: u64) -> Result<VolatileSlice<'a>, Error> {
+        let index = number.checked_rem(self.data.len() as u64);
+        let address = index
+            .and_then(|index| usize::try_from(index).ok())
+            .and_then(|index| self.data.get(index))
+            .ok_or(Error::NoPage)?;
+        let slice = page(self.memory, *address)?;
+        self.current = Some((number, slice));
+        Ok(slice)
     }
 }
 
 impl Pages for GuestPages<'_> {
-    fn tail(&self) -> Result<u64, Error> {
-        let tail = self.metadata.load::<u64>(DATA_TAIL, Ordering::Acquire);
-        tail.map(u64::from_le).map_err(Error::Beyond)
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, Error> {
+        let value = self.metadata.load::<u64>(field, order);
+        value.map(u64::from_le).map_err(Error::Beyond)
     }
 
-    fn publish(&mut self, head: u64) -> Result<(), Error> {
-        let head = head.to_le();
-        let stored = self.metadata.store(head, DATA_HEAD, Ordering::Release);
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Error> {
+        let stored = self.metadata.store(value.to_le(), field, order);
         stored.map_err(Error::Beyond)
+    }
+
+    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Error> {
+        let stored = self.metadata.store(value.to_le(), field, order);
+        stored.map_err(Error::Beyond)
+    }
+
+    fn fence(&self, order: Ordering) {
+        fence(order);
     }
 
     fn put(&mut self, position: u64, bytes: &[u8]) -> Result<(), Error> {

@@ -1,46 +1,21 @@
 //! A ring in guest memory: its metadata page and its data. The guest owns the pages and lies
 //! about whatever it likes; what decides where a byte goes is kept here.
 
+mod face;
 mod producer;
 
-use std::sync::atomic::{Ordering, fence};
-
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileMemoryError, VolatileSlice};
-use zerocopy::FromZeros;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 use zerocopy::IntoBytes;
 
+pub(crate) use self::face::Face;
 pub(crate) use self::producer::{Author, Manner, Outcome, Session, Wakeup};
 
 use self::producer::Producer;
-use crate::abi::{Metadata, PAGE_SIZE};
+use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
-use crate::pages::{self, GuestPages};
+use crate::pages::{self, GuestPages, Pages};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Bytes of the page up to its reserved ones; less than a page.
-#[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
-const HEADER_SIZE: u32 = std::mem::offset_of!(Metadata, reserved) as u32;
-const LOCK: usize = std::mem::offset_of!(Metadata, lock);
-const COUNT: usize = std::mem::offset_of!(Metadata, offset);
-const CAPABILITIES: usize = std::mem::offset_of!(Metadata, capabilities);
-const TIME_OFFSET: usize = std::mem::offset_of!(Metadata, time_offset);
-
-const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
-const CAP_USER_TIME: u64 = 1 << 3;
-const CAP_USER_TIME_ZERO: u64 = 1 << 4;
-/// Of the counter that `index` would name: no shift that programs make with it changes a count.
-const PMC_WIDTH: u16 = 64;
-
-/// The count and times that the metadata page shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Face {
-    pub(crate) count: u64,
-    pub(crate) time_enabled: u64,
-    pub(crate) time_running: u64,
-    /// Guest time of these figures while they grow, `None` while they stand still.
-    pub(crate) growing_since: Option<u64>,
-}
-
 /// A ring: one metadata page, then 2^n data pages or none.
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -68,17 +43,12 @@ impl Ring {
             pages::page(memory, address)?;
         }
         let size = data.len() as u64 * PAGE;
-        let mut page = Metadata::new_zeroed();
-        page.capabilities = (CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO).into();
-        page.pmc_width = PMC_WIDTH.into();
-        page.time_mult = clock.mult.into();
-        page.time_shift = clock.shift.into();
-        page.time_mask = u64::MAX.into();
-        page.size = HEADER_SIZE.into();
-        page.data_offset = PAGE.into();
-        page.data_size = size.into();
+        let blank = face::blank(size, clock);
+        // Nothing that the page held before is left in it.
         let mut bytes = [0; PAGE_SIZE];
-        bytes[..size_of::<Metadata>()].copy_from_slice(page.as_bytes());
+        for (to, from) in bytes.iter_mut().zip(blank.as_bytes()) {
+            *to = *from;
+        }
         pages::page(memory, metadata)?.copy_from(&bytes);
         Ok(Self {
             metadata,
@@ -164,36 +134,16 @@ impl Ring {
 
     /// Shows a count and its times in the metadata page.
     pub(crate) fn show(&mut self, memory: &GuestMemoryMmap, face: &Face) {
-        let shown = pages::page(memory, self.metadata)
-            .and_then(|page| show(&page, &mut self.sequence, face).map_err(pages::Error::Beyond));
+        let shown = GuestPages::new(memory, self.metadata, &self.data)
+            .and_then(|pages| face::show(&pages, &mut self.sequence, face));
         if let Err(error) = shown {
             log::debug!("a ring's metadata page: {error}");
         }
     }
 }
 
-fn show(
-    page: &VolatileSlice<'_>,
-    sequence: &mut u32,
-    face: &Face,
-) -> Result<(), VolatileMemoryError> {
-    let capabilities = CAP_BIT0_IS_DEPRECATED
-        | CAP_USER_TIME_ZERO
-        | face.growing_since.map_or(0, |_| CAP_USER_TIME);
-    let time_offset = face.growing_since.unwrap_or(0).wrapping_neg();
-    let put = |offset, value: u64| page.store(value.to_le(), offset, Ordering::Relaxed);
-    let odd = sequence.wrapping_add(1);
-    *sequence = odd.wrapping_add(1);
-    page.store(odd.to_le(), LOCK, Ordering::Relaxed)?;
-    // No field may be seen changed while the sequence is still even.
-    fence(Ordering::Release);
-    put(COUNT, face.count)?;
-    put(COUNT + 8, face.time_enabled)?;
-    put(COUNT + 16, face.time_running)?;
-    put(CAPABILITIES, capabilities)?;
-    put(TIME_OFFSET, time_offset)?;
-    page.store(sequence.to_le(), LOCK, Ordering::Release)
-}
-
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod model;

@@ -1,9 +1,14 @@
 //! The producer's side of the data: what fits, what is lost, when the reader is woken. What the
 //! guest can write decides nothing here but how much of its own data it loses.
 
-use crate::abi::PAGE_SIZE;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{Metadata, PAGE_SIZE};
 use crate::pages::Pages;
 use crate::record::{Layout, Origin, Record};
+
+pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
+pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
 /// When the reader wants to be woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,7 +197,8 @@ impl Producer {
         if len <= self.room() {
             return true;
         }
-        let Ok(tail) = pages.tail() else {
+        // Pairs with the reader's release of the tail: what it has read may be overwritten.
+        let Ok(tail) = pages.load(DATA_TAIL, Ordering::Acquire) else {
             return false;
         };
         self.tail = tail;
@@ -208,12 +214,13 @@ impl Producer {
         self.size.saturating_sub(held)
     }
 
-    fn publish(&mut self, pages: &mut impl Pages) {
+    fn publish(&mut self, pages: &impl Pages) {
         if self.published == self.head {
             return;
         }
         self.published = self.head;
-        if let Err(error) = pages.publish(self.head) {
+        // Pairs with the reader's acquire of the head: the records stand before it moves.
+        if let Err(error) = pages.store(DATA_HEAD, self.head, Ordering::Release) {
             log::debug!("a ring's head: {error}");
         }
     }
@@ -271,6 +278,6 @@ impl<'a, P: Pages> Session<'a, P> {
 
 impl<P: Pages> Drop for Session<'_, P> {
     fn drop(&mut self) {
-        self.producer.publish(&mut self.pages);
+        self.producer.publish(&self.pages);
     }
 }

@@ -1,0 +1,106 @@
+//! What this project's own benchmarks drive without the device around it. No contract: a program
+//! that embeds the device has no use for it.
+
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::abi::{Metadata, PAGE_SIZE};
+use crate::clock::Clock;
+use crate::record::{
+    Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD,
+    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
+};
+use crate::ring::{Author, Manner, Ring, Wakeup};
+
+const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
+/// A record of seven words but for the header: with a chain, one more for its length.
+const SAMPLE_TYPE: u64 =
+    SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
+/// The bytes of a record without addresses.
+pub const SHORTEST: usize = 64;
+
+/// A ring with a reader that has always read everything when a burst begins.
+#[derive(Debug)]
+pub struct Producer {
+    memory: GuestMemoryMmap,
+    ring: Ring,
+    record: Record,
+    chain: Vec<u64>,
+    time: u64,
+    head: u64,
+}
+
+impl Producer {
+    /// A ring of `pages` data pages in `memory`, from its beginning; records of `len` bytes, a
+    /// multiple of 8 that is [`SHORTEST`] at least.
+    #[must_use]
+    pub fn new(memory: GuestMemoryMmap, pages: usize, len: usize) -> Option<Self> {
+        let addresses: Vec<_> = (0..=pages as u64)
+            .map(|page| GuestAddress(page * PAGE_SIZE as u64))
+            .collect();
+        let manner = Manner {
+            writable: true,
+            backward: false,
+        };
+        let ring = Ring::new(&memory, &addresses, manner, Clock::new(1_000_000)?).ok()?;
+        Some(Self {
+            memory,
+            ring,
+            record: Record::default(),
+            chain: vec![0xffff_8000_1234_5678; (len - SHORTEST) / 8],
+            time: 0,
+            head: 0,
+        })
+    }
+
+    /// Builds and writes this many records in one burst; how many were written.
+    pub fn burst(&mut self, records: u64) -> u64 {
+        let metadata = GuestAddress(0);
+        let tail = self.head.to_le();
+        let read = self
+            .memory
+            .store(tail, metadata.unchecked_add(DATA_TAIL), Ordering::Release);
+        let Ok(mut session) = self.ring.session(&self.memory) else {
+            return 0;
+        };
+        if read.is_err() {
+            return 0;
+        }
+        let mut written = 0;
+        for _ in 0..records {
+            self.time += 1;
+            let origin = Origin {
+                pid: 1,
+                tid: 2,
+                time: self.time,
+                id: 3,
+                stream_id: 4,
+                vcpu: 0,
+            };
+            let layout = Layout {
+                sample_type: SAMPLE_TYPE | SAMPLE_CALLCHAIN,
+                ..Layout::default()
+            };
+            let sample = Sample {
+                misc: MISC_USER,
+                ip: self.time,
+                origin,
+                period: 5,
+                chain: &self.chain,
+                ..Sample::default()
+            };
+            let author = Author {
+                layout: &layout,
+                origin: &origin,
+                wakeup: Wakeup::Page,
+            };
+            let Ok(record) = self.record.sample(&layout, &sample) else {
+                break;
+            };
+            self.head += record.len() as u64;
+            written += u64::from(session.write(record, &author).written);
+        }
+        written
+    }
+}

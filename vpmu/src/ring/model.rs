@@ -1,0 +1,244 @@
+//! Every interleaving of the producer and a reader, by loom: the code that writes to guests runs
+//! over a model of memory that is as weak as the language allows.
+//!
+//! The reader does what the kernel's header tells programs to do. Its plain loads of the data are
+//! checked against the producer's plain stores: one without an order between them fails, as a
+//! torn or stale record does.
+
+use loom::cell::Cell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::thread;
+
+use super::face::{COUNT, LOCK, show};
+use super::producer::{DATA_HEAD, DATA_TAIL};
+use super::*;
+use crate::record::{Layout, Origin};
+
+/// Words of data: two records and a half.
+const WORDS: u64 = 8;
+const RECORD: usize = 24;
+const LOST: u64 = 2 | 24 << 48;
+
+/// A plain word that both sides touch.
+struct Word(Cell<u64>);
+
+#[expect(unsafe_code, reason = "shared without a lock, as a ring's data is")]
+// SAFETY: loom runs one thread at a time, and fails the model when two accesses to the cell are
+// not ordered by what the threads did: there is no race that it would let through.
+unsafe impl Sync for Word {}
+
+/// The memory that the two share.
+struct Shared {
+    lock: AtomicU32,
+    count: AtomicU64,
+    enabled: AtomicU64,
+    head: AtomicU64,
+    tail: AtomicU64,
+    data: Vec<Word>,
+}
+
+impl Shared {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            lock: AtomicU32::new(0),
+            count: AtomicU64::new(0),
+            enabled: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            data: (0..WORDS).map(|_| Word(Cell::new(0))).collect(),
+        })
+    }
+
+    fn word(&self, position: u64) -> &Cell<u64> {
+        let index = usize::try_from(position / 8 % WORDS).expect("small");
+        &self.data[index].0
+    }
+}
+
+struct Model(Arc<Shared>);
+
+impl Pages for Model {
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, pages::Error> {
+        assert_eq!(field, DATA_TAIL, "the producer reads nothing else");
+        Ok(self.0.tail.load(order))
+    }
+
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Error> {
+        match field {
+            // A burst ends when the model has failed, too; there is no memory then.
+            _ if std::thread::panicking() => {}
+            DATA_HEAD => self.0.head.store(value, order),
+            COUNT => self.0.count.store(value, order),
+            _ if field == COUNT + 8 => self.0.enabled.store(value, order),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), pages::Error> {
+        assert_eq!(field, LOCK);
+        self.0.lock.store(value, order);
+        Ok(())
+    }
+
+    fn fence(&self, order: Ordering) {
+        fence(order);
+    }
+
+    fn put(&mut self, position: u64, bytes: &[u8]) -> Result<(), pages::Error> {
+        for (index, word) in (0..).zip(bytes.chunks_exact(8)) {
+            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            self.0.word(position.wrapping_add(index * 8)).set(word);
+        }
+        Ok(())
+    }
+}
+
+/// What a reader has found.
+#[derive(Default)]
+struct Found {
+    numbers: Vec<u64>,
+    lost: u64,
+}
+
+impl Found {
+    /// Reads the records in `from..to`.
+    fn read(&mut self, shared: &Shared, from: u64, to: u64) {
+        let mut at = from;
+        let mut numbers = Vec::new();
+        while at != to {
+            let header = shared.word(at).get();
+            let first = shared.word(at.wrapping_add(8)).get();
+            let second = shared.word(at.wrapping_add(16)).get();
+            if header == LOST {
+                self.lost += second;
+            } else {
+                assert_eq!(header, RECORD_HEADER, "a header");
+                assert_eq!(first, !second, "a whole record");
+                numbers.push(first);
+            }
+            at = at.wrapping_add(RECORD as u64);
+        }
+        self.numbers.extend(numbers);
+    }
+
+    /// One look at the ring, as the kernel's header has it.
+    fn look(&mut self, shared: &Shared, tail: &mut u64, backward: bool) {
+        let head = shared.head.load(Ordering::Acquire);
+        let (from, to) = if backward {
+            (head, *tail)
+        } else {
+            (*tail, head)
+        };
+        self.read(shared, from, to);
+        *tail = head;
+        shared.tail.store(head, Ordering::Release);
+    }
+}
+
+const RECORD_HEADER: u64 = 9 | (RECORD as u64) << 48;
+
+fn record(number: u64) -> Vec<u8> {
+    [RECORD_HEADER, number, !number]
+        .map(u64::to_le_bytes)
+        .concat()
+}
+
+fn author<'a>(layout: &'a Layout, origin: &'a Origin) -> Author<'a> {
+    Author {
+        layout,
+        origin,
+        wakeup: Wakeup::Page,
+    }
+}
+
+/// A producer of `bursts` against a reader that looks `looks` times.
+fn run(backward: bool, bursts: &'static [u64], looks: usize) {
+    loom::model(move || {
+        let shared = Shared::new();
+        let reader = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (mut found, mut tail) = (Found::default(), 0);
+                for _ in 0..looks {
+                    found.look(&shared, &mut tail, backward);
+                }
+                (found, tail)
+            })
+        };
+        let manner = Manner {
+            writable: true,
+            backward,
+        };
+        let mut producer = Producer::new(WORDS * 8, manner);
+        let (layout, origin) = (Layout::default(), Origin::default());
+        let (mut produced, mut written) = (0, 0);
+        for &burst in bursts {
+            let mut session = Session::new(&mut producer, Model(Arc::clone(&shared)));
+            for _ in 0..burst {
+                produced += 1;
+                let outcome = session.write(&record(produced), &author(&layout, &origin));
+                written += u64::from(outcome.written);
+            }
+        }
+        let (mut found, mut tail) = reader.join().expect("the reader");
+        found.look(&shared, &mut tail, backward);
+        Session::new(&mut producer, Model(Arc::clone(&shared))).flush(&author(&layout, &origin));
+        found.look(&shared, &mut tail, backward);
+        assert_eq!(found.numbers.len() as u64, written);
+        assert_eq!(written + found.lost, produced, "each is written or lost");
+        if !backward {
+            let rising = found.numbers.windows(2).all(|two| two[0] < two[1]);
+            assert!(rising, "in order");
+        }
+    });
+}
+
+#[test]
+fn a_reader_that_keeps_up_or_does_not() {
+    run(false, &[1, 1, 1, 1], 2);
+}
+
+#[test]
+fn bursts_are_seen_whole() {
+    run(false, &[2, 2, 1], 2);
+}
+
+#[test]
+fn backwards_too() {
+    run(true, &[1, 2, 1], 2);
+}
+
+#[test]
+fn counts_and_times_are_seen_together() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let reader = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let before = shared.lock.load(Ordering::Acquire);
+                let count = shared.count.load(Ordering::Relaxed);
+                let enabled = shared.enabled.load(Ordering::Relaxed);
+                fence(Ordering::Acquire);
+                let after = shared.lock.load(Ordering::Relaxed);
+                if before == after && before % 2 == 0 {
+                    assert_eq!(enabled, count * 10);
+                    assert_eq!(count, u64::from(before) / 2, "as of the sequence");
+                }
+            })
+        };
+        let model = Model(Arc::clone(&shared));
+        let mut sequence = 0;
+        for count in 1..=2 {
+            let face = Face {
+                count,
+                time_enabled: count * 10,
+                time_running: 0,
+                growing_since: None,
+            };
+            show(&model, &mut sequence, &face).expect("a model");
+        }
+        reader.join().expect("the reader");
+    });
+}
