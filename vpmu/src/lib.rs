@@ -30,9 +30,10 @@ mod settings;
 pub mod source;
 mod state;
 mod vcpu;
+mod walk;
 
 pub use device::{Error, Vpmu};
-pub use machine::{ExitReason, GuestRegs, Machine, Registers};
+pub use machine::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers};
 pub use metrics::{ExitCounts, Metrics};
 pub use settings::{Limits, Settings};
 pub use source::Source;

@@ -1,8 +1,8 @@
-//! Where a vCPU was when it left the guest, fetched only when someone asks.
+//! Where a vCPU was when it left the guest, and all of its state, fetched only when someone asks.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
-use vpmu::{GuestRegs, Registers};
+use vpmu::{CpuState, GuestRegs, Registers};
 
 /// The privilege level of guest user mode.
 const USER_LEVEL: u8 = 3;
@@ -42,6 +42,11 @@ impl Registers for ExitRegisters<'_> {
         }
         self.known
     }
+
+    fn state(&mut self) -> Option<CpuState> {
+        let (regs, sregs) = self.fetch()?;
+        Some(everything(&regs, &sregs))
+    }
 }
 
 fn locate(regs: &kvm_regs, sregs: &kvm_sregs) -> GuestRegs {
@@ -50,6 +55,43 @@ fn locate(regs: &kvm_regs, sregs: &kvm_sregs) -> GuestRegs {
     GuestRegs {
         ip: base.wrapping_add(regs.rip),
         user: sregs.ss.dpl == USER_LEVEL,
+    }
+}
+
+fn everything(regs: &kvm_regs, sregs: &kvm_sregs) -> CpuState {
+    CpuState {
+        general: [
+            regs.rax,
+            regs.rbx,
+            regs.rcx,
+            regs.rdx,
+            regs.rsi,
+            regs.rdi,
+            regs.rbp,
+            regs.rsp,
+            regs.rip,
+            regs.rflags,
+            sregs.cs.selector.into(),
+            sregs.ss.selector.into(),
+            sregs.ds.selector.into(),
+            sregs.es.selector.into(),
+            sregs.fs.selector.into(),
+            sregs.gs.selector.into(),
+            regs.r8,
+            regs.r9,
+            regs.r10,
+            regs.r11,
+            regs.r12,
+            regs.r13,
+            regs.r14,
+            regs.r15,
+        ],
+        user: locate(regs, sregs).user,
+        code64: sregs.cs.l == 1,
+        cr0: sregs.cr0,
+        cr3: sregs.cr3,
+        cr4: sregs.cr4,
+        efer: sregs.efer,
     }
 }
 
@@ -71,5 +113,50 @@ mod tests {
         sregs.ss.dpl = 3;
         let user = locate(&regs, &sregs);
         assert_eq!((user.ip, user.user), (0x10, true));
+    }
+    #[test]
+    fn registers_stand_by_perfs_numbers() {
+        let regs = kvm_regs {
+            rax: 0,
+            rbx: 1,
+            rcx: 2,
+            rdx: 3,
+            rsi: 4,
+            rdi: 5,
+            rbp: 6,
+            rsp: 7,
+            rip: 8,
+            rflags: 9,
+            r8: 16,
+            r9: 17,
+            r10: 18,
+            r11: 19,
+            r12: 20,
+            r13: 21,
+            r14: 22,
+            r15: 23,
+        };
+        let mut sregs = kvm_sregs {
+            cr0: 30,
+            cr3: 33,
+            cr4: 34,
+            efer: 35,
+            ..Default::default()
+        };
+        sregs.cs.selector = 10;
+        sregs.cs.l = 1;
+        sregs.ss.selector = 11;
+        sregs.ss.dpl = USER_LEVEL;
+        sregs.ds.selector = 12;
+        sregs.es.selector = 13;
+        sregs.fs.selector = 14;
+        sregs.gs.selector = 15;
+        let state = everything(&regs, &sregs);
+        assert!((0..24).eq(state.general));
+        assert_eq!(
+            [state.cr0, state.cr3, state.cr4, state.efer],
+            [30, 33, 34, 35]
+        );
+        assert!(state.user && state.code64);
     }
 }

@@ -1,0 +1,247 @@
+//! What one sample says of its place: puts callers, registers and stack together as its event
+//! wants them, in perf's shape.
+
+use vm_memory::GuestMemoryMmap;
+
+use super::frames::{
+    CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
+};
+use super::paging::{AddressSpace, Rights};
+use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+
+/// perf's `PERF_SAMPLE_REGS_ABI_*`.
+const ABI_32: u64 = 1;
+const ABI_64: u64 = 2;
+
+/// perf's number of each word of Linux's `struct pt_regs`, which the kernel leaves where a
+/// program entered it; `None` for the number of the system call.
+const SAVED: [Option<usize>; 21] = [
+    Some(23),
+    Some(22),
+    Some(21),
+    Some(20),
+    Some(6),
+    Some(1),
+    Some(19),
+    Some(18),
+    Some(17),
+    Some(16),
+    Some(0),
+    Some(2),
+    Some(3),
+    Some(4),
+    Some(5),
+    None,
+    Some(8),
+    Some(10),
+    Some(9),
+    Some(7),
+    Some(11),
+];
+const BP: usize = 6;
+const SP: usize = 7;
+const IP: usize = 8;
+const CS: usize = 10;
+/// The selector of Linux's 32-bit user code.
+const USER32_CS: u64 = 0x23;
+/// The privilege level in a selector.
+const SELECTOR_LEVEL: u64 = 3;
+
+impl CpuState {
+    pub(super) fn bp(&self) -> u64 {
+        self.general[BP]
+    }
+
+    pub(super) fn sp(&self) -> u64 {
+        self.general[SP]
+    }
+}
+
+/// What an event's samples hold of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Wish {
+    /// Callers.
+    pub(crate) chain: bool,
+    /// No callers in the kernel.
+    pub(crate) exclude_kernel: bool,
+    /// No callers in user mode.
+    pub(crate) exclude_user: bool,
+    /// Most addresses of the chain.
+    pub(crate) max_stack: usize,
+    /// Mask of registers in user mode; zero: none wanted.
+    pub(crate) regs_user: u64,
+    /// Mask of registers at the overflow.
+    pub(crate) regs_intr: u64,
+    /// Bytes of the user's stack.
+    pub(crate) stack_user: usize,
+}
+
+impl Wish {
+    /// Whether it takes more than [`GuestRegs`].
+    pub(crate) fn wants_state(&self) -> bool {
+        self.chain || self.regs_user != 0 || self.regs_intr != 0 || self.stack_user != 0
+    }
+}
+
+/// Registers as a record shows them.
+#[derive(Debug, Default)]
+pub(crate) struct Regs {
+    /// `PERF_SAMPLE_REGS_ABI_*`; zero: there are none.
+    pub(crate) abi: u64,
+    /// Those of the mask.
+    pub(crate) values: Vec<u64>,
+}
+
+impl Regs {
+    fn clear(&mut self) {
+        self.abi = 0;
+        self.values.clear();
+    }
+
+    fn set(&mut self, code64: bool, general: &[u64; GENERAL_REGS], mask: u64) {
+        self.abi = if code64 { ABI_64 } else { ABI_32 };
+        let wanted = (0..).zip(general).filter(|(bit, _)| mask >> bit & 1 != 0);
+        self.values.extend(wanted.map(|(_, value)| *value));
+    }
+}
+
+/// Where a program is, or where it entered the kernel.
+#[derive(Debug, Clone, Copy)]
+struct UserState {
+    general: [u64; GENERAL_REGS],
+    code64: bool,
+}
+
+/// What was found for one sample. Kept and used again, so that samples cost no allocation.
+#[derive(Debug, Default)]
+pub(crate) struct Capture {
+    chain: Chain,
+    /// Registers in user mode.
+    pub(crate) regs_user: Regs,
+    /// Registers at the overflow.
+    pub(crate) regs_intr: Regs,
+    stack: Vec<u8>,
+    has_stack: bool,
+}
+
+impl Capture {
+    /// Callers, with perf's marks.
+    pub(crate) fn chain(&self) -> &[u64] {
+        self.chain.entries()
+    }
+
+    /// What could be read of the user's stack; `None` for a task without.
+    pub(crate) fn stack(&self) -> Option<&[u8]> {
+        self.has_stack.then_some(&self.stack)
+    }
+
+    /// Looks at the guest as it stands at `regs`. `cpu` is all of its state, `None` where the
+    /// hypervisor would not tell; `user_regs` where its kernel says that it keeps the running
+    /// task's registers, zero for nowhere.
+    pub(crate) fn take(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        regs: GuestRegs,
+        cpu: Option<&CpuState>,
+        user_regs: u64,
+        wish: &Wish,
+    ) {
+        self.regs_user.clear();
+        self.regs_intr.clear();
+        self.stack.clear();
+        self.has_stack = false;
+        self.chain
+            .begin(if wish.chain { wish.max_stack } else { 0 });
+        let mut space = cpu.and_then(|cpu| AddressSpace::new(memory, cpu));
+        let user = match (cpu, &mut space) {
+            (Some(cpu), _) if cpu.user => Some(UserState {
+                general: cpu.general,
+                code64: cpu.code64,
+            }),
+            (Some(cpu), Some(space)) => saved(space, cpu, user_regs),
+            _ => None,
+        };
+        if wish.chain {
+            self.callers(&mut space, regs, cpu, user.as_ref(), user_regs, wish);
+        }
+        if let Some(cpu) = cpu
+            && wish.regs_intr != 0
+        {
+            self.regs_intr.set(cpu.code64, &cpu.general, wish.regs_intr);
+        }
+        let Some(user) = user else {
+            return;
+        };
+        if wish.regs_user != 0 {
+            self.regs_user
+                .set(user.code64, &user.general, wish.regs_user);
+        }
+        if wish.stack_user != 0 {
+            self.has_stack = true;
+            self.stack.resize(wish.stack_user, 0);
+            let sp = user.general[SP];
+            let filled = space.map_or(0, |mut space| space.read(sp, Rights::User, &mut self.stack));
+            self.stack.truncate(filled);
+        }
+    }
+
+    fn callers(
+        &mut self,
+        space: &mut Option<AddressSpace<'_>>,
+        regs: GuestRegs,
+        cpu: Option<&CpuState>,
+        user: Option<&UserState>,
+        user_regs: u64,
+        wish: &Wish,
+    ) {
+        let chain = &mut self.chain;
+        if !regs.user && !wish.exclude_kernel {
+            chain.mark(CONTEXT_KERNEL);
+            chain.push(regs.ip);
+            if let (Some(space), Some(cpu)) = (&mut *space, cpu) {
+                let end = share_stack(cpu.sp(), user_regs).then_some(user_regs);
+                kernel_callers(space, chain, cpu, end);
+            }
+        }
+        if wish.exclude_user {
+            return;
+        }
+        let ip = match user {
+            _ if regs.user => regs.ip,
+            Some(user) => user.general[IP],
+            None => return,
+        };
+        chain.mark(CONTEXT_USER);
+        chain.push(ip);
+        if let (Some(space), Some(user)) = (space, user) {
+            user_callers(space, chain, user.general[BP], user.code64);
+        }
+    }
+}
+
+/// The registers with which the running task entered the kernel, if they lie above the stack
+/// pointer on the stack that the kernel runs on. Between two tasks the kernel names the next
+/// while it still runs on the stack, and in the address space, of the last: the registers of the
+/// one must not be taken for the other's.
+fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
+    let sp = cpu.sp();
+    let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);
+    if !here {
+        return None;
+    }
+    let mut bytes = [0; SAVED.len() * 8];
+    if space.read(user_regs, Rights::Kernel, &mut bytes) != bytes.len() {
+        return None;
+    }
+    let mut general = [0; GENERAL_REGS];
+    for (number, word) in SAVED.iter().zip(bytes.as_chunks::<8>().0) {
+        if let Some(number) = *number {
+            general[number] = u64::from_le_bytes(*word);
+        }
+    }
+    let cs = general[CS] & 0xffff;
+    (cs & SELECTOR_LEVEL == SELECTOR_LEVEL).then_some(UserState {
+        general,
+        code64: cs != USER32_CS,
+    })
+}

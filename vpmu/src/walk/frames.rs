@@ -1,0 +1,125 @@
+//! Callers by frame pointers: each frame is the frame pointer of the caller's, then the address
+//! that it returns to.
+
+use super::paging::{AddressSpace, Rights};
+use crate::machine::CpuState;
+
+/// perf's marks between the addresses of a chain.
+pub(super) const CONTEXT_KERNEL: u64 = -128_i64 as u64;
+pub(super) const CONTEXT_USER: u64 = -512_i64 as u64;
+
+/// Kernel stacks of Linux on x86-64 are of this size, and begin at a multiple of it.
+const KERNEL_STACK: u64 = 16 << 10;
+/// Bytes of one frame of 64-bit code.
+const FRAME: u64 = 16;
+
+/// A call chain under construction.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    entries: Vec<u64>,
+    /// Addresses that it may still take.
+    left: usize,
+}
+
+impl Chain {
+    /// An empty chain for at most `most` addresses.
+    pub(super) fn begin(&mut self, most: usize) {
+        self.entries.clear();
+        self.left = most;
+    }
+
+    pub(super) fn entries(&self) -> &[u64] {
+        &self.entries
+    }
+
+    /// Says whose addresses follow; not counted as one.
+    pub(super) fn mark(&mut self, context: u64) {
+        self.entries.push(context);
+    }
+
+    /// Appends an address; whether there was room.
+    pub(super) fn push(&mut self, address: u64) -> bool {
+        let Some(left) = self.left.checked_sub(1) else {
+            return false;
+        };
+        self.left = left;
+        self.entries.push(address);
+        true
+    }
+
+    fn is_full(&self) -> bool {
+        self.left == 0
+    }
+}
+
+/// Whether two addresses lie on the same kernel stack.
+pub(super) fn share_stack(one: u64, other: u64) -> bool {
+    one / KERNEL_STACK == other / KERNEL_STACK
+}
+
+/// The kernel's callers, `end` being the end of its frames where that is known. Kernels that
+/// keep something else in the frame pointer are found out: a frame lies on the stack, above the
+/// one before, and returns to the kernel's code.
+pub(super) fn kernel_callers(
+    space: &mut AddressSpace<'_>,
+    chain: &mut Chain,
+    cpu: &CpuState,
+    end: Option<u64>,
+) {
+    let sp = cpu.sp();
+    let end = end.unwrap_or((sp | (KERNEL_STACK - 1)).saturating_add(1));
+    let mut least = sp;
+    let mut fp = cpu.bp();
+    while !chain.is_full()
+        && fp >= least
+        && fp.is_multiple_of(8)
+        && fp.checked_add(FRAME).is_some_and(|top| top <= end)
+    {
+        let Some(caller) = space.word(fp + 8, Rights::Kernel) else {
+            break;
+        };
+        if !space.is_kernel_code(caller) || !chain.push(caller) {
+            break;
+        }
+        least = fp + FRAME;
+        let Some(next) = space.word(fp, Rights::Kernel) else {
+            break;
+        };
+        fp = next;
+    }
+}
+
+/// A program's callers from the frame at `fp` on, read with the program's rights; `code64`: it
+/// is 64-bit code.
+pub(super) fn user_callers(
+    space: &mut AddressSpace<'_>,
+    chain: &mut Chain,
+    mut fp: u64,
+    code64: bool,
+) {
+    while !chain.is_full() {
+        let frame = if code64 {
+            frame64(space, fp)
+        } else {
+            frame32(space, fp)
+        };
+        let Some((next, caller)) = frame else {
+            break;
+        };
+        chain.push(caller);
+        fp = next;
+    }
+}
+
+fn frame64(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
+    let next = space.word(fp, Rights::User)?;
+    let caller = space.word(fp.checked_add(8)?, Rights::User)?;
+    Some((next, caller))
+}
+
+fn frame32(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
+    let fp = fp & u64::from(u32::MAX);
+    let next = space.half(fp, Rights::User)?;
+    let caller = space.half(fp + 4, Rights::User)?;
+    Some((next.into(), caller.into()))
+}
