@@ -85,7 +85,6 @@ impl Producer {
             let sample = Sample {
                 misc: MISC_USER,
                 ip: self.time,
-                origin,
                 period: 5,
                 chain: &self.chain,
                 ..Sample::default()
@@ -95,10 +94,10 @@ impl Producer {
                 origin: &origin,
                 wakeup: Wakeup::Page,
             };
-            let Ok(record) = self.record.sample(&layout, &sample) else {
+            let Ok(record) = self.record.sample(&layout, &origin, &sample) else {
                 break;
             };
-            self.head += record.len() as u64;
+            self.head += size_of_val(record) as u64;
             written += u64::from(session.write(record, &author).written);
         }
         written

@@ -127,7 +127,6 @@ impl Output {
                 None => MISC_UNKNOWN,
             },
             ip: moment.regs.map_or(0, |regs| regs.ip),
-            origin,
             period,
             ..Sample::default()
         };
@@ -137,7 +136,7 @@ impl Output {
             origin: &origin,
             wakeup: facts.wakeup,
         };
-        let outcome = match self.record.sample(&layout, &sample) {
+        let outcome = match self.record.sample(&layout, &origin, &sample) {
             Ok(record) => ring.write(&self.memory, record, &author),
             Err(_) => ring.lose(1),
         };

@@ -6,8 +6,6 @@ mod sample;
 pub(crate) use read::{Member, Reading, read_size};
 pub(crate) use sample::{Regs, Sample};
 
-use zerocopy::IntoBytes;
-
 pub(crate) const TYPE_LOST: u32 = 2;
 pub(crate) const TYPE_THROTTLE: u32 = 5;
 pub(crate) const TYPE_UNTHROTTLE: u32 = 6;
@@ -84,21 +82,16 @@ impl Origin {
 #[error("a record of more than {RECORD_MAX} bytes")]
 pub(crate) struct TooLong;
 
-/// One record under construction. Kept and used again, so that records cost no allocation.
+/// One record under construction: words as they lie in memory, for every record is made of such.
+/// Kept and used again, so that records cost no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
-    /// As they lie in memory.
     words: Vec<u64>,
 }
 
 impl Record {
-    /// The record last built.
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        self.words.as_bytes()
-    }
-
     /// Builds `PERF_RECORD_LOST`.
-    pub(crate) fn lost(&mut self, layout: &Layout, origin: &Origin, lost: u64) -> &[u8] {
+    pub(crate) fn lost(&mut self, layout: &Layout, origin: &Origin, lost: u64) -> &[u64] {
         self.begin();
         self.push(origin.id);
         self.push(lost);
@@ -107,12 +100,12 @@ impl Record {
     }
 
     /// Builds `PERF_RECORD_THROTTLE`.
-    pub(crate) fn throttle(&mut self, layout: &Layout, origin: &Origin) -> &[u8] {
+    pub(crate) fn throttle(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
         self.throttling(layout, origin, TYPE_THROTTLE)
     }
 
     /// Builds `PERF_RECORD_UNTHROTTLE`.
-    pub(crate) fn unthrottle(&mut self, layout: &Layout, origin: &Origin) -> &[u8] {
+    pub(crate) fn unthrottle(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
         self.throttling(layout, origin, TYPE_UNTHROTTLE)
     }
 
@@ -125,7 +118,7 @@ impl Record {
         layout: &Layout,
         origin: &Origin,
         reading: &Reading<'_>,
-    ) -> Result<&[u8], TooLong> {
+    ) -> Result<&[u64], TooLong> {
         self.begin();
         self.push(origin.task());
         self.push_reading(layout.read_format, reading);
@@ -133,7 +126,7 @@ impl Record {
         self.end(TYPE_READ, MISC_UNKNOWN)
     }
 
-    fn throttling(&mut self, layout: &Layout, origin: &Origin, kind: u32) -> &[u8] {
+    fn throttling(&mut self, layout: &Layout, origin: &Origin, kind: u32) -> &[u64] {
         self.begin();
         self.push(origin.time);
         self.push(origin.id);
@@ -155,7 +148,13 @@ impl Record {
             (SAMPLE_CPU, u64::from(origin.vcpu)),
             (SAMPLE_IDENTIFIER, origin.id),
         ];
-        for (bit, value) in fields {
+        self.push_chosen(layout, &fields);
+    }
+
+    /// Appends those of `fields` whose bit the event has.
+    #[inline]
+    fn push_chosen(&mut self, layout: &Layout, fields: &[(u64, u64)]) {
+        for &(bit, value) in fields {
             if layout.has(bit) {
                 self.push(value);
             }
@@ -178,18 +177,18 @@ impl Record {
     }
 
     /// Writes the header of a record that cannot be too long.
-    fn finish(&mut self, kind: u32) -> &[u8] {
+    fn finish(&mut self, kind: u32) -> &[u64] {
         self.end(kind, MISC_UNKNOWN).unwrap_or_default()
     }
 
     /// Writes the header.
-    fn end(&mut self, kind: u32, misc: u16) -> Result<&[u8], TooLong> {
+    fn end(&mut self, kind: u32, misc: u16) -> Result<&[u64], TooLong> {
         let size = u16::try_from(self.len()).map_err(|_| TooLong)?;
         let header = u64::from(kind) | u64::from(misc) << 32 | u64::from(size) << 48;
         if let Some(first) = self.words.first_mut() {
             *first = header.to_le();
         }
-        Ok(self.words.as_bytes())
+        Ok(&self.words)
     }
 }
 

@@ -26,7 +26,6 @@ pub(crate) struct Sample<'a> {
     pub(crate) misc: u16,
     /// Zero where the hypervisor would not tell.
     pub(crate) ip: u64,
-    pub(crate) origin: Origin,
     pub(crate) period: u64,
     pub(crate) read: Reading<'a>,
     /// With the markers that name the mode.
@@ -48,10 +47,9 @@ impl Record {
     pub(crate) fn sample(
         &mut self,
         layout: &Layout,
+        origin: &Origin,
         sample: &Sample<'_>,
-    ) -> Result<&[u8], TooLong> {
-        let origin = &sample.origin;
-        self.begin();
+    ) -> Result<&[u64], TooLong> {
         let fields = [
             (SAMPLE_IDENTIFIER, origin.id),
             (SAMPLE_IP, sample.ip),
@@ -64,19 +62,15 @@ impl Record {
             (SAMPLE_CPU, u64::from(origin.vcpu)),
             (SAMPLE_PERIOD, sample.period),
         ];
-        for (bit, value) in fields {
-            if layout.has(bit) {
-                self.push(value);
-            }
-        }
+        self.begin();
+        self.push_chosen(layout, &fields);
         if layout.has(SAMPLE_READ) {
             self.push_reading(layout.read_format, &sample.read);
         }
         if layout.has(SAMPLE_CALLCHAIN) {
             self.push(sample.chain.len() as u64);
-            for &address in sample.chain {
-                self.push(address);
-            }
+            let chain = sample.chain.iter().map(|address| address.to_le());
+            self.words.extend(chain);
         }
         if layout.has(SAMPLE_REGS_USER) {
             self.push_regs(layout.regs_user, sample.regs_user);

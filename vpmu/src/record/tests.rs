@@ -30,7 +30,6 @@ fn sample() -> Sample<'static> {
     Sample {
         misc: MISC_USER,
         ip: 0x1111,
-        origin: ORIGIN,
         period: 10,
         read: Reading {
             time_enabled: 50,
@@ -59,11 +58,9 @@ const LAYOUT: Layout = Layout {
     sample_id_all: true,
 };
 
-fn words(bytes: &[u8]) -> Vec<u64> {
-    bytes
-        .chunks_exact(8)
-        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
-        .collect()
+/// As numbers, whatever the order of bytes here.
+fn words(record: &[u64]) -> Vec<u64> {
+    record.iter().map(|&word| u64::from_le(word)).collect()
 }
 
 fn header(kind: u32, misc: u16, words: usize) -> u64 {
@@ -73,7 +70,7 @@ fn header(kind: u32, misc: u16, words: usize) -> u64 {
 /// The words of a sample after its header, the header checked.
 fn body(layout: &Layout, sample: &Sample<'_>) -> Vec<u64> {
     let mut record = Record::default();
-    let all = words(record.sample(layout, sample).expect("short"));
+    let all = words(record.sample(layout, &ORIGIN, sample).expect("short"));
     assert_eq!(all[0], header(TYPE_SAMPLE, sample.misc, all.len()));
     all[1..].to_vec()
 }
@@ -200,9 +197,8 @@ fn a_stack_is_cut_to_what_a_record_holds() {
         ..LAYOUT
     };
     let mut record = Record::default();
-    let bytes = record.sample(&layout, &sample).expect("cut");
-    assert_eq!(bytes.len(), RECORD_MAX);
-    let words = words(bytes);
+    let words = words(record.sample(&layout, &ORIGIN, &sample).expect("cut"));
+    assert_eq!(words.len() * 8, RECORD_MAX);
     let regs = &words[words.len() - 2..];
     assert_eq!(regs, [2, 21], "what follows the stack");
     let real = words[words.len() - 3];
@@ -225,7 +221,7 @@ fn a_record_that_no_header_can_tell_of_is_refused() {
         chain: &chain,
         ..sample()
     };
-    assert_eq!(record.sample(&layout, &sample), Err(TooLong));
+    assert_eq!(record.sample(&layout, &ORIGIN, &sample), Err(TooLong));
     let members = vec![Member::default(); 8191];
     let reading = Reading {
         members: &members,

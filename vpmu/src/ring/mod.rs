@@ -93,7 +93,7 @@ impl Ring {
     pub(crate) fn write(
         &mut self,
         memory: &GuestMemoryMmap,
-        sample: &[u8],
+        sample: &[u64],
         author: &Author<'_>,
     ) -> Outcome {
         if let Ok(mut session) = self.session(memory) {
@@ -107,7 +107,7 @@ impl Ring {
     pub(crate) fn note(
         &mut self,
         memory: &GuestMemoryMmap,
-        record: &[u8],
+        record: &[u64],
         author: &Author<'_>,
     ) -> Outcome {
         self.session(memory).map_or_else(

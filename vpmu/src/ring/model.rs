@@ -86,10 +86,10 @@ impl Pages for Model {
         fence(order);
     }
 
-    fn put(&mut self, position: u64, bytes: &[u8]) -> Result<(), pages::Error> {
-        for (index, word) in (0..).zip(bytes.chunks_exact(8)) {
-            let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-            self.0.word(position.wrapping_add(index * 8)).set(word);
+    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), pages::Error> {
+        for (index, &word) in (0..).zip(words) {
+            let at = position.wrapping_add(index * 8);
+            self.0.word(at).set(u64::from_le(word));
         }
         Ok(())
     }
@@ -139,10 +139,8 @@ impl Found {
 
 const RECORD_HEADER: u64 = 9 | (RECORD as u64) << 48;
 
-fn record(number: u64) -> Vec<u8> {
-    [RECORD_HEADER, number, !number]
-        .map(u64::to_le_bytes)
-        .concat()
+fn record(number: u64) -> [u64; 3] {
+    [RECORD_HEADER, number, !number].map(u64::to_le)
 }
 
 fn author<'a>(layout: &'a Layout, origin: &'a Origin) -> Author<'a> {

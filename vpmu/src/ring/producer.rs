@@ -123,15 +123,15 @@ impl Producer {
     fn append(
         &mut self,
         pages: &mut impl Pages,
-        record: &[u8],
+        record: &[u64],
         samples: u64,
         author: &Author<'_>,
     ) -> Outcome {
+        if !self.has_loss() {
+            return self.place(pages, &[], record, samples, author.wakeup);
+        }
         let mut loss = std::mem::take(&mut self.loss);
-        let before: &[u8] = match self.lost {
-            0 => &[],
-            lost => loss.lost(author.layout, author.origin, lost),
-        };
+        let before = loss.lost(author.layout, author.origin, self.lost);
         let outcome = self.place(pages, before, record, samples, author.wakeup);
         self.loss = loss;
         outcome
@@ -140,12 +140,12 @@ impl Producer {
     fn place(
         &mut self,
         pages: &mut impl Pages,
-        loss: &[u8],
-        record: &[u8],
+        loss: &[u64],
+        record: &[u64],
         samples: u64,
         wakeup: Wakeup,
     ) -> Outcome {
-        let len = (loss.len() + record.len()) as u64;
+        let len = size_of_val(loss) as u64 + size_of_val(record) as u64;
         if self.paused || !self.has_room(pages, len) {
             return Outcome::default();
         }
@@ -155,7 +155,7 @@ impl Producer {
         };
         let put = pages
             .put(start, loss)
-            .and_then(|()| pages.put(start.wrapping_add(loss.len() as u64), record));
+            .and_then(|()| pages.put(start.wrapping_add(size_of_val(loss) as u64), record));
         if let Err(error) = put {
             log::debug!("a ring's data: {error}");
             return Outcome::default();
@@ -249,7 +249,7 @@ impl<'a, P: Pages> Session<'a, P> {
     }
 
     /// Writes a sample, or counts it as lost.
-    pub(crate) fn write(&mut self, sample: &[u8], author: &Author<'_>) -> Outcome {
+    pub(crate) fn write(&mut self, sample: &[u64], author: &Author<'_>) -> Outcome {
         let outcome = self.producer.append(&mut self.pages, sample, 1, author);
         match outcome.written {
             true => outcome,
@@ -258,7 +258,7 @@ impl<'a, P: Pages> Session<'a, P> {
     }
 
     /// Writes a record that is no sample, if it fits: its loss is not counted.
-    pub(crate) fn note(&mut self, record: &[u8], author: &Author<'_>) -> Outcome {
+    pub(crate) fn note(&mut self, record: &[u64], author: &Author<'_>) -> Outcome {
         self.producer.append(&mut self.pages, record, 0, author)
     }
 

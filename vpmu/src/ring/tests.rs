@@ -30,13 +30,13 @@ const OVERWRITE: Manner = Manner {
 };
 
 /// The record with this number: `len` bytes that follow from it.
-fn numbered(number: u32, len: usize) -> Vec<u8> {
+fn numbered(number: u32, len: usize) -> Vec<u64> {
     let size = u16::try_from(len).expect("a record's length");
     let header = u64::from(NUMBERED | number) | u64::from(size) << 48;
     let body = (1..len as u64 / 8).map(|word| header.wrapping_mul(word));
     std::iter::once(header)
         .chain(body)
-        .flat_map(u64::to_le_bytes)
+        .map(u64::to_le)
         .collect()
 }
 
@@ -115,17 +115,20 @@ impl Rig {
             .expect("memory");
     }
 
-    fn word(&self, position: u64) -> u64 {
+    fn raw(&self, position: u64) -> u64 {
         let data = self.pages.len() as u64 - 1;
         let page = usize::try_from(position / PAGE % data).expect("an index");
         let at = GuestAddress(self.pages[1 + page].0 + position % PAGE);
         self.memory.read_obj(at).expect("memory")
     }
 
-    fn bytes(&self, position: u64, len: u64) -> Vec<u8> {
+    fn word(&self, position: u64) -> u64 {
+        u64::from_le(self.raw(position))
+    }
+
+    fn words(&self, position: u64, len: u64) -> Vec<u64> {
         (0..len / 8)
-            .map(|word| self.word(position.wrapping_add(word * 8)))
-            .flat_map(u64::to_le_bytes)
+            .map(|word| self.raw(position.wrapping_add(word * 8)))
             .collect()
     }
 
@@ -140,7 +143,7 @@ impl Rig {
         }
         let number = kind & !NUMBERED;
         let len = usize::try_from(size).expect("small");
-        assert!(self.bytes(position, size) == numbered(number, len), "torn");
+        assert!(self.words(position, size) == numbered(number, len), "torn");
         (Ok(number), size)
     }
 
