@@ -13,6 +13,7 @@ use crate::period::Period;
 use crate::record::Layout;
 use crate::ring::{Face, Wakeup};
 use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request, Sampling, Source};
+use crate::tasks::Task;
 use crate::vcpu::{Need, Vcpu};
 
 /// What an event's figures come from.
@@ -37,13 +38,6 @@ pub(crate) enum Context {
     Vcpu(u32),
     /// With a task, on the vCPU that the driver last scheduled it in on.
     Task(Option<u32>),
-}
-
-/// A process and a thread of the guest's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Task {
-    pub(crate) pid: u32,
-    pub(crate) tid: u32,
 }
 
 /// A host counter of one event on one vCPU's thread, with its last reading.

@@ -29,6 +29,7 @@ mod ring;
 mod settings;
 pub mod source;
 mod state;
+mod tasks;
 mod vcpu;
 mod walk;
 

@@ -3,15 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice, TaskSwitch};
-use crate::event::{Facts, Task};
+use crate::abi::{NOTICE_ERROR, NOTICE_WAKEUP, Notice};
+use crate::event::Facts;
 use crate::machine::GuestRegs;
 use crate::record::{MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Origin, Record, SAMPLE_IP, Sample};
 use crate::ring::{Author, Face, Ring};
+use crate::tasks::{Task, Tasks};
 
 /// What is the same for every sample that one exit makes.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ pub(crate) struct Moment {
 pub(crate) struct Output {
     memory: Arc<GuestMemoryMmap>,
     rings: BTreeMap<u64, Ring>,
-    task_pages: Vec<Option<GuestAddress>>,
+    tasks: Tasks,
     due: VecDeque<Notice>,
     /// Events whose wakeup is among `due`.
     waking: BTreeSet<u64>,
@@ -48,7 +48,7 @@ impl Output {
         Self {
             memory,
             rings: BTreeMap::new(),
-            task_pages: vec![None; vcpus],
+            tasks: Tasks::new(vcpus),
             due: VecDeque::new(),
             waking: BTreeSet::new(),
             record: Record::default(),
@@ -62,7 +62,7 @@ impl Output {
 
     /// `vcpu` is in range, the address checked.
     pub(crate) fn set_task_page(&mut self, vcpu: u32, page: Option<GuestAddress>) {
-        self.task_pages[vcpu as usize] = page;
+        self.tasks.set_page(vcpu, page);
     }
 
     pub(crate) fn has_ring(&self, owner: u64) -> bool {
@@ -224,13 +224,6 @@ impl Output {
 
     /// Who runs on `vcpu`, as its task page has it.
     pub(crate) fn running(&self, vcpu: u32) -> Task {
-        let word = self.task_pages[vcpu as usize]
-            .and_then(|page| self.memory.load::<u64>(page, Ordering::Relaxed).ok());
-        // As it lies in memory: the page's first word, then nothing.
-        let task: TaskSwitch = zerocopy::transmute!([word.unwrap_or(0), 0]);
-        Task {
-            pid: task.pid.get(),
-            tid: task.tid.get(),
-        }
+        self.tasks.running(&self.memory, vcpu)
     }
 }

@@ -1,0 +1,259 @@
+//! Who runs on each vCPU, and who ran there: the pages that the driver writes at each task
+//! switch, read without an exit. The guest may write while we read, and may lie; a lie mislabels
+//! its own records and does nothing else.
+
+use std::mem::offset_of;
+use std::sync::atomic::{Ordering, fence};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+
+use crate::abi::{PAGE_SIZE, TASK_HISTORY, TaskPage, TaskSwitch};
+
+const SWITCHES: usize = offset_of!(TaskPage, switches);
+const HISTORY: usize = offset_of!(TaskPage, history);
+const ENTRIES: u64 = TASK_HISTORY as u64;
+/// Readings of one history before it is given up: only a guest that does nothing but write there
+/// spoils more than one.
+const TRIES: usize = 3;
+
+/// A process and a thread of the guest's; zeros where nobody knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Task {
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+}
+
+/// The task page of each vCPU, where the driver has named one.
+#[derive(Debug)]
+pub(crate) struct Tasks(Vec<Option<GuestAddress>>);
+
+impl Tasks {
+    pub(crate) fn new(vcpus: usize) -> Self {
+        Self(vec![None; vcpus])
+    }
+
+    /// `vcpu` is in range; the page was found to be guest memory.
+    pub(crate) fn set_page(&mut self, vcpu: u32, page: Option<GuestAddress>) {
+        self.0[vcpu as usize] = page;
+    }
+
+    /// Who runs on `vcpu`, which stands still meanwhile.
+    pub(crate) fn running(&self, memory: &GuestMemoryMmap, vcpu: u32) -> Task {
+        let word =
+            self.0[vcpu as usize].and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
+        task(word.unwrap_or(0))
+    }
+
+    /// Who has run on `vcpu` until now, while it may run on.
+    pub(crate) fn history(&self, memory: &GuestMemoryMmap, vcpu: u32) -> History {
+        self.0[vcpu as usize]
+            .and_then(|page| memory.get_slice(page, PAGE_SIZE).ok())
+            .and_then(|page| (0..TRIES).find_map(|_| History::read(&page)))
+            .unwrap_or_default()
+    }
+}
+
+/// The tasks that ran on one vCPU up to a moment, as far back as its page tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct History {
+    /// Who ran when there was no switch yet.
+    always: Option<Task>,
+    /// Since when, and who: in the order of the switches.
+    switches: Vec<(u64, Task)>,
+}
+
+impl History {
+    /// Who ran when the guest's TSC showed `tsc`; `None`: longer ago than the history tells.
+    pub(crate) fn at(&self, tsc: u64) -> Option<Task> {
+        let later = self.switches.partition_point(|&(since, _)| since <= tsc);
+        match later.checked_sub(1) {
+            Some(last) => self.switches.get(last).map(|&(_, task)| task),
+            None => self.always,
+        }
+    }
+
+    /// Reads a page; `None` when everything that was read has been written anew meanwhile.
+    fn read(page: &VolatileSlice<'_>) -> Option<Self> {
+        let load = |offset, order| page.load::<u64>(offset, order).ok().map(u64::from_le);
+        // Pairs with the driver's release: the entries counted stand.
+        let count = load(SWITCHES, Ordering::Acquire)?;
+        let number = count.min(ENTRIES);
+        let first = count - number;
+        let mut switches = Vec::with_capacity(TASK_HISTORY);
+        for switch in first..count {
+            let index = usize::try_from(switch % ENTRIES).ok()?;
+            let at = HISTORY + index * size_of::<TaskSwitch>();
+            // As it lies in memory: it is taken apart as such.
+            let word = page.load::<u64>(at, Ordering::Relaxed).ok()?;
+            let since = load(at + 8, Ordering::Relaxed)?;
+            switches.push((since, task(word)));
+        }
+        let always = match count {
+            0 => Some(task(page.load::<u64>(0, Ordering::Relaxed).ok()?)),
+            _ => None,
+        };
+        // The entries were read before the count is looked at again.
+        fence(Ordering::Acquire);
+        let now = load(SWITCHES, Ordering::Relaxed)?;
+        // Switch n + ENTRIES goes where n was, and may be half written before it is counted.
+        let spoilt = now
+            .checked_sub(first)?
+            .saturating_add(1)
+            .saturating_sub(ENTRIES);
+        if spoilt >= number.max(1) {
+            return None;
+        }
+        switches.drain(..usize::try_from(spoilt).ok()?);
+        Some(Self { always, switches })
+    }
+}
+
+/// The task in the first word of a page or of an entry, as it lies in memory.
+fn task(word: u64) -> Task {
+    let task: TaskSwitch = zerocopy::transmute!([word, 0]);
+    Task {
+        pid: task.pid.get(),
+        tid: task.tid.get(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: GuestAddress = GuestAddress(0x1000);
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x3000)]).expect("memory")
+    }
+
+    fn put(memory: &GuestMemoryMmap, offset: usize, value: u64, order: Ordering) {
+        let at = GuestAddress(PAGE.0 + offset as u64);
+        memory.store(value.to_le(), at, order).expect("in memory");
+    }
+
+    fn word(who: u32) -> u64 {
+        u64::from(who) | u64::from(who + 1) << 32
+    }
+
+    fn named(who: u32) -> Task {
+        Task {
+            pid: who,
+            tid: who + 1,
+        }
+    }
+
+    /// Switch number `n` as the driver writes it: to task `who`, at `since`.
+    fn switch(memory: &GuestMemoryMmap, n: u64, who: u32, since: u64) {
+        let index = usize::try_from(n % ENTRIES).expect("small");
+        let at = HISTORY + index * size_of::<TaskSwitch>();
+        put(memory, 0, word(who), Ordering::Relaxed);
+        put(memory, at, word(who), Ordering::Relaxed);
+        put(memory, at + 8, since, Ordering::Relaxed);
+        put(memory, SWITCHES, n + 1, Ordering::Release);
+    }
+
+    fn tasks() -> Tasks {
+        let mut tasks = Tasks::new(1);
+        tasks.set_page(0, Some(PAGE));
+        tasks
+    }
+
+    #[test]
+    fn nobody_is_known_without_a_page() {
+        let tasks = Tasks::new(1);
+        assert_eq!(tasks.running(&memory(), 0), Task::default());
+        assert_eq!(tasks.history(&memory(), 0).at(5), None);
+    }
+
+    #[test]
+    fn before_the_first_switch_it_is_who_runs() {
+        let memory = memory();
+        put(&memory, 0, word(7), Ordering::Relaxed);
+        assert_eq!(tasks().running(&memory, 0), named(7));
+        assert_eq!(tasks().history(&memory, 0).at(5), Some(named(7)));
+    }
+
+    #[test]
+    fn each_moment_has_its_task() {
+        let memory = memory();
+        for (n, since) in [(0, 100), (1, 200), (2, 300)] {
+            switch(&memory, n, 10 + u32::try_from(n).expect("small"), since);
+        }
+        let history = tasks().history(&memory, 0);
+        let expected = [
+            (99, None),
+            (100, Some(named(10))),
+            (199, Some(named(10))),
+            (200, Some(named(11))),
+            (u64::MAX, Some(named(12))),
+        ];
+        for (tsc, who) in expected {
+            assert_eq!(history.at(tsc), who, "{tsc}");
+        }
+        assert_eq!(tasks().running(&memory, 0), named(12));
+    }
+
+    #[test]
+    fn what_has_been_overwritten_is_not_known() {
+        let memory = memory();
+        let all = 3 * ENTRIES + 5;
+        for n in 0..all {
+            switch(&memory, n, u32::try_from(n).expect("small"), 10 * n);
+        }
+        let history = tasks().history(&memory, 0);
+        // One entry fewer than there are: the next switch may be half written over it.
+        let oldest = all - ENTRIES + 1;
+        assert_eq!(history.at(10 * oldest - 1), None);
+        for n in oldest..all {
+            let who = u32::try_from(n).expect("small");
+            assert_eq!(history.at(10 * n), Some(named(who)));
+        }
+    }
+
+    #[test]
+    fn a_guest_that_switches_all_the_time_is_never_named_wrongly() {
+        let memory = memory();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut n = 0_u64;
+                while !stop.load(Ordering::Relaxed) {
+                    let who = u32::try_from(n % 1_000_000).expect("small");
+                    switch(&memory, n, who, n);
+                    n += 1;
+                }
+            });
+            let mut seen = 0;
+            while seen < 300 {
+                let history = tasks().history(&memory, 0);
+                for &(since, task) in &history.switches {
+                    let who = u32::try_from(since % 1_000_000).expect("small");
+                    assert_eq!(task, named(who), "switch {since}");
+                }
+                assert!(history.switches.is_sorted_by_key(|&(since, _)| since));
+                seen += usize::from(!history.switches.is_empty());
+                // Lets the guest go on where both have one processor.
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_there_is_read_in_peace(words in prop::collection::vec(any::<u64>(), 512), tsc in any::<u64>()) {
+            let memory = memory();
+            for (index, &value) in words.iter().enumerate() {
+                put(&memory, index * 8, value, Ordering::Relaxed);
+            }
+            let history = tasks().history(&memory, 0);
+            let _ = history.at(tsc);
+            prop_assert!(history.switches.len() <= TASK_HISTORY);
+        }
+    }
+}
