@@ -219,7 +219,7 @@ mod tests {
     fn a_guest_that_switches_all_the_time_is_never_named_wrongly() {
         let memory = memory();
         let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        let histories: Vec<History> = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut n = 0_u64;
                 while !stop.load(Ordering::Relaxed) {
@@ -228,20 +228,27 @@ mod tests {
                     n += 1;
                 }
             });
-            let mut seen = 0;
-            while seen < 300 {
-                let history = tasks().history(&memory, 0);
-                for &(since, task) in &history.switches {
-                    let who = u32::try_from(since % 1_000_000).expect("small");
-                    assert_eq!(task, named(who), "switch {since}");
-                }
-                assert!(history.switches.is_sorted_by_key(|&(since, _)| since));
-                seen += usize::from(!history.switches.is_empty());
-                // Lets the guest go on where both have one processor.
-                std::thread::yield_now();
-            }
+            let histories = (0..1000)
+                .map(|_| {
+                    // Lets the guest go on where both have one processor.
+                    std::thread::yield_now();
+                    tasks().history(&memory, 0)
+                })
+                .collect();
             stop.store(true, Ordering::Relaxed);
+            histories
         });
+        for history in &histories {
+            for &(since, task) in &history.switches {
+                let who = u32::try_from(since % 1_000_000).expect("small");
+                assert_eq!(task, named(who), "switch {since}");
+            }
+            assert!(history.switches.is_sorted_by_key(|&(since, _)| since));
+        }
+        let read = histories
+            .iter()
+            .filter(|history| !history.switches.is_empty());
+        eprintln!("{} histories of {}", read.count(), histories.len());
     }
 
     proptest! {
