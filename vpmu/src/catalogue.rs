@@ -117,8 +117,9 @@ impl Catalogue {
                 "every VM exit, those that the host's kernel handles by itself included",
             ));
         }
-        entries.extend(USER_EXITS.map(|(config, name, counts)| {
-            Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
+        entries.extend(USER_EXITS.map(|(config, name, counts)| Entry {
+            excludes: true,
+            ..Entry::device(KIND_EXITS, config, name, DEVICE, ANY_PERIOD, counts)
         }));
         if (0..vcpus).all(|vcpu| machine.halts(vcpu).is_some()) {
             entries.push(Entry::device(
@@ -156,6 +157,7 @@ impl Catalogue {
         );
         entries.push(Entry {
             any_config: true,
+            excludes: true,
             ..mark
         });
         Self(entries)

@@ -3,7 +3,7 @@
 
 use crate::abi::{
     COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_IN, COMMAND_OUT, COMMAND_PERIOD, COMMAND_READ,
-    COMMAND_RESET, COMMAND_VCPU, Command, QUEUE_VCPU, Reply,
+    COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command, QUEUE_VCPU, Reply,
 };
 use crate::errno::{Errno, status};
 use crate::event::{Context, Host};
@@ -92,7 +92,7 @@ impl State {
             value: face.count.into(),
             time_enabled: face.time_enabled.into(),
             time_running: face.time_running.into(),
-            ..Reply::default()
+            lost: event.lost.into(),
         }
     }
 
@@ -104,19 +104,16 @@ impl State {
     ) -> Result<(), Errno> {
         let (op, id) = (command.op.get(), command.event.get());
         let has_value = command.value.get() != 0;
-        if !is_clean(command) || has_value && op != COMMAND_PERIOD {
+        let takes_value = matches!(op, COMMAND_PERIOD | COMMAND_REFRESH);
+        if !is_clean(command) || has_value && !takes_value {
             return Err(Errno::EINVAL);
         }
+        self.lift(host, id);
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         match op {
-            COMMAND_ENABLE => {
-                event.enabled = true;
-                self.start(host, id)
-            }
-            COMMAND_DISABLE => {
-                event.enabled = false;
-                self.stop(host, id)
-            }
+            COMMAND_ENABLE => self.enable(host, id),
+            COMMAND_DISABLE => self.disable(host, id),
+            COMMAND_REFRESH => self.enable_for(host, id, command.value.get()),
             COMMAND_IN => {
                 let Context::Task(None) = event.context else {
                     return Err(Errno::EINVAL);

@@ -43,6 +43,9 @@ pub enum Error {
     /// The ring limit is no power of two.
     #[error("the limit of ring pages must be a power of two, not {0}")]
     RingPages(u32),
+    /// The limit of samples is zero.
+    #[error("the limit of samples a second must not be zero: events that sample would never")]
+    SampleRate,
     /// The driver took a feature that was not offered, or left out `VIRTIO_F_VERSION_1`.
     #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
     Features(u64),
@@ -101,6 +104,9 @@ impl Vpmu {
         if !settings.limits.max_ring_pages.is_power_of_two() {
             return Err(Error::RingPages(settings.limits.max_ring_pages));
         }
+        if settings.limits.max_sample_rate == 0 {
+            return Err(Error::SampleRate);
+        }
         let clock = Clock::new(settings.tsc_khz).ok_or(Error::TscFrequency)?;
         Ok(Self {
             vcpus: (0..settings.vcpus).map(|_| Vcpu::default()).collect(),
@@ -145,6 +151,7 @@ impl Vpmu {
             time_mult: self.clock.mult.into(),
             time_shift: self.clock.shift.into(),
             tsc_khz: self.settings.tsc_khz.into(),
+            max_sample_rate: limits.max_sample_rate.into(),
             ..Config::default()
         };
         data.fill(0);
@@ -227,7 +234,10 @@ impl Vpmu {
             return;
         };
         on.leave(reason, &*self.source);
-        if on.needs(Need::ExitSamples) || on.needs(Need::HostSamples) {
+        if [Need::Exits, Need::HostSamples, Need::Throttled]
+            .into_iter()
+            .any(|need| on.needs(need))
+        {
             self.with_state(|state, host| {
                 state.leave(host, vcpu, reason, regs);
                 false
@@ -292,9 +302,8 @@ impl Vpmu {
     /// Whether a sampling event is active on `vcpu`, so that registers are about to be asked for.
     #[must_use]
     pub fn wants_registers(&self, vcpu: u32) -> bool {
-        self.vcpu(vcpu).is_some_and(|on| {
-            on.needs(Need::ExitSamples) || on.needs(Need::HostSamples) || on.needs(Need::Registers)
-        })
+        self.vcpu(vcpu)
+            .is_some_and(|on| on.needs(Need::HostSamples) || on.needs(Need::Registers))
     }
 
     /// Acts on the state, delivers what notices that made due, and raises one interrupt if any

@@ -15,6 +15,7 @@ impl Errno {
     pub(crate) const ENOENT: Self = Self::of(libc::ENOENT);
     pub(crate) const ENOSPC: Self = Self::of(libc::ENOSPC);
     pub(crate) const EOPNOTSUPP: Self = Self::of(libc::EOPNOTSUPP);
+    pub(crate) const EOVERFLOW: Self = Self::of(libc::EOVERFLOW);
     pub(crate) const EXDEV: Self = Self::of(libc::EXDEV);
 
     const fn of(number: c_int) -> Self {

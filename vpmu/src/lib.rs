@@ -30,6 +30,7 @@ mod settings;
 pub mod source;
 mod state;
 mod tasks;
+mod throttle;
 mod vcpu;
 mod walk;
 

@@ -38,6 +38,8 @@ pub struct Metrics {
     pub samples_written: u64,
     /// Sample records that found no room, or no ring.
     pub samples_lost: u64,
+    /// Overflows beyond the sample rate: neither written nor lost.
+    pub samples_throttled: u64,
     /// Exits by signal that brought host overflows.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
@@ -60,6 +62,7 @@ impl Metrics {
         self.commands += other.commands;
         self.samples_written += other.samples_written;
         self.samples_lost += other.samples_lost;
+        self.samples_throttled += other.samples_throttled;
         self.overflow_exits += other.overflow_exits;
         self.interrupts += other.interrupts;
         self.notices += other.notices;

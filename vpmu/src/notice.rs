@@ -14,7 +14,7 @@ impl State {
         let index = usize::from(QUEUE_EVENT);
         let mut given = false;
         for _ in 0..self.queues.bound(index) {
-            let Some(notice) = self.output.next_notice() else {
+            let Some(notice) = self.output.notices.next() else {
                 break;
             };
             let Some(chain) = self.queues.take(index) else {
@@ -22,7 +22,7 @@ impl State {
             };
             let len = match write(&chain, &notice) {
                 Ok(len) => {
-                    self.output.notice_delivered();
+                    self.output.notices.delivered();
                     self.metrics.notices += 1;
                     len
                 }

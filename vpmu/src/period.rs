@@ -1,36 +1,152 @@
 //! When an event that the device itself counts overflows.
 
-/// A period and how much of it is left.
+use crate::source::Rate;
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+/// What a step of adaption takes of the way to the period that would have been right.
+const STEPS: i128 = 8;
+
+/// A period, fixed or adapted to a frequency, and how much of it is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Period {
     length: u64,
-    left: u64,
+    counted: u64,
+    frequency: Option<Frequency>,
+}
+
+/// Overflows that a growth of the count completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Completed {
+    pub(crate) overflows: u64,
+    /// The period of each.
+    pub(crate) length: u64,
+}
+
+/// So many overflows a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Frequency {
+    hertz: u64,
+    /// When the last overflow was, or the first growth since the count stood still.
+    since: Option<u64>,
+    /// What was counted by then.
+    base: u64,
 }
 
 impl Period {
     /// A full period; `length` is not zero.
     pub(crate) fn new(length: u64) -> Self {
-        let length = length.max(1);
         Self {
-            length,
-            left: length,
+            length: length.max(1),
+            counted: 0,
+            frequency: None,
         }
     }
 
-    pub(crate) fn length(self) -> u64 {
-        self.length
+    /// Periods that bring about `hertz` overflows a second; not zero.
+    pub(crate) fn frequency(hertz: u64) -> Self {
+        Self {
+            frequency: Some(Frequency {
+                hertz: hertz.max(1),
+                since: None,
+                base: 0,
+            }),
+            ..Self::new(1)
+        }
     }
 
-    /// The count grows by `more`; how many periods that completes.
-    pub(crate) fn grow(&mut self, more: u64) -> u64 {
-        if more < self.left {
-            self.left -= more;
-            return 0;
+    /// As it was asked for.
+    pub(crate) fn rate(self) -> Rate {
+        match self.frequency {
+            None => Rate::Period(self.length),
+            Some(frequency) => Rate::Frequency(frequency.hertz),
         }
-        let beyond = more - self.left;
-        self.left = self.length - beyond % self.length;
-        1 + beyond / self.length
     }
+
+    pub(crate) fn is_frequency(self) -> bool {
+        self.frequency.is_some()
+    }
+
+    /// The count begins to grow again after a while that tells nothing of its speed.
+    pub(crate) fn resume(&mut self) {
+        if let Some(frequency) = &mut self.frequency {
+            frequency.since = None;
+        }
+    }
+
+    /// The count grows by `more`; `now` tells guest nanoseconds.
+    pub(crate) fn grow(&mut self, more: u64, now: impl FnOnce() -> u64) -> Option<Completed> {
+        let before = self.counted;
+        let completed = self.complete(more);
+        let Some(mut frequency) = self.frequency else {
+            return completed;
+        };
+        let now = now();
+        let since = *frequency.since.get_or_insert_with(|| {
+            frequency.base = before;
+            now
+        });
+        let elapsed = now.saturating_sub(since);
+        let grown = (before - frequency.base).saturating_add(more);
+        let interval = NANOS_PER_SECOND / frequency.hertz;
+        let overdue = completed.is_none() && elapsed > interval.saturating_mul(2);
+        if completed.is_some() || overdue {
+            self.length = adapt(self.length, grown, elapsed, frequency.hertz);
+        }
+        let completed = completed.or_else(|| {
+            // A count that slowed down would keep a period of faster times for ever.
+            let length = self.counted;
+            (overdue && length >= self.length).then(|| {
+                self.counted = 0;
+                Completed {
+                    overflows: 1,
+                    length,
+                }
+            })
+        });
+        if completed.is_some() {
+            self.counted = self.counted.min(self.length - 1);
+            frequency.since = Some(now);
+            frequency.base = self.counted;
+        }
+        self.frequency = Some(frequency);
+        completed
+    }
+
+    fn complete(&mut self, more: u64) -> Option<Completed> {
+        let left = self.length.saturating_sub(self.counted);
+        if more < left {
+            self.counted += more;
+            return None;
+        }
+        let beyond = more - left;
+        self.counted = beyond % self.length;
+        Some(Completed {
+            overflows: 1 + beyond / self.length,
+            length: self.length,
+        })
+    }
+}
+
+/// A step from `length` towards the period with which a count that grew by `grown` in `elapsed`
+/// nanoseconds overflows `hertz` times a second.
+fn adapt(length: u64, grown: u64, elapsed: u64, hertz: u64) -> u64 {
+    if elapsed == 0 {
+        return length;
+    }
+    let right = u128::from(grown) * u128::from(NANOS_PER_SECOND)
+        / (u128::from(elapsed) * u128::from(hertz));
+    // perf takes no longer one.
+    let right = i128::try_from(right)
+        .unwrap_or(i128::MAX)
+        .min(i128::from(i64::MAX));
+    let way = right - i128::from(length);
+    let step = match way / STEPS {
+        0 => way.signum(),
+        step => step,
+    };
+    u64::try_from(i128::from(length) + step)
+        .unwrap_or(length)
+        .max(1)
 }
 
 #[cfg(test)]
@@ -39,18 +155,75 @@ mod tests {
 
     use super::*;
 
+    fn overflows(completed: Option<Completed>) -> u64 {
+        completed.map_or(0, |completed| completed.overflows)
+    }
+
     proptest! {
         #[test]
         fn n_over_p_whatever_the_steps(length in 1_u64..50, steps in prop::collection::vec(0_u64..200, 0..50)) {
             let mut period = Period::new(length);
-            let overflows: u64 = steps.iter().map(|&step| period.grow(step)).sum();
-            prop_assert_eq!(overflows, steps.iter().sum::<u64>() / length);
+            let got: u64 = steps.iter().map(|&step| overflows(period.grow(step, || 0))).sum();
+            prop_assert_eq!(got, steps.iter().sum::<u64>() / length);
         }
 
         #[test]
         fn the_largest_numbers_do_not_wrap(length in 1_u64.., more in 0_u64..) {
             let mut period = Period::new(length);
-            prop_assert_eq!(period.grow(more), more / length);
+            prop_assert_eq!(overflows(period.grow(more, || 0)), more / length);
         }
+
+        #[test]
+        fn a_frequency_stands_any_times(hertz in 0_u64.., steps in prop::collection::vec((0_u64.., 0_u64..), 0..50)) {
+            let mut period = Period::frequency(hertz);
+            for (more, now) in steps {
+                let completed = period.grow(more, || now);
+                prop_assert!(completed.is_none_or(|completed| completed.length > 0));
+            }
+            prop_assert_eq!(period.rate(), Rate::Frequency(hertz.max(1)));
+        }
+    }
+
+    /// Overflows of a count that grows by one every `gap` nanoseconds for `seconds`.
+    fn run(period: &mut Period, start: u64, gap: u64, seconds: u64) -> u64 {
+        (0..seconds * NANOS_PER_SECOND / gap)
+            .map(|step| overflows(period.grow(1, || start + step * gap)))
+            .sum()
+    }
+
+    #[test]
+    fn a_frequency_is_reached_and_kept() {
+        for gap in [1_000, 10_000, 900_000] {
+            let mut period = Period::frequency(100);
+            run(&mut period, 0, gap, 1);
+            let kept = run(&mut period, NANOS_PER_SECOND, gap, 1);
+            assert!((90..=112).contains(&kept), "{kept} with {gap}");
+        }
+    }
+
+    #[test]
+    fn what_is_slower_than_the_frequency_overflows_each_time() {
+        let mut period = Period::frequency(1000);
+        assert_eq!(run(&mut period, 0, 10_000_000, 10), 1000);
+    }
+
+    #[test]
+    fn a_count_that_slows_down_is_caught_up_with() {
+        let mut period = Period::frequency(1000);
+        run(&mut period, 0, 100, 1);
+        assert!(period.length > 5000, "{period:?}");
+        // From ten millions a second to a thousand.
+        let slow = run(&mut period, NANOS_PER_SECOND, 1_000_000, 2);
+        assert!(slow > 900, "{slow}");
+    }
+
+    #[test]
+    fn a_pause_is_no_slowness() {
+        let mut period = Period::frequency(100);
+        run(&mut period, 0, 10_000, 1);
+        let length = period.length;
+        period.resume();
+        assert_eq!(period.grow(1, || 3600 * NANOS_PER_SECOND), None);
+        assert_eq!(period.length, length);
     }
 }

@@ -20,6 +20,8 @@ pub struct Limits {
     pub max_ring_pages: u32,
     /// Most guest pages that all rings together name; each costs the host eight bytes.
     pub max_pages: u32,
+    /// Most samples that one event makes in a second; not zero.
+    pub max_sample_rate: u32,
 }
 
 impl Default for Limits {
@@ -28,6 +30,7 @@ impl Default for Limits {
             max_events: 1024,
             max_ring_pages: 4096,
             max_pages: 1 << 16,
+            max_sample_rate: 100_000,
         }
     }
 }

@@ -13,10 +13,12 @@ use crate::source::Source;
 pub(crate) enum Need {
     /// Thread CPU time round the run call.
     GuestTime,
-    /// Looks for overflows of exit events.
-    ExitSamples,
+    /// Lets exit events see it.
+    Exits,
     /// Looks for overflows of host counters.
     HostSamples,
+    /// Looks whether a throttled event may sample again.
+    Throttled,
     /// Nothing but that registers will be asked for.
     Registers,
 }
@@ -30,7 +32,7 @@ pub(crate) struct Vcpu {
     thread: AtomicI32,
     tsc_offset: AtomicU64,
     exits: [AtomicU64; 5],
-    needs: [AtomicU32; 4],
+    needs: [AtomicU32; 5],
     guest_time: AtomicU64,
     entered: AtomicU64,
     kicks: AtomicU64,
@@ -58,12 +60,16 @@ impl Vcpu {
         self.needs[need as usize].load(Ordering::Relaxed) != 0
     }
 
-    pub(crate) fn add_need(&self, need: Need) {
-        self.needs[need as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn add_needs(&self, needs: impl Iterator<Item = Need>) {
+        needs.for_each(|need| {
+            self.needs[need as usize].fetch_add(1, Ordering::Relaxed);
+        });
     }
 
-    pub(crate) fn drop_need(&self, need: Need) {
-        self.needs[need as usize].fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn drop_needs(&self, needs: impl Iterator<Item = Need>) {
+        needs.for_each(|need| {
+            self.needs[need as usize].fetch_sub(1, Ordering::Relaxed);
+        });
     }
 
     pub(crate) fn count_kick(&self) {

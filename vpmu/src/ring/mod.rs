@@ -72,6 +72,11 @@ impl Ring {
         self.producer.manner()
     }
 
+    /// Whether samples were lost that no record tells of yet.
+    pub(crate) fn has_loss(&self) -> bool {
+        self.producer.has_loss()
+    }
+
     /// While paused, every sample is lost.
     pub(crate) fn pause(&mut self, paused: bool) {
         self.producer.pause(paused);

@@ -6,6 +6,7 @@ use zerocopy::IntoBytes;
 
 use crate::driver::Descriptor;
 use crate::rig::{MEMORY, Rig, command, open_of, sampling};
+use crate::world::FAULTS;
 
 #[test]
 fn requests_that_make_no_sense_are_refused() {
@@ -28,7 +29,7 @@ fn requests_that_make_no_sense_are_refused() {
         ),
         (
             OpenRequest {
-                flags: 16.into(),
+                flags: (1 << 11).into(),
                 ..good
             },
             libc::EINVAL,
@@ -64,7 +65,7 @@ fn requests_that_make_no_sense_are_refused() {
         (
             OpenRequest {
                 flags: OPEN_EXCLUDE_USER.into(),
-                ..good
+                ..open_of(FAULTS.0, FAULTS.1, 0)
             },
             libc::EOPNOTSUPP,
         ),

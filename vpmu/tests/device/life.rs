@@ -97,6 +97,7 @@ fn limits_hold() {
         max_events: 3,
         max_ring_pages: 4,
         max_pages: 7,
+        ..Limits::default()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let request = open_of(KIND_MARK, 5, 0);

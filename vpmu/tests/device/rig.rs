@@ -69,8 +69,13 @@ fn outcome(status: u32) -> Result<(), Errno> {
 }
 
 impl Rig {
+    /// A device that throttles nobody.
     pub(crate) fn new() -> Self {
-        Self::with(Limits::default(), ALL_FEATURES)
+        let limits = Limits {
+            max_sample_rate: u32::MAX,
+            ..Limits::default()
+        };
+        Self::with(limits, ALL_FEATURES)
     }
 
     pub(crate) fn with(limits: Limits, features: u64) -> Self {

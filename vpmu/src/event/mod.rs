@@ -1,19 +1,23 @@
 //! One event: what it counts, its state, its count and times. Knows nothing of rings, queues or
 //! other events.
 
+mod backing;
+
 use std::io;
 
+use self::backing::Backing;
 use crate::abi::{
-    EXIT_ALL, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_TSC, STATE_ACTIVE,
-    STATE_ERROR, STATE_INACTIVE, STATE_OFF,
+    KIND_EXITS, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR,
+    STATE_INACTIVE, STATE_OFF,
 };
 use crate::clock::Clock;
 use crate::machine::Machine;
-use crate::period::Period;
+use crate::period::{Completed, Period};
 use crate::record::Layout;
 use crate::ring::{Face, Wakeup};
-use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request, Sampling, Source};
+use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
 use crate::tasks::Task;
+use crate::throttle::{Allowance, Throttle, Verdict};
 use crate::vcpu::{Need, Vcpu};
 
 /// What an event's figures come from.
@@ -40,23 +44,16 @@ pub(crate) enum Context {
     Task(Option<u32>),
 }
 
-/// A host counter of one event on one vCPU's thread, with its last reading.
-#[derive(Debug)]
-struct HostCounter {
-    vcpu: u32,
-    counter: Box<dyn Counter>,
-    last: Reading,
-}
-
-#[derive(Debug)]
-enum Backing {
-    Host(Vec<HostCounter>),
-    Tsc,
-    AllExits,
-    Exits,
-    Halts,
-    GuestTime,
-    Mark,
+impl Context {
+    /// Whether events of both may be in one group, or write to one ring. Which task it is, the
+    /// driver alone knows.
+    pub(crate) fn is_like(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Vcpu(one), Self::Vcpu(other)) => one == other,
+            (Self::Task(_), Self::Task(_)) => true,
+            _ => false,
+        }
+    }
 }
 
 /// An event while it counts.
@@ -75,21 +72,41 @@ pub(crate) struct Facts {
     pub(crate) owner: u64,
     pub(crate) kind: u32,
     pub(crate) config: u64,
-    pub(crate) exclude_user: bool,
-    pub(crate) exclude_kernel: bool,
-    pub(crate) sample_type: u64,
+    /// `OPEN_*`.
+    pub(crate) flags: u32,
+    /// What its records hold.
+    pub(crate) layout: Layout,
     pub(crate) wakeup: Wakeup,
+    /// Most addresses of a call chain.
+    pub(crate) max_stack: u32,
+    /// `ENGINE_*`: what makes its samples.
+    pub(crate) engine: u32,
     /// The shortest period that its backing keeps: 1 at least.
     pub(crate) shortest_period: u64,
 }
 
 impl Facts {
-    /// What its records hold.
-    pub(crate) fn layout(&self) -> Layout {
-        Layout {
-            sample_type: self.sample_type,
-            ..Layout::default()
-        }
+    /// Whether it was opened with a flag of `OPEN_*`.
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether guest user mode, or else kernel mode, is left out.
+    pub(crate) fn excludes(&self, user: bool) -> bool {
+        self.has(if user {
+            OPEN_EXCLUDE_USER
+        } else {
+            OPEN_EXCLUDE_KERNEL
+        })
+    }
+
+    pub(crate) fn excludes_any(&self) -> bool {
+        self.has(OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL)
+    }
+
+    /// Whether it was inherited from another.
+    pub(crate) fn is_child(&self) -> bool {
+        self.owner != self.id
     }
 }
 
@@ -98,15 +115,23 @@ impl Facts {
 pub(crate) struct Event {
     pub(crate) facts: Facts,
     pub(crate) context: Context,
+    /// Whom it is counted with: it counts while that one is enabled.
+    pub(crate) leader: Option<u64>,
     /// Who ran when it was scheduled in: an overflow found as its task leaves is still that
     /// task's, though the task page names the next one by then.
     pub(crate) task: Option<Task>,
     pub(crate) enabled: bool,
+    /// Overflows until it is turned off; zero: no limit.
+    pub(crate) limit: u64,
+    /// Overflows of it that no record was written of.
+    pub(crate) lost: u64,
+    /// A metadata page shows its figures.
+    pub(crate) shown: bool,
     pub(crate) period: Option<Period>,
+    throttle: Throttle,
     failed: bool,
     backing: Backing,
     active: Option<Active>,
-    marks: u64,
     count: u64,
     enabled_ticks: u64,
     running_ticks: u64,
@@ -114,25 +139,20 @@ pub(crate) struct Event {
 
 impl Event {
     pub(crate) fn new(facts: Facts, context: Context, period: Option<Period>) -> Self {
-        let backing = match (facts.kind, facts.config) {
-            (KIND_TSC, _) => Backing::Tsc,
-            (KIND_EXITS, EXIT_ALL) => Backing::AllExits,
-            (KIND_EXITS, _) => Backing::Exits,
-            (KIND_HALTS, _) => Backing::Halts,
-            (KIND_GUEST_TIME, _) => Backing::GuestTime,
-            (KIND_MARK, _) => Backing::Mark,
-            _ => Backing::Host(Vec::new()),
-        };
         Self {
+            backing: Backing::new(&facts),
             facts,
             context,
+            leader: None,
             task: None,
             enabled: false,
+            limit: 0,
+            lost: 0,
+            shown: false,
             period,
+            throttle: Throttle::default(),
             failed: false,
-            backing,
             active: None,
-            marks: 0,
             count: 0,
             enabled_ticks: 0,
             running_ticks: 0,
@@ -162,14 +182,35 @@ impl Event {
     }
 
     /// What it makes its vCPU's thread do while active.
-    pub(crate) fn needs(&self) -> Option<Need> {
-        match (&self.backing, self.period) {
-            (Backing::GuestTime, _) => Some(Need::GuestTime),
-            (Backing::Host(_), Some(_)) => Some(Need::HostSamples),
-            (Backing::Exits, Some(_)) => Some(Need::ExitSamples),
-            (Backing::Mark, Some(_)) => Some(Need::Registers),
-            _ => None,
-        }
+    pub(crate) fn needs(&self) -> impl Iterator<Item = Need> + use<> {
+        let samples = self.period.is_some();
+        let exits = self.facts.kind == KIND_EXITS;
+        let wants = |need, wanted: bool| wanted.then_some(need);
+        let needs = match &self.backing {
+            Backing::GuestTime => [Some(Need::GuestTime), None],
+            Backing::Host(_) => [wants(Need::HostSamples, samples), None],
+            Backing::Exits => [
+                wants(Need::Exits, samples || self.shown),
+                wants(Need::Registers, samples),
+            ],
+            Backing::Happened(_) => [
+                wants(Need::Exits, exits),
+                wants(Need::Registers, samples || self.facts.excludes_any()),
+            ],
+            _ => [None, None],
+        };
+        let throttled = wants(Need::Throttled, self.throttle.is_closed());
+        needs.into_iter().flatten().chain(throttled)
+    }
+
+    /// Whether the device itself sees its count grow, one by one.
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(self.backing, Backing::Exits | Backing::Happened(_))
+    }
+
+    /// Whether host counters make its samples.
+    pub(crate) fn is_sampled_by_host(&self) -> bool {
+        matches!(self.backing, Backing::Host(_)) && self.period.is_some()
     }
 
     /// Opens the host counter for `vcpu`, if this event has such and it is not open yet.
@@ -177,22 +218,18 @@ impl Event {
     /// # Errors
     /// The host's, or `ESRCH` before the vCPU's thread has introduced itself.
     pub(crate) fn prepare(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
-        let request = self.request();
-        let Backing::Host(counters) = &mut self.backing else {
-            return Ok(());
+        let request = Request {
+            kind: self.facts.kind,
+            config: self.facts.config,
+            sampling: self.period.map(|period| Sampling {
+                rate: period.rate(),
+                engine: Engine::Exit,
+            }),
+            exclude_user: self.facts.excludes(true),
+            exclude_kernel: self.facts.excludes(false),
+            pinned: self.facts.has(OPEN_PINNED),
         };
-        if counters.iter().any(|open| open.vcpu == vcpu) {
-            return Ok(());
-        }
-        let thread = host.vcpus[vcpu as usize]
-            .thread()
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-        counters.push(HostCounter {
-            vcpu,
-            counter: host.source.open(&request, thread)?,
-            last: Reading::default(),
-        });
-        Ok(())
+        self.backing.prepare(host, vcpu, &request)
     }
 
     /// Begins to count on `vcpu`.
@@ -201,13 +238,16 @@ impl Event {
     /// The host's; the caller then calls [`Event::fail`].
     pub(crate) fn start(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
         self.prepare(host, vcpu)?;
-        let base = match self.counter(vcpu) {
+        let base = match self.backing.counter(vcpu) {
             Some(open) => {
                 open.counter.start()?;
                 open.last
             }
-            None => self.read(host, vcpu)?,
+            None => self.backing.read(host, vcpu, &self.facts)?,
         };
+        if let Some(period) = &mut self.period {
+            period.resume();
+        }
         self.active = Some(Active {
             vcpu,
             since: host.guest_tsc(vcpu),
@@ -224,7 +264,7 @@ impl Event {
         let Some(active) = self.active else {
             return Ok(());
         };
-        let reading = self.read(host, active.vcpu)?;
+        let reading = self.backing.read(host, active.vcpu, &self.facts)?;
         let now = host.guest_tsc(active.vcpu);
         self.fold(&active, reading, now);
         self.active = Some(Active {
@@ -243,19 +283,17 @@ impl Event {
         let Some(active) = self.active.take() else {
             return Ok(());
         };
-        if let Some(open) = self.counter(active.vcpu) {
+        if let Some(open) = self.backing.counter(active.vcpu) {
             open.counter.stop()?;
         }
-        let reading = self.read(host, active.vcpu)?;
+        let reading = self.backing.read(host, active.vcpu, &self.facts)?;
         self.fold(&active, reading, host.guest_tsc(active.vcpu));
         Ok(())
     }
 
     /// Its backing was lost: it stands still for good, and nothing of it is left on the host.
     pub(crate) fn fail(&mut self) {
-        if let Backing::Host(counters) = &mut self.backing {
-            counters.clear();
-        }
+        self.backing.drop_counters();
         self.active = None;
         self.failed = true;
     }
@@ -274,38 +312,65 @@ impl Event {
         Ok(())
     }
 
-    /// A new period, from now.
+    /// A new period, or a new frequency for an event that has one, from now.
     ///
     /// # Errors
     /// As [`Event::start`].
-    pub(crate) fn set_period(&mut self, length: u64) -> io::Result<()> {
-        if let Backing::Host(counters) = &mut self.backing {
-            for open in counters {
-                open.counter.set_rate(Rate::Period(length))?;
-            }
+    pub(crate) fn set_period(&mut self, period: Period) -> io::Result<()> {
+        self.period = Some(period);
+        // The host is told when the throttle is lifted.
+        if self.throttle.is_closed() && !period.is_frequency() {
+            return Ok(());
         }
-        self.period = Some(Period::new(length));
-        Ok(())
+        self.backing.set_rate(period.rate())
     }
 
-    /// A mark of this event's value was placed on its vCPU; how many periods that completes.
-    pub(crate) fn mark(&mut self) -> u64 {
-        self.marks += 1;
-        self.grow(1)
+    /// What this event counts happened once; `now` tells guest nanoseconds.
+    pub(crate) fn happen(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
+        if let Backing::Happened(times) = &mut self.backing {
+            *times += 1;
+        }
+        self.period.as_mut()?.grow(1, now)
     }
 
-    /// Its count grew by `more`; how many periods that completes.
-    pub(crate) fn grow(&mut self, more: u64) -> u64 {
-        self.period.as_mut().map_or(0, |period| period.grow(more))
+    /// An overflow at `time`: what becomes of it. With the last of its share, the host is asked
+    /// for no more.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn admit(&mut self, allowance: Allowance, time: u64) -> (Verdict, io::Result<()>) {
+        let verdict = self.throttle.admit(allowance, time);
+        // A frequency is no higher than the rate, and the host keeps to it.
+        let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
+        let silenced = match silence {
+            true => self.backing.silence(),
+            false => Ok(()),
+        };
+        (verdict, silenced)
+    }
+
+    /// Whether overflows make no records for now.
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.throttle.is_closed()
+    }
+
+    /// At `time`: whether its overflows make records again from now.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn lift(&mut self, allowance: Allowance, time: u64) -> io::Result<bool> {
+        if !self.throttle.lift(allowance, time) {
+            return Ok(false);
+        }
+        match self.period.filter(|period| !period.is_frequency()) {
+            Some(period) => self.backing.set_rate(period.rate()).map(|()| true),
+            None => Ok(true),
+        }
     }
 
     /// Takes the overflows of its host counter on `vcpu`.
     pub(crate) fn drain(&mut self, vcpu: u32) -> Overflows {
-        let mut overflows = Overflows::default();
-        if let Some(open) = self.counter(vcpu) {
-            open.counter.drain(&mut overflows);
-        }
-        overflows
+        self.backing.drain(vcpu)
     }
 
     /// Count and times as of the last update.
@@ -316,49 +381,6 @@ impl Event {
             time_running: clock.nanoseconds(self.running_ticks),
             growing_since: self.active.map(|active| clock.nanoseconds(active.since)),
         }
-    }
-
-    fn request(&self) -> Request {
-        Request {
-            kind: self.facts.kind,
-            config: self.facts.config,
-            sampling: self.period.map(|period| Sampling {
-                rate: Rate::Period(period.length()),
-                engine: Engine::Exit,
-            }),
-            exclude_user: self.facts.exclude_user,
-            exclude_kernel: self.facts.exclude_kernel,
-            pinned: false,
-        }
-    }
-
-    fn counter(&mut self, vcpu: u32) -> Option<&mut HostCounter> {
-        match &mut self.backing {
-            Backing::Host(counters) => counters.iter_mut().find(|open| open.vcpu == vcpu),
-            _ => None,
-        }
-    }
-
-    fn read(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<Reading> {
-        let on = &host.vcpus[vcpu as usize];
-        let gone = || io::Error::from_raw_os_error(libc::EIO);
-        let value = match &self.backing {
-            Backing::Host(_) => {
-                let open = self.counter(vcpu).ok_or_else(gone)?;
-                open.last = open.counter.read()?;
-                return Ok(open.last);
-            }
-            Backing::Tsc => host.guest_tsc(vcpu),
-            Backing::AllExits => host.machine.exits(vcpu).ok_or_else(gone)?,
-            Backing::Exits => on.exits_of(self.facts.config),
-            Backing::Halts => host.machine.halts(vcpu).ok_or_else(gone)?,
-            Backing::GuestTime => on.guest_time(),
-            Backing::Mark => self.marks,
-        };
-        Ok(Reading {
-            value,
-            ..Reading::default()
-        })
     }
 
     fn fold(&mut self, active: &Active, reading: Reading, now: u64) {

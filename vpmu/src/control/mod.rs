@@ -1,0 +1,169 @@
+//! The control queue: takes requests apart and answers them. Every number here comes from the
+//! guest and is checked before use.
+
+mod open;
+mod rings;
+
+use std::io::Read;
+
+use vm_memory::GuestAddress;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
+
+use crate::abi::{
+    CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_MAP, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_REDIRECT,
+    CONTROL_TASK_PAGE, CONTROL_UNMAP, CatalogueEntry, CatalogueRequest, ControlHeader,
+    ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest, QUEUE_CONTROL, TaskPageRequest,
+};
+use crate::catalogue::Catalogue;
+use crate::errno::{Errno, status};
+use crate::event::Host;
+use crate::queues::{BadChain, Chain, put};
+use crate::state::State;
+
+impl State {
+    /// Serves the control queue; whether the driver wants an interrupt for it.
+    pub(crate) fn serve_control(&mut self, host: &Host<'_>, catalogue: &Catalogue) -> bool {
+        let index = usize::from(QUEUE_CONTROL);
+        let mut served = false;
+        for _ in 0..self.queues.bound(index) {
+            let Some(chain) = self.queues.take(index) else {
+                break;
+            };
+            self.metrics.control_requests += 1;
+            let len = self
+                .answer(host, catalogue, &chain)
+                .unwrap_or_else(|BadChain| {
+                    self.metrics.bad_requests += 1;
+                    0
+                });
+            self.queues.give_back(index, &chain, len);
+            served = true;
+        }
+        served && self.queues.wants_interrupt(index)
+    }
+
+    /// Carries out one request; bytes of the answer.
+    fn answer(
+        &mut self,
+        host: &Host<'_>,
+        catalogue: &Catalogue,
+        chain: &Chain,
+    ) -> Result<u32, BadChain> {
+        let request = self.copy_request(chain)?;
+        let (room, mut writer) = chain.writer()?;
+        let Ok((header, _)) = ControlHeader::read_from_prefix(&request) else {
+            return simple(room, &mut writer, || Err(Errno::EINVAL));
+        };
+        if header.reserved.get() != 0 {
+            return simple(room, &mut writer, || Err(Errno::EINVAL));
+        }
+        let event = header.event.get();
+        match header.op.get() {
+            CONTROL_OPEN => {
+                enough(room, size_of::<OpenReply>())?;
+                let opened = self.open(host, catalogue, &request);
+                let (engine, id) = opened.unwrap_or_default();
+                let reply = OpenReply {
+                    status: status(&opened).into(),
+                    engine: engine.into(),
+                    id: id.into(),
+                };
+                put(&mut writer, &reply)?;
+                Ok(wire_len::<OpenReply>(1))
+            }
+            CONTROL_CATALOGUE => {
+                enough(room, size_of::<ControlReply>())?;
+                let fit = (room - size_of::<ControlReply>()) / size_of::<CatalogueEntry>();
+                let entries = part(catalogue, &request, fit);
+                let some = entries.as_deref().unwrap_or(&[]);
+                let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
+                let reply = ControlReply {
+                    status: status(&entries).into(),
+                    value: count.into(),
+                };
+                put(&mut writer, &reply)?;
+                some.iter().try_for_each(|entry| put(&mut writer, entry))?;
+                Ok(wire_len::<ControlReply>(1) + wire_len::<CatalogueEntry>(count))
+            }
+            CONTROL_CLOSE => simple(room, &mut writer, || self.close(host, event)),
+            CONTROL_MAP => simple(room, &mut writer, || self.map(host, &request)),
+            CONTROL_UNMAP => simple(room, &mut writer, || self.unmap(host, event)),
+            CONTROL_REDIRECT => simple(room, &mut writer, || self.redirect(host, &request)),
+            CONTROL_PAUSE => simple(room, &mut writer, || self.pause(&request)),
+            CONTROL_TASK_PAGE => simple(room, &mut writer, || self.task_page(&request)),
+            _ => simple(room, &mut writer, || Err(Errno::EOPNOTSUPP)),
+        }
+    }
+
+    /// The request's bytes, of which no more are copied than the longest request has.
+    fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
+        let pages = self.settings.limits.max_ring_pages as usize + 1;
+        let longest = size_of::<MapRequest>() + pages * size_of::<U64>();
+        let longest = longest.max(size_of::<OpenRequest>());
+        let (len, reader) = chain.reader()?;
+        let mut request = Vec::with_capacity(len.min(longest));
+        reader
+            .take(longest as u64)
+            .read_to_end(&mut request)
+            .map_err(|_| BadChain)?;
+        Ok(request)
+    }
+
+    fn task_page(&mut self, request: &[u8]) -> Result<(), Errno> {
+        if self.features & 1 << F_TASK_PAGE == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let (request, _) = TaskPageRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
+        let vcpu = request.vcpu.get();
+        let page = Some(GuestAddress(request.address.get())).filter(|page| page.0 != 0);
+        if request.header.event.get() != 0
+            || request.reserved.get() != 0
+            || vcpu >= self.settings.vcpus
+            || page.is_some_and(|page| !self.is_page(page))
+        {
+            return Err(Errno::EINVAL);
+        }
+        self.output.set_task_page(vcpu, page);
+        Ok(())
+    }
+}
+
+/// The part of the catalogue that is asked for, `fit` entries at most.
+fn part(catalogue: &Catalogue, request: &[u8], fit: usize) -> Result<Vec<CatalogueEntry>, Errno> {
+    let (request, _) = CatalogueRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
+    if request.header.event.get() != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let rest = catalogue
+        .entries()
+        .get(request.first.get() as usize..)
+        .ok_or(Errno::EINVAL)?;
+    let count = fit.min(request.count.get() as usize);
+    Ok(rest.iter().take(count).map(|entry| entry.wire()).collect())
+}
+
+/// Answers with a [`ControlReply`], if there is room for it; nothing is done otherwise.
+fn simple(
+    room: usize,
+    writer: &mut impl std::io::Write,
+    act: impl FnOnce() -> Result<(), Errno>,
+) -> Result<u32, BadChain> {
+    enough(room, size_of::<ControlReply>())?;
+    let reply = ControlReply {
+        status: status(&act()).into(),
+        value: 0.into(),
+    };
+    put(writer, &reply)?;
+    Ok(wire_len::<ControlReply>(1))
+}
+
+fn enough(room: usize, needed: usize) -> Result<(), BadChain> {
+    if room < needed { Err(BadChain) } else { Ok(()) }
+}
+
+/// Bytes of `count` structs of the wire.
+fn wire_len<T>(count: u32) -> u32 {
+    // Structs of the wire are small, and counts bounded by the room that the driver gave.
+    u32::try_from(size_of::<T>()).map_or(u32::MAX, |size| size.saturating_mul(count))
+}

@@ -1,0 +1,224 @@
+//! Opening an event: what is asked for is checked against what there is, then it is made.
+
+use zerocopy::FromBytes;
+
+use crate::abi::{
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, KIND_RAW, MAX_STACK, OPEN_BACKWARD,
+    OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL,
+    OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL,
+    OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
+};
+use crate::catalogue::{Catalogue, Entry};
+use crate::errno::Errno;
+use crate::event::{Context, Event, Facts, Host};
+use crate::period::Period;
+use crate::record::{
+    Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+};
+use crate::ring::Wakeup;
+use crate::state::State;
+
+const OPEN_FLAGS: u32 = OPEN_ENABLED
+    | OPEN_EXCLUDE_USER
+    | OPEN_EXCLUDE_KERNEL
+    | OPEN_WATERMARK
+    | OPEN_FREQ
+    | OPEN_SAMPLE_ID_ALL
+    | OPEN_BACKWARD
+    | OPEN_PINNED
+    | OPEN_INHERIT_STAT
+    | OPEN_EXCLUDE_CHAIN_KERNEL
+    | OPEN_EXCLUDE_CHAIN_USER;
+
+/// Fields of a sample that are not written yet.
+const SAMPLE_UNWRITTEN: u64 =
+    SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+
+/// Registers of x86-64 by perf's numbers: AX to SS, then R8 to R15; no DS, ES, FS, GS.
+const REGISTERS: u64 = 0xff_0fff;
+/// perf takes no larger stack.
+const STACK_BOUND: u32 = 65_535;
+/// perf takes no longer period.
+const LONGEST_PERIOD: u64 = u64::MAX >> 1;
+
+impl State {
+    /// Opens an event: its engine and id.
+    pub(super) fn open(
+        &mut self,
+        host: &Host<'_>,
+        catalogue: &Catalogue,
+        request: &[u8],
+    ) -> Result<(u32, u64), Errno> {
+        let (request, _) = OpenRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
+        let highest = u64::from(self.settings.limits.max_sample_rate);
+        check_fields(&request, highest)?;
+        let context = match request.context.get() {
+            CONTEXT_TASK => Context::Task(None),
+            vcpu if vcpu < self.settings.vcpus => Context::Vcpu(vcpu),
+            _ => return Err(Errno::EINVAL),
+        };
+        let owner = self.owner(&request)?;
+        let leader = self.leader(&request, context)?;
+        let entry = self.allowed(catalogue, &request)?;
+        let engine = engine(&request)?;
+        if self.events.len() >= self.settings.limits.max_events as usize {
+            return Err(Errno::ENOSPC);
+        }
+        let flags = request.flags.get();
+        let id = self.next_id;
+        let facts = Facts {
+            id,
+            owner: owner.unwrap_or(id),
+            kind: request.kind.get(),
+            config: request.config.get(),
+            flags,
+            layout: layout(&request),
+            wakeup: wakeup(&request),
+            max_stack: match request.max_stack.get() {
+                0 => MAX_STACK,
+                some => some,
+            },
+            engine,
+            shortest_period: entry.shortest_period.unwrap_or(1),
+        };
+        let mut event = Event::new(facts, context, period(&request));
+        event.leader = leader;
+        event.prepare(host, Self::first_vcpu(host, context))?;
+        event.enabled = flags & OPEN_ENABLED != 0;
+        self.next_id += 1;
+        self.events.insert(id, event);
+        if let Err(error) = self.start(host, id) {
+            self.events.remove(&id);
+            self.output.notices.forget(id);
+            return Err(error);
+        }
+        self.metrics.events_opened += 1;
+        Ok((engine, id))
+    }
+
+    /// Whose ring it writes to, if it is a child.
+    fn owner(&self, request: &OpenRequest) -> Result<Option<u64>, Errno> {
+        let parent = match request.parent.get() {
+            0 => return Ok(None),
+            parent => self.events.get(&parent).ok_or(Errno::EINVAL)?,
+        };
+        // Which of the family would be read is not said.
+        if request.sample_type.get() & SAMPLE_READ != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Some(parent.facts.owner))
+    }
+
+    /// Whose group it joins, if any.
+    fn leader(&self, request: &OpenRequest, context: Context) -> Result<Option<u64>, Errno> {
+        let id = match request.leader.get() {
+            0 => return Ok(None),
+            id => id,
+        };
+        let leader = self.events.get(&id).ok_or(Errno::EINVAL)?;
+        let pinned = request.flags.get() & OPEN_PINNED != 0;
+        if leader.leader.is_some() || !leader.context.is_like(context) || pinned {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Some(id))
+    }
+
+    /// The entry that is asked for, if it can be had as asked.
+    fn allowed<'a>(
+        &self,
+        catalogue: &'a Catalogue,
+        request: &OpenRequest,
+    ) -> Result<&'a Entry, Errno> {
+        let kind = request.kind.get();
+        if kind == KIND_RAW {
+            // A raw code can reach host counters that see more than this guest.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let entry = catalogue
+            .find(kind, request.config.get())
+            .ok_or(Errno::ENOENT)?;
+        let flags = request.flags.get();
+        let excludes = flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
+        let period = request.period.get();
+        let sampled = entry
+            .shortest_period
+            .is_some_and(|shortest| period >= shortest || flags & OPEN_FREQ != 0);
+        if request.sample_type.get() & !(SAMPLE_ALLOWED & !SAMPLE_UNWRITTEN) != 0
+            || request.read_format.get() & !READ_ALLOWED != 0
+            || excludes && !entry.excludes
+            || period > 0 && !(sampled && self.has_rings())
+        {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(entry)
+    }
+}
+
+/// Checks what makes no sense on any host; `highest` is the highest frequency.
+fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
+    let flags = request.flags.get();
+    if request.header.event.get() != 0
+        || request.reserved.get() != 0
+        || flags & !OPEN_FLAGS != 0
+        || request.engine.get() > ENGINE_BATCHED
+    {
+        return Err(Errno::EINVAL);
+    }
+    let period = request.period.get();
+    let fits = match flags & OPEN_FREQ {
+        0 => period <= LONGEST_PERIOD,
+        _ => (1..=highest).contains(&period),
+    };
+    let has = |bit| request.sample_type.get() & bit != 0;
+    let registers = |mask: u64| mask != 0 && mask & !REGISTERS == 0;
+    let stack = request.stack_user.get();
+    if !fits
+        || has(SAMPLE_REGS_USER) && !registers(request.regs_user.get())
+        || has(SAMPLE_REGS_INTR) && !registers(request.regs_intr.get())
+        || has(SAMPLE_STACK_USER) && (stack >= STACK_BOUND || !stack.is_multiple_of(8))
+    {
+        return Err(Errno::EINVAL);
+    }
+    if has(SAMPLE_CALLCHAIN) && request.max_stack.get() > MAX_STACK {
+        return Err(Errno::EOVERFLOW);
+    }
+    Ok(())
+}
+
+/// What makes the samples.
+fn engine(request: &OpenRequest) -> Result<u32, Errno> {
+    if request.engine.get() == ENGINE_BATCHED {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Ok(match request.period.get() {
+        0 => ENGINE_ANY,
+        _ => ENGINE_EXIT,
+    })
+}
+
+fn period(request: &OpenRequest) -> Option<Period> {
+    match (request.period.get(), request.flags.get() & OPEN_FREQ) {
+        (0, _) => None,
+        (period, 0) => Some(Period::new(period)),
+        (frequency, _) => Some(Period::frequency(frequency)),
+    }
+}
+
+fn layout(request: &OpenRequest) -> Layout {
+    Layout {
+        sample_type: request.sample_type.get(),
+        read_format: request.read_format.get(),
+        regs_user: request.regs_user.get(),
+        regs_intr: request.regs_intr.get(),
+        stack_user: request.stack_user.get(),
+        sample_id_all: request.flags.get() & OPEN_SAMPLE_ID_ALL != 0,
+    }
+}
+
+fn wakeup(request: &OpenRequest) -> Wakeup {
+    match request.wakeup.get() {
+        0 => Wakeup::Page,
+        bytes if request.flags.get() & OPEN_WATERMARK != 0 => Wakeup::Bytes(bytes),
+        records => Wakeup::Records(records),
+    }
+}

@@ -1,0 +1,224 @@
+//! Where records go: which event writes to which ring, what became of its records, and the
+//! notices that are due. Knows events by their facts alone.
+
+mod notices;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use self::notices::Notices;
+use crate::event::Facts;
+use crate::record::{Origin, Reading, Record, Sample};
+use crate::ring::{Author, Face, Outcome, Ring};
+use crate::tasks::{Task, Tasks};
+
+/// Rings and notices of one activation.
+///
+/// A ring goes by the event that it was mapped with. Events write to it by family: an event and
+/// its children go by the id of the first, their owner.
+#[derive(Debug)]
+pub(crate) struct Output {
+    memory: Arc<GuestMemoryMmap>,
+    rings: BTreeMap<u64, Ring>,
+    /// The ring of each family that does not write to its own.
+    routes: BTreeMap<u64, u64>,
+    tasks: Tasks,
+    pub(crate) notices: Notices,
+    record: Record,
+    pub(crate) tally: Tally,
+}
+
+/// What became of samples since the activation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) written: u64,
+    pub(crate) lost: u64,
+    pub(crate) throttled: u64,
+    pub(crate) wakeups: u64,
+}
+
+/// A record that is no sample.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Note<'a> {
+    Throttle,
+    Unthrottle,
+    /// The counts of an event that closes.
+    Read(Reading<'a>),
+}
+
+impl Output {
+    pub(crate) fn new(memory: Arc<GuestMemoryMmap>, vcpus: usize) -> Self {
+        Self {
+            memory,
+            rings: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            tasks: Tasks::new(vcpus),
+            notices: Notices::default(),
+            record: Record::default(),
+            tally: Tally::default(),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<GuestMemoryMmap> {
+        &self.memory
+    }
+
+    /// `vcpu` is in range, the address checked.
+    pub(crate) fn set_task_page(&mut self, vcpu: u32, page: Option<GuestAddress>) {
+        self.tasks.set_page(vcpu, page);
+    }
+
+    /// The ring that the events of `owner` write to, by the event it was mapped with.
+    pub(crate) fn ring_of(&self, owner: u64) -> Option<u64> {
+        let ring = self.routes.get(&owner).copied().unwrap_or(owner);
+        self.rings.contains_key(&ring).then_some(ring)
+    }
+
+    /// Whether a ring was mapped with `event`, be it that the event is closed by now.
+    pub(crate) fn has_ring(&self, event: u64) -> bool {
+        self.rings.contains_key(&event)
+    }
+
+    /// Whether the events of `owner` write to another's ring.
+    pub(crate) fn is_redirected(&self, owner: u64) -> bool {
+        self.routes.contains_key(&owner)
+    }
+
+    /// Guest pages that rings hold.
+    pub(crate) fn pages(&self) -> usize {
+        self.rings.values().map(Ring::pages).sum()
+    }
+
+    pub(crate) fn add_ring(&mut self, event: u64, ring: Ring) {
+        self.rings.insert(event, ring);
+    }
+
+    /// Takes a ring away; those who were redirected to it have none then.
+    pub(crate) fn remove_ring(&mut self, ring: u64) {
+        self.rings.remove(&ring);
+        self.routes.retain(|_, route| *route != ring);
+    }
+
+    pub(crate) fn ring(&self, ring: u64) -> Option<&Ring> {
+        self.rings.get(&ring)
+    }
+
+    /// The events of `owner` write to `ring` from now on; `None`: to their own.
+    pub(crate) fn route(&mut self, owner: u64, ring: Option<u64>) {
+        match ring {
+            Some(ring) => self.routes.insert(owner, ring),
+            None => self.routes.remove(&owner),
+        };
+    }
+
+    /// Stops or resumes writing to a ring.
+    pub(crate) fn pause(&mut self, ring: u64, paused: bool) {
+        if let Some(ring) = self.rings.get_mut(&ring) {
+            ring.pause(paused);
+        }
+    }
+
+    /// Writes a sample of an event; whether it could.
+    pub(crate) fn sample(&mut self, facts: &Facts, origin: &Origin, sample: &Sample<'_>) -> bool {
+        let written = self.write(facts, origin, |ring, memory, record, author| {
+            match record.sample(&facts.layout, origin, sample) {
+                Ok(sample) => ring.write(memory, sample, author),
+                Err(_) => ring.lose(1),
+            }
+        });
+        if written {
+            self.tally.written += 1;
+        } else {
+            self.tally.lost += 1;
+        }
+        written
+    }
+
+    /// Counts overflows that no record can be made of.
+    pub(crate) fn lose(&mut self, facts: &Facts, overflows: u64) {
+        self.tally.lost = self.tally.lost.saturating_add(overflows);
+        self.write(facts, &Origin::default(), |ring, _, _, _| {
+            ring.lose(overflows)
+        });
+    }
+
+    /// Writes a record that is no sample, if it fits.
+    pub(crate) fn note(&mut self, facts: &Facts, origin: &Origin, note: &Note<'_>) {
+        self.write(facts, origin, |ring, memory, record, author| {
+            let built = match note {
+                Note::Throttle => Ok(record.throttle(&facts.layout, origin)),
+                Note::Unthrottle => Ok(record.unthrottle(&facts.layout, origin)),
+                Note::Read(reading) => record.read(&facts.layout, origin, reading),
+            };
+            built.map_or_else(
+                |_| Outcome::default(),
+                |bytes| ring.note(memory, bytes, author),
+            )
+        });
+    }
+
+    /// Whether the ring of an event owes its reader a record of a loss.
+    pub(crate) fn has_loss(&self, facts: &Facts) -> bool {
+        let ring = self
+            .ring_of(facts.owner)
+            .and_then(|ring| self.rings.get(&ring));
+        ring.is_some_and(Ring::has_loss)
+    }
+
+    /// Writes the pending loss of an event's ring if it fits.
+    pub(crate) fn flush(&mut self, facts: &Facts, origin: &Origin) {
+        self.write(facts, origin, |ring, memory, _, author| Outcome {
+            written: false,
+            wake: ring.flush(memory, author),
+        });
+    }
+
+    /// Shows an event's figures in its own metadata page, if it has one.
+    pub(crate) fn show(&mut self, event: u64, face: &Face) {
+        if let Some(ring) = self.rings.get_mut(&event) {
+            ring.show(&self.memory, face);
+        }
+    }
+
+    /// The last event of `owner` is gone; a wakeup that is due for it is handed on to `heir`,
+    /// another that writes to the same ring.
+    pub(crate) fn forget_family(&mut self, owner: u64, heir: Option<u64>) {
+        self.routes.remove(&owner);
+        let waking = self.notices.is_waking(owner);
+        self.notices.forget(owner);
+        if let Some(heir) = heir.filter(|_| waking) {
+            self.notices.wake(heir);
+        }
+    }
+
+    /// Who runs on `vcpu`, as its task page has it.
+    pub(crate) fn running(&self, vcpu: u32) -> Task {
+        self.tasks.running(&self.memory, vcpu)
+    }
+
+    /// Lets `act` write to the ring of an event, if it has one, and wakes who waits for it.
+    fn write(
+        &mut self,
+        facts: &Facts,
+        origin: &Origin,
+        act: impl FnOnce(&mut Ring, &GuestMemoryMmap, &mut Record, &Author<'_>) -> Outcome,
+    ) -> bool {
+        let ring = self.ring_of(facts.owner);
+        let Some(ring) = ring.and_then(|ring| self.rings.get_mut(&ring)) else {
+            return false;
+        };
+        let author = Author {
+            layout: &facts.layout,
+            origin,
+            wakeup: facts.wakeup,
+        };
+        let outcome = act(ring, &self.memory, &mut self.record, &author);
+        if outcome.wake {
+            self.tally.wakeups += 1;
+            self.notices.wake(facts.owner);
+        }
+        outcome.written
+    }
+}

@@ -1,0 +1,73 @@
+//! What the driver is to be told, until it has posted room for it.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::abi::{NOTICE_ERROR, NOTICE_LIMIT, NOTICE_WAKEUP, Notice};
+
+/// Notices that are due, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    due: VecDeque<Notice>,
+    /// Events whose wakeup is among `due`.
+    waking: BTreeSet<u64>,
+    /// Events whose limit is among `due`.
+    limited: BTreeSet<u64>,
+}
+
+impl Notices {
+    /// An event's record calls for a wakeup; one notice stands for all that are not delivered.
+    pub(crate) fn wake(&mut self, event: u64) {
+        if self.waking.insert(event) {
+            self.push(NOTICE_WAKEUP, event);
+        }
+    }
+
+    pub(crate) fn is_waking(&self, event: u64) -> bool {
+        self.waking.contains(&event)
+    }
+
+    /// An event is in error; once in its life.
+    pub(crate) fn fail(&mut self, event: u64) {
+        self.push(NOTICE_ERROR, event);
+    }
+
+    /// An event has used its overflows up; one notice stands for all that are not delivered.
+    pub(crate) fn limit(&mut self, event: u64) {
+        if self.limited.insert(event) {
+            self.push(NOTICE_LIMIT, event);
+        }
+    }
+
+    /// Forgets what is due for an event that is gone.
+    pub(crate) fn forget(&mut self, event: u64) {
+        self.waking.remove(&event);
+        self.limited.remove(&event);
+        self.due.retain(|notice| notice.event.get() != event);
+    }
+
+    /// The oldest that is due.
+    pub(crate) fn next(&self) -> Option<Notice> {
+        self.due.front().copied()
+    }
+
+    /// It has been delivered.
+    pub(crate) fn delivered(&mut self) {
+        let Some(notice) = self.due.pop_front() else {
+            return;
+        };
+        let event = notice.event.get();
+        match notice.kind.get() {
+            NOTICE_WAKEUP => self.waking.remove(&event),
+            NOTICE_LIMIT => self.limited.remove(&event),
+            _ => false,
+        };
+    }
+
+    fn push(&mut self, kind: u32, event: u64) {
+        self.due.push_back(Notice {
+            kind: kind.into(),
+            event: event.into(),
+            ..Notice::default()
+        });
+    }
+}

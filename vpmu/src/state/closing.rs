@@ -1,0 +1,95 @@
+//! How events and rings end.
+
+use super::State;
+use crate::abi::OPEN_INHERIT_STAT;
+use crate::errno::Errno;
+use crate::event::{Event, Host};
+use crate::output::Note;
+
+impl State {
+    /// Closes an event; its ring goes with the last event that writes to it.
+    pub(crate) fn close(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
+        if let Err(Errno::ENOENT) = self.stop(host, id) {
+            return Err(Errno::ENOENT);
+        }
+        self.write_counts(host, id);
+        self.flush(host, id);
+        self.disband(host, id);
+        let event = self.events.remove(&id).ok_or(Errno::ENOENT)?;
+        self.output.notices.forget(id);
+        self.retire(event.facts.owner);
+        Ok(())
+    }
+
+    /// Closes everything, without a write to guest memory.
+    pub(crate) fn drop_events(&mut self, host: &Host<'_>) {
+        for (id, event) in std::mem::take(&mut self.events) {
+            if let Some(vcpu) = event.active_on() {
+                self.active[vcpu as usize].remove(&id);
+                host.vcpus[vcpu as usize].drop_needs(event.needs());
+            }
+        }
+    }
+
+    /// Takes the ring away that was mapped with an event, its pending loss written if it fits.
+    pub(crate) fn unmap(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
+        if !self.output.has_ring(id) {
+            return Err(match self.events.contains_key(&id) {
+                true => Errno::EINVAL,
+                false => Errno::ENOENT,
+            });
+        }
+        if let Some(writer) = self.writer(id) {
+            self.flush(host, writer);
+        }
+        self.with_needs(host, id, |event| event.shown = false);
+        self.output.remove_ring(id);
+        Ok(())
+    }
+
+    /// The events of `owner` write elsewhere from now on: to `ring`, or to their own.
+    pub(crate) fn reroute(&mut self, host: &Host<'_>, owner: u64, ring: Option<u64>) {
+        self.flush(host, owner);
+        let before = self.output.ring_of(owner);
+        self.output.route(owner, ring);
+        if let Some(before) = before.filter(|&before| self.writer(before).is_none()) {
+            self.output.remove_ring(before);
+        }
+    }
+
+    /// An event that writes to `ring`: the one that it was mapped with, if that is one.
+    fn writer(&self, ring: u64) -> Option<u64> {
+        let writes = |event: &&Event| self.output.ring_of(event.facts.owner) == Some(ring);
+        let own = self.events.get(&ring).filter(writes);
+        let event = own.or_else(|| self.events.values().find(writes));
+        event.map(|event| event.facts.id)
+    }
+
+    /// An event of `owner` is gone: what only it kept goes too.
+    fn retire(&mut self, owner: u64) {
+        let ring = self.output.ring_of(owner);
+        let heir = ring.and_then(|ring| self.writer(ring));
+        if !self.events.values().any(|event| event.facts.owner == owner) {
+            let heir = heir.and_then(|heir| self.events.get(&heir));
+            self.output
+                .forget_family(owner, heir.map(|event| event.facts.owner));
+        }
+        if let Some(ring) = ring.filter(|_| heir.is_none()) {
+            self.output.remove_ring(ring);
+        }
+    }
+
+    /// Writes the counts of an inherited event that is about to close, if they are asked for.
+    fn write_counts(&mut self, host: &Host<'_>, id: u64) {
+        let Some(event) = self.events.get(&id) else {
+            return;
+        };
+        if !event.facts.is_child() || !event.facts.has(OPEN_INHERIT_STAT) {
+            return;
+        }
+        let (facts, origin) = (event.facts, self.origin(host, event));
+        let snapshot = self.snapshot(host, id);
+        self.output
+            .note(&facts, &origin, &Note::Read(snapshot.reading()));
+    }
+}

@@ -1,0 +1,353 @@
+//! What happens at an exit: counts grow, periods are over, samples are made.
+
+use std::io;
+
+use super::{Pending, State};
+use crate::abi::{KIND_EXITS, KIND_MARK};
+use crate::clock::Clock;
+use crate::event::{Event, Facts, Host};
+use crate::machine::{ExitReason, GuestRegs, Registers};
+use crate::output::Note;
+use crate::record::{
+    MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Origin, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_REGS_INTR,
+    SAMPLE_REGS_USER, SAMPLE_STACK_USER, Sample,
+};
+use crate::tasks::Task;
+use crate::throttle::Verdict;
+use crate::vcpu::{Need, exit_matches};
+
+/// Fields of a sample that tell where the guest was.
+const PLACES: u64 =
+    SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+
+/// Where and when an overflow was, and who ran: the same for all that one exit finds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) vcpu: u32,
+    /// Guest nanoseconds.
+    pub(super) time: u64,
+    /// `None` where the hypervisor would not tell.
+    pub(super) regs: Option<GuestRegs>,
+    pub(super) task: Task,
+}
+
+/// A vCPU just out of the guest, its registers and the time read when first asked for.
+struct Exit<'a> {
+    vcpu: u32,
+    registers: &'a mut dyn Registers,
+    regs: Option<Option<GuestRegs>>,
+    time: Option<u64>,
+}
+
+impl<'a> Exit<'a> {
+    fn new(vcpu: u32, registers: &'a mut dyn Registers) -> Self {
+        Self {
+            vcpu,
+            registers,
+            regs: None,
+            time: None,
+        }
+    }
+
+    fn regs(&mut self) -> Option<GuestRegs> {
+        *self.regs.get_or_insert_with(|| self.registers.registers())
+    }
+
+    fn time(&mut self, clock: Clock, host: &Host<'_>) -> u64 {
+        let vcpu = self.vcpu;
+        *self
+            .time
+            .get_or_insert_with(|| clock.nanoseconds(host.guest_tsc(vcpu)))
+    }
+
+    fn moment(&mut self, state: &State, host: &Host<'_>) -> Moment {
+        Moment {
+            vcpu: self.vcpu,
+            time: self.time(state.clock, host),
+            regs: self.regs(),
+            task: state.output.running(self.vcpu),
+        }
+    }
+}
+
+impl State {
+    /// A mark was placed on `vcpu`.
+    pub(crate) fn mark(
+        &mut self,
+        host: &Host<'_>,
+        vcpu: u32,
+        value: u32,
+        regs: &mut dyn Registers,
+    ) {
+        let exit = &mut Exit::new(vcpu, regs);
+        self.happen(host, exit, |facts| {
+            facts.kind == KIND_MARK && facts.config == u64::from(value)
+        });
+    }
+
+    /// `vcpu` left the guest while events there look at exits.
+    pub(crate) fn leave(
+        &mut self,
+        host: &Host<'_>,
+        vcpu: u32,
+        reason: ExitReason,
+        regs: &mut dyn Registers,
+    ) {
+        let on = &host.vcpus[vcpu as usize];
+        let exit = &mut Exit::new(vcpu, regs);
+        if on.needs(Need::Throttled) {
+            let active: Vec<u64> = self.active[vcpu as usize].iter().copied().collect();
+            active.into_iter().for_each(|id| self.lift(host, id));
+        }
+        if on.needs(Need::Exits) {
+            self.happen(host, exit, |facts| {
+                facts.kind == KIND_EXITS && exit_matches(facts.config, reason)
+            });
+        }
+        if on.needs(Need::HostSamples) {
+            self.drain_all(host, reason, exit);
+        }
+    }
+
+    /// What events whose facts `matches` count happened: first all of them count it, so that each
+    /// finds the others' counts as they are after it; then those whose period is over sample.
+    fn happen(&mut self, host: &Host<'_>, exit: &mut Exit<'_>, matches: impl Fn(&Facts) -> bool) {
+        let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
+        let ids: Vec<u64> = self.active[exit.vcpu as usize].iter().copied().collect();
+        for id in ids {
+            let Some(facts) = self.events.get(&id).and_then(|event| {
+                let matched = event.is_kept() && matches(&event.facts);
+                matched.then_some(event.facts)
+            }) else {
+                continue;
+            };
+            if facts.excludes_any() {
+                match exit.regs() {
+                    Some(regs) if facts.excludes(regs.user) => continue,
+                    Some(_) => {}
+                    None => {
+                        blind.push(id);
+                        continue;
+                    }
+                }
+            }
+            let clock = self.clock;
+            if let Some(event) = self.events.get_mut(&id) {
+                let done = event.happen(|| exit.time(clock, host));
+                completed.extend(done.map(|done| (id, done)));
+                grown.extend(event.shown.then_some(id));
+            }
+        }
+        for id in grown {
+            self.show(host, id);
+        }
+        for (id, done) in completed {
+            let moment = exit.moment(self, host);
+            (0..done.overflows).all(|_| self.overflow(host, id, done.length, &moment));
+        }
+        for id in blind {
+            self.fail(host, id, io::Error::from_raw_os_error(libc::EIO));
+        }
+    }
+
+    /// Shows an event's figures as they are now: the vCPU stands still until they stand there.
+    fn show(&mut self, host: &Host<'_>, id: u64) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let updated = event.update(host);
+        self.output.show(id, &event.face(self.clock));
+        if let Err(error) = updated {
+            self.fail(host, id, error);
+        }
+    }
+
+    /// Takes the overflows of every active host counter on the vCPU.
+    fn drain_all(&mut self, host: &Host<'_>, reason: ExitReason, exit: &mut Exit<'_>) {
+        let vcpu = exit.vcpu;
+        let active = self.active[vcpu as usize].iter();
+        let sampling: Vec<u64> = active
+            .filter(|id| {
+                let event = self.events.get(id);
+                event.is_some_and(Event::is_sampled_by_host)
+            })
+            .copied()
+            .collect();
+        let regs = exit.regs();
+        // Where a command may come next, whose stop finds overflows after this.
+        self.exit_regs[vcpu as usize] = (host.vcpus[vcpu as usize].exits().total(), regs);
+        let mut overflows = 0;
+        for id in sampling {
+            overflows += self.drain(host, id, vcpu, regs);
+        }
+        if overflows > 0 && reason == ExitReason::Signal {
+            self.metrics.overflow_exits += 1;
+        }
+    }
+
+    /// Makes samples of the overflows of one host counter; how many there were.
+    pub(super) fn drain(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        vcpu: u32,
+        regs: Option<GuestRegs>,
+    ) -> u64 {
+        let Some(event) = self.events.get_mut(&id) else {
+            return 0;
+        };
+        let overflows = event.drain(vcpu);
+        if !overflows.samples.is_empty() {
+            let moment = Moment {
+                vcpu,
+                time: self.now(host, vcpu),
+                regs,
+                task: self.output.running(vcpu),
+            };
+            overflows
+                .samples
+                .iter()
+                .all(|sample| self.overflow(host, id, sample.period, &moment));
+        }
+        self.lose(id, overflows.lost);
+        overflows.samples.len() as u64
+    }
+
+    /// An event overflowed after `period`: every overflow comes here, whatever found it. At the
+    /// last that its limit allows the event is turned off; whether it goes on.
+    pub(super) fn overflow(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        period: u64,
+        moment: &Moment,
+    ) -> bool {
+        self.lift_at(host, id, moment.time);
+        let allowance = self.allowance;
+        let admitted = self.with_needs(host, id, |event| event.admit(allowance, moment.time));
+        let Some((verdict, silenced)) = admitted else {
+            return false;
+        };
+        if verdict == Verdict::Beyond {
+            self.output.tally.throttled += 1;
+            return true;
+        }
+        let origin = self.sample(host, id, period, moment);
+        if let (Verdict::Last, Some(origin)) = (verdict, origin) {
+            self.note(id, &origin, &Note::Throttle);
+        }
+        if let Err(error) = silenced {
+            self.fail(host, id, error);
+            return false;
+        }
+        !self.reaches_limit(host, id)
+    }
+
+    /// Makes the record of one overflow, or counts it as lost; whose it is.
+    fn sample(&mut self, host: &Host<'_>, id: u64, period: u64, moment: &Moment) -> Option<Origin> {
+        let snapshot = self.sampled_snapshot(host, id);
+        let event = self.events.get_mut(&id)?;
+        let facts = &event.facts;
+        let task = event.task.unwrap_or(moment.task);
+        let origin = Origin {
+            pid: task.pid,
+            tid: task.tid,
+            time: moment.time,
+            id: facts.owner,
+            stream_id: facts.id,
+            vcpu: moment.vcpu,
+        };
+        // A record without the IP that was asked for would be a lie, and one from the mode that
+        // is excluded a leak: the overflow came there, but the exit that found it came later.
+        let tells = moment.regs.is_some_and(|regs| !facts.excludes(regs.user));
+        if !tells && facts.layout.sample_type & PLACES != 0 {
+            self.lose(id, 1);
+            return Some(origin);
+        }
+        let sample = Sample {
+            misc: match moment.regs {
+                Some(GuestRegs { user: true, .. }) => MISC_USER,
+                Some(GuestRegs { user: false, .. }) => MISC_KERNEL,
+                None => MISC_UNKNOWN,
+            },
+            ip: moment.regs.map_or(0, |regs| regs.ip),
+            period,
+            read: snapshot.reading(),
+            ..Sample::default()
+        };
+        if !self.output.sample(facts, &origin, &sample) {
+            event.lost = event.lost.saturating_add(1);
+        }
+        Some(origin)
+    }
+
+    /// Counts overflows of an event that no record can be made of.
+    fn lose(&mut self, id: u64, overflows: u64) {
+        if let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) {
+            event.lost = event.lost.saturating_add(overflows);
+            self.output.lose(&event.facts, overflows);
+        }
+    }
+
+    /// Counts an overflow towards the limit of its event; whether that turned it off.
+    fn reaches_limit(&mut self, host: &Host<'_>, id: u64) -> bool {
+        let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
+            return false;
+        };
+        event.limit -= 1;
+        if event.limit > 0 {
+            return false;
+        }
+        event.enabled = false;
+        // An event that fails here says so by itself. What the host saw of it since is beyond
+        // the limit.
+        let _ = self.halt(host, id, Pending::Dropped);
+        self.stop_members(host, id);
+        self.output.notices.limit(id);
+        true
+    }
+
+    /// Lets an event sample again if it was throttled in a window that is over by now.
+    pub(crate) fn lift(&mut self, host: &Host<'_>, id: u64) {
+        let Some(event) = self.events.get(&id).filter(|event| event.is_throttled()) else {
+            return;
+        };
+        let time = self.now(host, event.placed_on().unwrap_or(0));
+        self.lift_at(host, id, time);
+    }
+
+    fn lift_at(&mut self, host: &Host<'_>, id: u64, time: u64) {
+        let allowance = self.allowance;
+        let throttled = self.events.get(&id).is_some_and(Event::is_throttled);
+        if !throttled {
+            return;
+        }
+        match self.with_needs(host, id, |event| event.lift(allowance, time)) {
+            Some(Ok(true)) => {
+                let origin = self.events.get(&id).map(|event| Origin {
+                    time,
+                    ..self.origin(host, event)
+                });
+                if let Some(origin) = origin {
+                    self.note(id, &origin, &Note::Unthrottle);
+                }
+            }
+            Some(Err(error)) => {
+                self.fail(host, id, error);
+            }
+            Some(Ok(false)) | None => {}
+        }
+    }
+
+    fn note(&mut self, id: u64, origin: &Origin, note: &Note<'_>) {
+        if let Some(event) = self.events.get(&id) {
+            self.output.note(&event.facts, origin, note);
+        }
+    }
+
+    /// Registers at the exit that is being handled, if they were read.
+    pub(super) fn regs_at_exit(&self, host: &Host<'_>, vcpu: u32) -> Option<GuestRegs> {
+        let (exit, regs) = self.exit_regs[vcpu as usize];
+        regs.filter(|_| exit == host.vcpus[vcpu as usize].exits().total())
+    }
+}
