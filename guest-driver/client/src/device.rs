@@ -63,7 +63,9 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EACCES | libc::EPERM) => {
             " (whole CPUs, other users' tasks and samples of the kernel need CAP_PERFMON)"
         }
-        Some(libc::EOPNOTSUPP) => " (the device cannot do this with this event)",
+        Some(libc::EOPNOTSUPP) => {
+            " (the device cannot do this with this event, or not by the engine asked for)"
+        }
         Some(libc::ENOSPC) => " (too many events are open in this machine: close some)",
         Some(libc::EMFILE | libc::ENFILE) => {
             " (each event on each CPU or thread is an open file: raise `ulimit -n`)"
@@ -98,6 +100,8 @@ pub struct Info {
     pub pmu_type: u32,
     /// Frequency of the guest's TSC.
     pub tsc_khz: u32,
+    /// Most samples that one event makes in a second.
+    pub max_sample_rate: u32,
 }
 
 impl Info {
@@ -163,6 +167,7 @@ impl Vpmu {
             time_shift: raw.time_shift,
             pmu_type: raw.pmu_type,
             tsc_khz: raw.tsc_khz,
+            max_sample_rate: raw.max_sample_rate,
         };
         let catalogue = read_catalogue(&file, raw.catalogue_len)?;
         Ok(Self {
@@ -198,7 +203,22 @@ impl Vpmu {
     /// # Errors
     /// [`Error::Device`] with the driver's error number as its source.
     pub fn open_event(&self, attr: &EventAttr) -> Result<Event, Error> {
-        let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), attr.pid, attr.cpu)
+        self.open_in(attr, None)
+    }
+
+    /// Opens an event in the group that `leader` leads: it counts only while its leader is
+    /// enabled, and one reading gives all their counts at one moment.
+    ///
+    /// # Errors
+    /// As [`Vpmu::open_event`]; `EINVAL` if the two do not measure the same task or CPU.
+    pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, Error> {
+        self.open_in(attr, Some(leader))
+    }
+
+    fn open_in(&self, attr: &EventAttr, leader: Option<&Event>) -> Result<Event, Error> {
+        let place = attr.place(leader.map(AsFd::as_fd));
+        let engine = attr.engine.number();
+        let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine)
             .map_err(DeviceError::OpenEvent)?;
         Ok(Event::new(fd, attr))
     }
@@ -257,6 +277,7 @@ mod tests {
             time_shift: 32,
             pmu_type: 9,
             tsc_khz: 2_000_000,
+            max_sample_rate: 100_000,
         };
         assert_eq!(info.time_of(2_000), 1_005);
         assert_eq!(info.time_of(u64::MAX), (u64::MAX >> 1) + 5);

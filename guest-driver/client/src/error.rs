@@ -1,6 +1,6 @@
 //! One type for callers that use several modules, and the one-line form of any error.
 
-use crate::{attr, catalogue, device, event, perf, ring, tasks};
+use crate::{attr, catalogue, device, event, overwrite, perf, ring, tasks};
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +25,9 @@ pub enum Error {
     /// From an event's ring.
     #[error(transparent)]
     Ring(#[from] ring::RingError),
+    /// From a ring in overwrite mode.
+    #[error(transparent)]
+    Overwrite(#[from] overwrite::OverwriteError),
     /// From the perf core door.
     #[error(transparent)]
     Perf(#[from] perf::PerfError),

@@ -5,9 +5,15 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::attr::{EventAttr, FORMAT_ID, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
+use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
+use crate::overwrite::{Overwrite, OverwriteError};
+use crate::reading::{self, Reading};
+use crate::record::{Layout, Words};
 use crate::ring::{Ring, RingError};
-use crate::sys::{self, Switch};
+use crate::sys::{self, Scope, Switch};
+
+/// Bytes of the largest group's reading that is asked for: 1 MiB, tens of thousands of events.
+const MOST_BYTES: usize = 1 << 20;
 
 /// What the driver refused.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +34,24 @@ pub enum EventError {
     /// The id cannot be asked for.
     #[error("asking for the event's id")]
     Id(#[source] io::Error),
+    /// No more overflows can be granted: the event does not sample, or is inherited.
+    #[error("granting the event more overflows")]
+    Refresh(#[source] io::Error),
+    /// The records cannot go there.
+    #[error("sending the event's records to another's ring{}", output_hint(.0))]
+    Output(#[source] io::Error),
+    /// The event has no ring to pause.
+    #[error("pausing the ring of the event")]
+    Pause(#[source] io::Error),
+    /// What these attributes change cannot change.
+    #[error("changing the event's attributes")]
+    Modify(#[source] io::Error),
+    /// The engine cannot be asked for.
+    #[error("asking which engine samples the event")]
+    Engine(#[source] io::Error),
+    /// An engine of which this library does not know.
+    #[error("the event is sampled by an engine of number {0}, which is unknown here")]
+    UnknownEngine(u32),
     /// Reading failed.
     #[error("reading the event")]
     Read(#[source] io::Error),
@@ -42,42 +66,24 @@ pub enum EventError {
         /// Bytes that the format says.
         expected: usize,
     },
+    /// The read format is of one event, or of a group.
+    #[error("the event's read format is {} group's: read it so", if *.group { "a" } else { "not a" })]
+    Format {
+        /// It is a group's.
+        group: bool,
+    },
     /// Waiting failed.
     #[error("waiting for the event")]
     Poll(#[source] io::Error),
 }
 
-/// A count, as it was at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Reading {
-    /// The count.
-    pub value: u64,
-    /// Nanoseconds enabled with its task (or CPU) running; zero unless the read format asks.
-    pub time_enabled: u64,
-    /// Nanoseconds of those in which it was counted; zero unless the read format asks.
-    pub time_running: u64,
-    /// The event's id; zero unless the read format asks.
-    pub id: u64,
-}
-
-impl Reading {
-    /// Takes the words of a read(2) apart; `None` if there are fewer than the format says.
-    fn from_words(read_format: u64, words: &[u64]) -> Option<Self> {
-        let mut words = words.iter().copied();
-        let value = words.next()?;
-        let mut field = |bit| {
-            if read_format & bit == 0 {
-                Some(0)
-            } else {
-                words.next()
-            }
-        };
-        Some(Self {
-            value,
-            time_enabled: field(FORMAT_TIME_ENABLED)?,
-            time_running: field(FORMAT_TIME_RUNNING)?,
-            id: field(FORMAT_ID)?,
-        })
+fn output_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) => {
+            " (the other must have a ring, measure the same task or CPU and write in the same direction, and this one must have none)"
+        }
+        Some(libc::EBADF) => " (the other is no event of the vPMU)",
+        _ => "",
     }
 }
 
@@ -103,16 +109,16 @@ impl Ready {
 #[derive(Debug)]
 pub struct Event {
     file: File,
-    read_format: u64,
-    sample_type: u64,
+    layout: Layout,
+    backward: bool,
 }
 
 impl Event {
     pub(crate) fn new(fd: OwnedFd, attr: &EventAttr) -> Self {
         Self {
             file: fd.into(),
-            read_format: attr.read_format,
-            sample_type: attr.sample_type,
+            layout: attr.into(),
+            backward: attr.backward,
         }
     }
 
@@ -121,7 +127,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Enable`].
     pub fn enable(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Enable).map_err(EventError::Enable)
+        sys::switch(self.as_fd(), Switch::Enable, Scope::Event).map_err(EventError::Enable)
     }
 
     /// Ceases to count; the count stays.
@@ -129,7 +135,7 @@ impl Event {
     /// # Errors
     /// [`EventError::Disable`].
     pub fn disable(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Disable).map_err(EventError::Disable)
+        sys::switch(self.as_fd(), Switch::Disable, Scope::Event).map_err(EventError::Disable)
     }
 
     /// The count becomes zero; the times stay.
@@ -137,10 +143,76 @@ impl Event {
     /// # Errors
     /// [`EventError::Reset`].
     pub fn reset(&self) -> Result<(), EventError> {
-        sys::switch(self.as_fd(), Switch::Reset).map_err(EventError::Reset)
+        sys::switch(self.as_fd(), Switch::Reset, Scope::Event).map_err(EventError::Reset)
     }
 
-    /// A new period, from this moment.
+    /// As [`Event::enable`], of every event in its group.
+    ///
+    /// # Errors
+    /// [`EventError::Enable`].
+    pub fn enable_group(&self) -> Result<(), EventError> {
+        sys::switch(self.as_fd(), Switch::Enable, Scope::Group).map_err(EventError::Enable)
+    }
+
+    /// As [`Event::disable`], of every event in its group.
+    ///
+    /// # Errors
+    /// [`EventError::Disable`].
+    pub fn disable_group(&self) -> Result<(), EventError> {
+        sys::switch(self.as_fd(), Switch::Disable, Scope::Group).map_err(EventError::Disable)
+    }
+
+    /// As [`Event::reset`], of every event in its group.
+    ///
+    /// # Errors
+    /// [`EventError::Reset`].
+    pub fn reset_group(&self) -> Result<(), EventError> {
+        sys::switch(self.as_fd(), Switch::Reset, Scope::Group).map_err(EventError::Reset)
+    }
+
+    /// Enables the event for `overflows` overflows more, after which it is disabled.
+    ///
+    /// # Errors
+    /// [`EventError::Refresh`], with `EINVAL` if the event does not sample or has children.
+    pub fn refresh(&self, overflows: u32) -> Result<(), EventError> {
+        sys::refresh(self.as_fd(), overflows).map_err(EventError::Refresh)
+    }
+
+    /// Has its records written to the ring of `target`, or to its own again.
+    ///
+    /// # Errors
+    /// [`EventError::Output`], with `EINVAL` if the two cannot share a ring.
+    pub fn set_output(&self, target: Option<&Event>) -> Result<(), EventError> {
+        sys::set_output(self.as_fd(), target.map(AsFd::as_fd)).map_err(EventError::Output)
+    }
+
+    /// Stops the writing of records to its ring, or has it go on. What overflows in between
+    /// is lost.
+    ///
+    /// # Errors
+    /// [`EventError::Pause`], with `EINVAL` if there is no ring.
+    pub fn pause_output(&self, paused: bool) -> Result<(), EventError> {
+        sys::pause_output(self.as_fd(), paused).map_err(EventError::Pause)
+    }
+
+    /// Gives the event the attributes of `attr`, as far as the kernel lets them change.
+    ///
+    /// # Errors
+    /// [`EventError::Modify`].
+    pub fn modify(&self, attr: &EventAttr) -> Result<(), EventError> {
+        sys::modify(self.as_fd(), &mut attr.to_raw()).map_err(EventError::Modify)
+    }
+
+    /// Which engine samples it: [`Engine::Any`] if it only counts.
+    ///
+    /// # Errors
+    /// [`EventError::Engine`], for an event of perf's own door too.
+    pub fn engine(&self) -> Result<Engine, EventError> {
+        let number = sys::engine(self.as_fd()).map_err(EventError::Engine)?;
+        Engine::of(number).ok_or(EventError::UnknownEngine(number))
+    }
+
+    /// A new period, or frequency of an event that has one, from this moment.
     ///
     /// # Errors
     /// [`EventError::Period`], with `EINVAL` if it is zero or the event does not sample.
@@ -159,22 +231,66 @@ impl Event {
     /// The count and the times, inherited events' included.
     ///
     /// # Errors
-    /// [`EventError::Read`]; [`EventError::Dead`] for an event in error.
+    /// [`EventError::Read`]; [`EventError::Dead`] for an event in error;
+    /// [`EventError::Format`] for one whose format is a group's.
     pub fn read(&self) -> Result<Reading, EventError> {
-        let mut bytes = [0; 32];
+        if self.reads_group() {
+            return Err(EventError::Format { group: true });
+        }
+        let expected = reading::single_size(self.layout.read_format);
+        // With room for all fields: an answer that is too long shall be seen, too.
+        let (readings, got) = self.read_words(5 * 8)?;
+        let reading = readings.and_then(|mut readings| readings.pop());
+        reading.ok_or(EventError::ShortRead { got, expected })
+    }
+
+    /// The counts of its whole group at one moment, the leader's first.
+    ///
+    /// # Errors
+    /// As [`Event::read`]; [`EventError::Format`] without
+    /// [`FORMAT_GROUP`](crate::attr::FORMAT_GROUP).
+    pub fn read_group(&self) -> Result<Vec<Reading>, EventError> {
+        if !self.reads_group() {
+            return Err(EventError::Format { group: false });
+        }
+        let mut room = 4096;
+        loop {
+            match self.read_words(room) {
+                Err(EventError::Read(error))
+                    if error.raw_os_error() == Some(libc::ENOSPC) && room < MOST_BYTES =>
+                {
+                    room *= 4;
+                }
+                Err(error) => return Err(error),
+                Ok((Some(readings), _)) => return Ok(readings),
+                Ok((None, got)) => {
+                    return Err(EventError::ShortRead {
+                        got,
+                        expected: got + 8,
+                    });
+                }
+            }
+        }
+    }
+
+    fn reads_group(&self) -> bool {
+        self.layout.read_format & FORMAT_GROUP != 0
+    }
+
+    /// Reads `room` bytes at most; `None` if what came is not what the format says, and how
+    /// many bytes that was.
+    fn read_words(&self, room: usize) -> Result<(Option<Vec<Reading>>, usize), EventError> {
+        let mut bytes = vec![0; room];
         let got = (&self.file).read(&mut bytes).map_err(EventError::Read)?;
         if got == 0 {
             return Err(EventError::Dead);
         }
-        let mut words = [0; 4];
-        for (word, bytes) in words.iter_mut().zip(bytes[..got].chunks_exact(8)) {
-            *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
-        }
-        Reading::from_words(self.read_format, &words[..got / 8]).ok_or_else(|| {
-            let fields = FORMAT_TIME_ENABLED | FORMAT_TIME_RUNNING | FORMAT_ID;
-            let expected = 8 + 8 * (self.read_format & fields).count_ones() as usize;
-            EventError::ShortRead { got, expected }
-        })
+        let words: Vec<u64> = bytes[..got]
+            .chunks_exact(8)
+            .map(|word| word.try_into().map_or(0, u64::from_ne_bytes))
+            .collect();
+        let readings = reading::parse(self.layout.read_format, &mut Words::new(&words));
+        Ok((readings, got))
     }
 
     /// Maps the metadata page and 2^`pages_log2` data pages, to be read and given back.
@@ -186,7 +302,7 @@ impl Event {
         let pages = 1usize
             .checked_shl(pages_log2)
             .ok_or(RingError::TooLarge(pages_log2))?;
-        Ring::new(self.as_fd(), pages, self.sample_type)
+        Ring::new(self.as_fd(), pages, self.layout)
     }
 
     /// Maps `data_pages` data pages after the metadata page: none for an event whose count
@@ -195,7 +311,22 @@ impl Event {
     /// # Errors
     /// As [`Event::map`].
     pub fn map_pages(&self, data_pages: usize) -> Result<Ring, RingError> {
-        Ring::new(self.as_fd(), data_pages, self.sample_type)
+        Ring::new(self.as_fd(), data_pages, self.layout)
+    }
+
+    /// Maps the metadata page and 2^`pages_log2` data pages of an event opened with
+    /// [`EventAttr::backward`], to be overwritten for ever and read when something happened.
+    ///
+    /// # Errors
+    /// As [`Event::map`]; [`OverwriteError::Forward`].
+    pub fn map_overwrite(&self, pages_log2: u32) -> Result<Overwrite<'_>, OverwriteError> {
+        if !self.backward {
+            return Err(OverwriteError::Forward);
+        }
+        let pages = 1usize
+            .checked_shl(pages_log2)
+            .ok_or(RingError::TooLarge(pages_log2))?;
+        Ok(Overwrite::new(self, pages, self.layout)?)
     }
 
     /// Waits until the ring has crossed its wakeup mark; `None` waits without end. A signal
@@ -229,17 +360,21 @@ pub fn poll(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Vec<Rea
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attr::FORMAT_ALL;
+    use crate::attr::{FORMAT_ALL, FORMAT_ID};
     use std::io::{Seek, Write};
 
     fn event(content: &[u8], read_format: u64) -> Event {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(content).unwrap();
         file.rewind().unwrap();
+        let layout = Layout {
+            read_format,
+            ..Layout::default()
+        };
         Event {
             file,
-            read_format,
-            sample_type: 0,
+            layout,
+            backward: false,
         }
     }
 
@@ -254,6 +389,7 @@ mod tests {
             time_enabled: 100,
             time_running: 50,
             id: 3,
+            lost: 0,
         };
         assert_eq!(event(&words, FORMAT_ALL).read().unwrap(), all);
         assert_eq!(
@@ -272,6 +408,41 @@ mod tests {
                 ..Reading::default()
             }
         );
+    }
+
+    #[test]
+    fn a_groups_reading_has_every_member_and_its_own_call() {
+        let words: Vec<u8> = [2u64, 100, 50, 7, 3, 8, 4]
+            .iter()
+            .flat_map(|w| w.to_ne_bytes())
+            .collect();
+        let group = event(&words, FORMAT_ALL | FORMAT_GROUP);
+        assert!(matches!(
+            group.read(),
+            Err(EventError::Format { group: true })
+        ));
+        let readings = group.read_group().unwrap();
+        let seen: Vec<_> = readings.iter().map(|r| (r.value, r.id)).collect();
+        assert_eq!(seen, [(7, 3), (8, 4)]);
+        assert_eq!(
+            (readings[1].time_enabled, readings[1].time_running),
+            (100, 50)
+        );
+        assert!(matches!(
+            event(&words, FORMAT_ALL).read_group(),
+            Err(EventError::Format { group: false })
+        ));
+        let short = event(&words[..40], FORMAT_ALL | FORMAT_GROUP).read_group();
+        assert!(matches!(short, Err(EventError::ShortRead { got: 40, .. })));
+    }
+
+    #[test]
+    fn only_what_is_written_backwards_is_read_while_it_overwrites() {
+        let forward = event(&[], 0);
+        assert!(matches!(
+            forward.map_overwrite(0),
+            Err(OverwriteError::Forward)
+        ));
     }
 
     #[test]

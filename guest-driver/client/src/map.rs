@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// A shared, writable mapping, unmapped when dropped.
+/// A shared mapping, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<AtomicU64>,
     words: usize,
+    writable: bool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is only reached through
@@ -23,7 +24,20 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Maps `bytes` (a multiple of the page size, not zero) of `fd` from its offset 0.
     pub(crate) fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        Self::map(fd, bytes, true)
+    }
+
+    /// As [`Mapping::new`], not to be written by this process.
+    pub(crate) fn new_read_only(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::map(fd, bytes, false)
+    }
+
+    fn map(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> io::Result<Self> {
+        let protection = if writable {
+            libc::PROT_READ | libc::PROT_WRITE
+        } else {
+            libc::PROT_READ
+        };
         // SAFETY: the kernel chooses an address range free of other mappings; the result is
         // checked before use.
         let base = unsafe {
@@ -44,6 +58,7 @@ impl Mapping {
         Ok(Self {
             base,
             words: bytes / WORD,
+            writable,
         })
     }
 
@@ -66,8 +81,9 @@ impl Mapping {
         self.word(offset / WORD).load(order)
     }
 
-    /// See [`Mapping::load`].
+    /// See [`Mapping::load`]; the mapping is writable.
     pub(crate) fn store(&self, offset: usize, value: u64, order: Ordering) {
+        assert!(self.writable, "a store to a read-only mapping");
         self.word(offset / WORD).store(value, order);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use crate::attr::EventAttr;
@@ -176,10 +177,22 @@ impl PerfPmu {
     /// # Errors
     /// [`PerfError::Open`] with the kernel's error number as its source.
     pub fn open_event(&self, attr: &EventAttr) -> Result<Event, PerfError> {
-        let fd = sys::perf_event_open(&mut attr.to_raw(), attr.pid, attr.cpu)
-            .map_err(PerfError::Open)?;
-        Ok(Event::new(fd, attr))
+        open(attr, None)
     }
+
+    /// Opens an event in the group that `leader`, of this door too, leads.
+    ///
+    /// # Errors
+    /// As [`PerfPmu::open_event`].
+    pub fn open_member(&self, attr: &EventAttr, leader: &Event) -> Result<Event, PerfError> {
+        open(attr, Some(leader))
+    }
+}
+
+fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
+    let place = attr.place(leader.map(AsFd::as_fd));
+    let fd = sys::perf_event_open(&mut attr.to_raw(), place).map_err(PerfError::Open)?;
+    Ok(Event::new(fd, attr))
 }
 
 fn read(path: &Path) -> Result<String, PerfError> {

@@ -3,36 +3,29 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::map::Mapping;
-use crate::record::{Header, Record, RecordError};
+use crate::metadata;
+pub use crate::metadata::Metadata;
+use crate::reading::Reading;
+use crate::record::{Header, Layout, Record, RecordError};
 
 /// What a page is in the device's interface, and in every guest that can have one.
 pub const PAGE_SIZE: usize = 4096;
 
-const WORD: usize = 8;
+pub(crate) const WORD: usize = 8;
 
 // Byte offsets in perf's metadata page.
-const LOCK_INDEX: usize = 8;
-const OFFSET: usize = 16;
-const TIME_ENABLED: usize = 24;
-const TIME_RUNNING: usize = 32;
-const CAPABILITIES: usize = 40;
-const TIME_CONVERSION: usize = 48;
-const TIME_ZERO: usize = 64;
-const DATA_HEAD: usize = 1024;
+pub(crate) const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
-
-/// Times that a reader of the metadata page lets the writer go first.
-const SEQUENCE_TRIES: u32 = 1000;
 
 /// What is wrong with a ring.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
     /// The kernel refused the mapping.
-    #[error("mapping {pages} data pages of the event")]
+    #[error("mapping {pages} data pages of the event{}", hint(source))]
     Map {
         /// Data pages asked for.
         pages: usize,
@@ -77,34 +70,33 @@ pub enum RingError {
     /// The metadata never stood still.
     #[error("the ring's metadata page is always being written")]
     Busy,
+    /// A hardware counter holds a part of the count.
+    #[error("a register holds a part of this count: read the event instead")]
+    Register,
 }
 
-/// What the metadata page tells, of one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Metadata {
-    /// The hardware counter's index, zero if there is none to read.
-    pub index: u32,
-    /// The count, if there is no hardware counter to add.
-    pub offset: u64,
-    /// Nanoseconds enabled.
-    pub time_enabled: u64,
-    /// Nanoseconds counted.
-    pub time_running: u64,
-    /// perf's `cap_*` bits.
-    pub capabilities: u64,
-    /// Shift of the conversion from TSC to time.
-    pub time_shift: u16,
-    /// Multiplier of it.
-    pub time_mult: u32,
-    /// Zero of it.
-    pub time_zero: u64,
+/// What to do about a refusal, where the error number alone would leave a person guessing.
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            " (this user may not lock so much memory: take fewer pages, raise `ulimit -l` or, as root, the driver's parameter mlock_kb)"
+        }
+        Some(libc::EINVAL) => {
+            " (the pages are not a power of two, or it is mapped in another size already)"
+        }
+        Some(libc::ENOMEM) => " (there is not so much memory: take fewer pages)",
+        Some(libc::ENOSPC | libc::E2BIG) => {
+            " (the host allows no more ring pages to this machine: take fewer)"
+        }
+        _ => "",
+    }
 }
 
 /// A mapped ring and this reader's place in it.
 #[derive(Debug)]
 pub struct Ring {
     mapping: Mapping,
-    sample_type: u64,
+    layout: Layout,
     /// Bytes consumed; the shared tail is a copy that is never read back.
     tail: u64,
 }
@@ -115,22 +107,13 @@ impl Ring {
     pub(crate) fn new(
         event: BorrowedFd<'_>,
         data_pages: usize,
-        sample_type: u64,
+        layout: Layout,
     ) -> Result<Self, RingError> {
-        let bytes = data_pages
-            .checked_add(1)
-            .and_then(|pages| pages.checked_mul(PAGE_SIZE));
-        let mapping = bytes
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
-            .and_then(|bytes| Mapping::new(event, bytes))
-            .map_err(|source| RingError::Map {
-                pages: data_pages,
-                source,
-            })?;
+        let mapping = map(event, data_pages, Mapping::new)?;
         let tail = mapping.load(DATA_TAIL, Ordering::Relaxed);
         Ok(Self {
             mapping,
-            sample_type,
+            layout,
             tail,
         })
     }
@@ -183,7 +166,7 @@ impl Ring {
         let body: Vec<u64> = (1..u64::from(header.size) / WORD as u64)
             .map(|index| self.word(tail.wrapping_add(index * WORD as u64)))
             .collect();
-        let record = Record::parse(header, &body, self.sample_type);
+        let record = Record::parse(header, &body, &self.layout);
         self.consume(tail.wrapping_add(length));
         record
             .map(Some)
@@ -218,44 +201,24 @@ impl Ring {
     /// # Errors
     /// [`RingError::Busy`] if it is never left in peace.
     pub fn metadata(&self) -> Result<Metadata, RingError> {
-        for _ in 0..SEQUENCE_TRIES {
-            let before = self.mapping.load(LOCK_INDEX, Ordering::Acquire);
-            let metadata = self.metadata_unlocked(before);
-            fence(Ordering::Acquire);
-            let after = self.mapping.load(LOCK_INDEX, Ordering::Relaxed);
-            if before == after && before & 1 == 0 {
-                return Ok(metadata);
-            }
-            std::hint::spin_loop();
-        }
-        Err(RingError::Busy)
+        let (metadata, _) = metadata::read(&self.mapping).ok_or(RingError::Busy)?;
+        Ok(metadata)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "takes words' halves apart")]
-    fn metadata_unlocked(&self, lock_index: u64) -> Metadata {
-        let load = |offset| self.mapping.load(offset, Ordering::Relaxed);
-        let conversion = load(TIME_CONVERSION);
-        Metadata {
-            index: (lock_index >> 32) as u32,
-            offset: load(OFFSET),
-            time_enabled: load(TIME_ENABLED),
-            time_running: load(TIME_RUNNING),
-            capabilities: load(CAPABILITIES),
-            time_shift: (conversion >> 16) as u16,
-            time_mult: (conversion >> 32) as u32,
-            time_zero: load(TIME_ZERO),
-        }
+    /// The count and the times as the metadata page tells them: with no system call and no
+    /// VM exit. Of events that the device itself counts (marks, exits that reach the VMM)
+    /// they are those of this moment, of others those of the event's last command. The id and
+    /// the loss are not in the page.
+    ///
+    /// # Errors
+    /// [`RingError::Busy`]; [`RingError::Register`] of another PMU's event.
+    pub fn reading(&self) -> Result<Reading, RingError> {
+        let (metadata, tsc) = metadata::read(&self.mapping).ok_or(RingError::Busy)?;
+        metadata.reading(tsc).ok_or(RingError::Register)
     }
 
-    /// The word of data at `position`, which counts on round and round the ring; the caller
-    /// knows that there is data.
     fn word(&self, position: u64) -> u64 {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "less than the mapping's length"
-        )]
-        let offset = (position % self.size()) as usize;
-        self.mapping.load(PAGE_SIZE + offset, Ordering::Relaxed)
+        data_word(&self.mapping, self.size(), position)
     }
 
     fn consume(&mut self, tail: u64) {
@@ -263,6 +226,35 @@ impl Ring {
         // Release: the host may write there only after all loads of the record are done.
         self.mapping.store(DATA_TAIL, tail, Ordering::Release);
     }
+}
+
+/// Maps the metadata page and `data_pages` by `mapper`.
+pub(crate) fn map<'fd>(
+    event: BorrowedFd<'fd>,
+    data_pages: usize,
+    mapper: fn(BorrowedFd<'fd>, usize) -> io::Result<Mapping>,
+) -> Result<Mapping, RingError> {
+    let bytes = data_pages
+        .checked_add(1)
+        .and_then(|pages| pages.checked_mul(PAGE_SIZE));
+    bytes
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+        .and_then(|bytes| mapper(event, bytes))
+        .map_err(|source| RingError::Map {
+            pages: data_pages,
+            source,
+        })
+}
+
+/// The word of data at `position`, which counts on round and round the `size` bytes of the
+/// ring; the caller knows that there is data.
+pub(crate) fn data_word(mapping: &Mapping, size: u64, position: u64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "less than the mapping's length"
+    )]
+    let offset = (position % size) as usize;
+    mapping.load(PAGE_SIZE + offset, Ordering::Relaxed)
 }
 
 /// See [`Ring::records`].

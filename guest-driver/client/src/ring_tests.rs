@@ -6,7 +6,19 @@ use std::os::unix::fs::FileExt;
 
 use super::*;
 use crate::attr::{SAMPLE_ID, SAMPLE_IP};
+use crate::metadata::{
+    CAPABILITIES, LOCK_INDEX, OFFSET, TIME_CONVERSION, TIME_ENABLED, TIME_OFFSET, TIME_RUNNING,
+    TIME_ZERO,
+};
 use crate::record::Sample;
+
+const LAYOUT: Layout = Layout {
+    sample_type: SAMPLE_IP | SAMPLE_ID,
+    read_format: 0,
+    sample_id_all: false,
+    regs_user: 0,
+    regs_intr: 0,
+};
 
 struct Writer {
     file: File,
@@ -19,7 +31,7 @@ impl Writer {
         let file = tempfile::tempfile().unwrap();
         let size = (data_pages * PAGE_SIZE) as u64;
         file.set_len(PAGE_SIZE as u64 + size).unwrap();
-        let ring = Ring::new(file.as_fd(), data_pages, SAMPLE_IP | SAMPLE_ID).unwrap();
+        let ring = Ring::new(file.as_fd(), data_pages, LAYOUT).unwrap();
         (
             Self {
                 file,
@@ -106,7 +118,7 @@ fn head_and_tail_wrap_at_the_end_of_numbers() {
     let start = u64::MAX - 15;
     writer.head = start;
     writer.put(DATA_TAIL, start);
-    let mut ring = Ring::new(writer.file.as_fd(), 1, SAMPLE_IP | SAMPLE_ID).unwrap();
+    let mut ring = Ring::new(writer.file.as_fd(), 1, LAYOUT).unwrap();
     writer.sample(5);
     assert!(writer.head < start);
     assert_eq!(ring.next_record().unwrap(), Some(sample(5)));
@@ -200,25 +212,35 @@ fn metadata_is_read_between_writes_only() {
     writer.put(TIME_ENABLED, 200);
     writer.put(TIME_RUNNING, 150);
     writer.put(TIME_CONVERSION, 7 << 32 | 5 << 16 | 48);
+    writer.put(CAPABILITIES, 8);
+    writer.put(TIME_OFFSET, 11);
     writer.put(TIME_ZERO, 9);
     let expected = Metadata {
         index: 3,
         offset: 100,
         time_enabled: 200,
         time_running: 150,
-        capabilities: 0,
+        capabilities: 8,
+        pmc_width: 48,
         time_shift: 5,
         time_mult: 7,
+        time_offset: 11,
         time_zero: 9,
     };
     assert_eq!(ring.metadata().unwrap(), expected);
+    assert!(matches!(ring.reading(), Err(RingError::Register)));
     writer.put(LOCK_INDEX, 5);
     assert!(matches!(ring.metadata(), Err(RingError::Busy)));
+    assert!(matches!(ring.reading(), Err(RingError::Busy)));
+    writer.put(LOCK_INDEX, 6);
+    writer.put(CAPABILITIES, 0);
+    let reading = ring.reading().unwrap();
+    assert_eq!((reading.value, reading.time_enabled), (100, 200));
 }
 
 #[test]
 fn a_mapping_that_cannot_be_is_an_error() {
     let file = tempfile::tempfile().unwrap();
-    let error = Ring::new(file.as_fd(), usize::MAX, 0).unwrap_err();
+    let error = Ring::new(file.as_fd(), usize::MAX, LAYOUT).unwrap_err();
     assert!(matches!(error, RingError::Map { .. }), "{error}");
 }

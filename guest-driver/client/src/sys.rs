@@ -78,13 +78,21 @@ const IOC_INFO: u32 = ioc(IOC_READ, 0, size_of::<RawInfo>());
 const IOC_OPEN: u32 = ioc(IOC_WRITE, 1, size_of::<RawOpen>());
 const IOC_CATALOGUE: u32 = ioc(IOC_WRITE, 2, size_of::<RawCatalogue>());
 const IOC_MARK: u32 = ioc(0, 3, 0);
+const IOC_ENGINE: u32 = ioc(IOC_READ, 4, size_of::<u32>());
 
-/// perf's ioctls that take no argument.
+/// perf's ioctls of one event or its group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Switch {
     Enable,
     Disable,
     Reset,
+}
+
+/// Whom they concern.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Scope {
+    Event,
+    Group,
 }
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -133,18 +141,32 @@ pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// What is opened beside the attributes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) pid: i32,
+    pub(crate) cpu: i32,
+    pub(crate) leader: Option<BorrowedFd<'a>>,
+}
+
+impl Place<'_> {
+    fn group_fd(&self) -> RawFd {
+        self.leader.map_or(-1, |leader| leader.as_raw_fd())
+    }
+}
+
 pub(crate) fn open(
     device: BorrowedFd<'_>,
     attr: &mut perf_event_attr,
-    pid: i32,
-    cpu: i32,
+    place: Place<'_>,
+    engine: u32,
 ) -> io::Result<OwnedFd> {
     let request = RawOpen {
         attr: std::ptr::from_mut(attr).expose_provenance() as u64,
-        pid,
-        cpu,
-        group_fd: -1,
-        engine: 0,
+        pid: place.pid,
+        cpu: place.cpu,
+        group_fd: place.group_fd(),
+        engine,
         flags: bindings::PERF_FLAG_FD_CLOEXEC.into(),
     };
     // SAFETY: the driver reads `request` and the attr it points to, and may write the attr's
@@ -154,27 +176,65 @@ pub(crate) fn open(
     Ok(owned(fd))
 }
 
-pub(crate) fn perf_event_open(
-    attr: &mut perf_event_attr,
-    pid: i32,
-    cpu: i32,
-) -> io::Result<OwnedFd> {
+pub(crate) fn perf_event_open(attr: &mut perf_event_attr, place: Place<'_>) -> io::Result<OwnedFd> {
     let flags = bindings::PERF_FLAG_FD_CLOEXEC.into();
+    let (pid, cpu, group) = (place.pid, place.cpu, place.group_fd());
     // SAFETY: the kernel reads the attr and may write its size; it is borrowed mutably. What
     // an event measures touches no memory of this process.
-    let fd = checked(unsafe { perf_event_open_sys::perf_event_open(attr, pid, cpu, -1, flags) })?;
+    let fd =
+        checked(unsafe { perf_event_open_sys::perf_event_open(attr, pid, cpu, group, flags) })?;
     Ok(owned(fd))
 }
 
-pub(crate) fn switch(event: BorrowedFd<'_>, switch: Switch) -> io::Result<()> {
+/// A request of perf's that takes a number by value.
+fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
+    // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), value) })?;
+    Ok(())
+}
+
+pub(crate) fn switch(event: BorrowedFd<'_>, switch: Switch, scope: Scope) -> io::Result<()> {
     let request = match switch {
         Switch::Enable => bindings::ENABLE,
         Switch::Disable => bindings::DISABLE,
         Switch::Reset => bindings::RESET,
     };
-    // SAFETY: these requests take a number by value and touch no memory of ours.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), 0) })?;
+    let flags = match scope {
+        Scope::Event => 0,
+        Scope::Group => bindings::PERF_IOC_FLAG_GROUP,
+    };
+    by_value(event, request, flags.into())
+}
+
+pub(crate) fn refresh(event: BorrowedFd<'_>, overflows: u32) -> io::Result<()> {
+    by_value(event, bindings::REFRESH, overflows.into())
+}
+
+pub(crate) fn set_output(event: BorrowedFd<'_>, target: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let target = target.map_or(-1, |target| target.as_raw_fd());
+    by_value(
+        event,
+        bindings::SET_OUTPUT,
+        i64::from(target).cast_unsigned(),
+    )
+}
+
+pub(crate) fn pause_output(event: BorrowedFd<'_>, paused: bool) -> io::Result<()> {
+    by_value(event, bindings::PAUSE_OUTPUT, paused.into())
+}
+
+pub(crate) fn modify(event: BorrowedFd<'_>, attr: &mut perf_event_attr) -> io::Result<()> {
+    let request = bindings::MODIFY_ATTRIBUTES.into();
+    // SAFETY: the request reads the attr and may write its size; it is borrowed mutably.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), request, &raw mut *attr) })?;
     Ok(())
+}
+
+pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut engine = 0u32;
+    // SAFETY: the request writes one u32, which `engine` has room for.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), IOC_ENGINE.into(), &raw mut engine) })?;
+    Ok(engine)
 }
 
 pub(crate) fn set_period(event: BorrowedFd<'_>, period: u64) -> io::Result<()> {
@@ -268,5 +328,6 @@ mod tests {
         assert_eq!(IOC_OPEN, 0x4020_b601);
         assert_eq!(IOC_CATALOGUE, 0x4010_b602);
         assert_eq!(IOC_MARK, 0xb603);
+        assert_eq!(IOC_ENGINE, 0x8004_b604);
     }
 }

@@ -14,9 +14,9 @@ use perf_event_open_sys::bindings::{
 use crate::attr::{EventAttr, SAMPLE_TID, SAMPLE_TIME};
 use crate::device::Info;
 use crate::event::Event;
-use crate::record::Record;
+use crate::record::{Record, halves};
 use crate::ring::{Ring, RingError};
-use crate::sys;
+use crate::sys::{self, Place};
 
 const TYPE_MAP: u32 = bindings::PERF_RECORD_MMAP;
 const TYPE_NAME: u32 = bindings::PERF_RECORD_COMM;
@@ -88,7 +88,12 @@ impl Tasks {
     /// # Errors
     /// [`TasksError::Open`] with the kernel's error number as its source.
     pub fn follow(pid: i32, cpu: i32) -> Result<Self, TasksError> {
-        let fd = sys::perf_event_open(&mut dummy(), pid, cpu).map_err(TasksError::Open)?;
+        let place = Place {
+            pid,
+            cpu,
+            leader: None,
+        };
+        let fd = sys::perf_event_open(&mut dummy(), place).map_err(TasksError::Open)?;
         let event = Event::new(fd, &EventAttr::new(PERF_TYPE_SOFTWARE, 0));
         Ok(Self {
             ring: event.map(PAGES_LOG2)?,
@@ -111,7 +116,8 @@ impl Tasks {
                     misc,
                     body,
                 } => notices.extend(notice(record_type, misc, &body)),
-                Record::Sample(_) => {}
+                // A dummy overflows never.
+                _ => {}
             }
         }
         Ok(notices)
@@ -166,14 +172,6 @@ fn notice(record_type: u32, misc: u16, body: &[u64]) -> Option<Notice> {
         _ => return None,
     };
     Some(Notice { pid, time, action })
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "takes the word's halves apart"
-)]
-fn halves(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
 }
 
 /// Up to the first zero.

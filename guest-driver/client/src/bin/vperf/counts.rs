@@ -167,7 +167,7 @@ mod tests {
                 value,
                 time_enabled,
                 time_running,
-                id: 0,
+                ..Reading::default()
             },
             None,
         )
@@ -233,7 +233,7 @@ mod tests {
             value: u64::MAX,
             time_enabled: 4,
             time_running: 1,
-            id: 0,
+            ..Reading::default()
         };
         assert_eq!(scaled(&reading), Some(u64::MAX));
     }

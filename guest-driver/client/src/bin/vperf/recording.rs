@@ -179,7 +179,7 @@ impl<'a> Recording<'a> {
     }
 
     fn record(&mut self, event: usize, record: &Record) -> Result<(), RecordingError> {
-        match *record {
+        match record {
             Record::Sample(sample) => {
                 self.processes.saw(sample.pid, sample.time);
                 if !sample.user {
@@ -198,6 +198,7 @@ impl<'a> Recording<'a> {
                 )))
             }
             Record::Lost { lost, .. } => {
+                let lost = *lost;
                 self.end.lost = self.end.lost.saturating_add(lost);
                 self.line(&Line::Lost(Lost { event, lost }))
             }

@@ -1,0 +1,173 @@
+//! The metadata page: an event's count and times, readable at any moment with no system call.
+//! Knows the kernel's recipe for it and nothing of records.
+
+use std::sync::atomic::{Ordering, fence};
+
+use crate::map::Mapping;
+use crate::reading::Reading;
+use crate::sys;
+
+// Byte offsets in perf's metadata page.
+pub(crate) const LOCK_INDEX: usize = 8;
+pub(crate) const OFFSET: usize = 16;
+pub(crate) const TIME_ENABLED: usize = 24;
+pub(crate) const TIME_RUNNING: usize = 32;
+pub(crate) const CAPABILITIES: usize = 40;
+pub(crate) const TIME_CONVERSION: usize = 48;
+pub(crate) const TIME_OFFSET: usize = 56;
+pub(crate) const TIME_ZERO: usize = 64;
+
+/// perf's `cap_user_time`: the times go on, by the TSC.
+const CAP_USER_TIME: u64 = 1 << 3;
+
+/// Times that a reader lets the writer go first.
+const SEQUENCE_TRIES: u32 = 1000;
+
+/// What the metadata page tells, of one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// The hardware counter's index, zero if there is none to read.
+    pub index: u32,
+    /// The count, if there is no hardware counter to add.
+    pub offset: u64,
+    /// Nanoseconds enabled.
+    pub time_enabled: u64,
+    /// Nanoseconds counted.
+    pub time_running: u64,
+    /// perf's `cap_*` bits.
+    pub capabilities: u64,
+    /// Width of the hardware counter.
+    pub pmc_width: u16,
+    /// Shift of the conversion from TSC to time.
+    pub time_shift: u16,
+    /// Multiplier of it.
+    pub time_mult: u32,
+    /// Added to a converted TSC: how much later than the times above that is.
+    pub time_offset: u64,
+    /// Zero of the conversion, for times in records.
+    pub time_zero: u64,
+}
+
+impl Metadata {
+    /// What a reading would have said when the TSC was `tsc`; `None` if a hardware counter
+    /// has to be added, which this library does not read.
+    pub(crate) fn reading(&self, tsc: u64) -> Option<Reading> {
+        if self.index != 0 {
+            return None;
+        }
+        let since = if self.capabilities & CAP_USER_TIME == 0 {
+            0
+        } else {
+            self.time_offset.wrapping_add(self.scaled(tsc))
+        };
+        // What was counted all the time so far still is: nothing takes such a count away.
+        let running = if self.time_running == self.time_enabled {
+            since
+        } else {
+            0
+        };
+        Some(Reading {
+            value: self.offset,
+            time_enabled: self.time_enabled.wrapping_add(since),
+            time_running: self.time_running.wrapping_add(running),
+            ..Reading::default()
+        })
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the clock is modulo 2^64")]
+    fn scaled(&self, tsc: u64) -> u64 {
+        let product = u128::from(tsc) * u128::from(self.time_mult);
+        product.checked_shr(self.time_shift.into()).unwrap_or(0) as u64
+    }
+}
+
+/// The page and the TSC at one moment between two writes; `None` if it is always being written.
+pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
+    for _ in 0..SEQUENCE_TRIES {
+        let before = page.load(LOCK_INDEX, Ordering::Acquire);
+        let metadata = unlocked(page, before);
+        let tsc = sys::tsc();
+        fence(Ordering::Acquire);
+        let after = page.load(LOCK_INDEX, Ordering::Relaxed);
+        if before == after && before & 1 == 0 {
+            return Some((metadata, tsc));
+        }
+        std::hint::spin_loop();
+    }
+    None
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "takes words' parts apart")]
+fn unlocked(page: &Mapping, lock_index: u64) -> Metadata {
+    let load = |offset| page.load(offset, Ordering::Relaxed);
+    let conversion = load(TIME_CONVERSION);
+    Metadata {
+        index: (lock_index >> 32) as u32,
+        offset: load(OFFSET),
+        time_enabled: load(TIME_ENABLED),
+        time_running: load(TIME_RUNNING),
+        capabilities: load(CAPABILITIES),
+        pmc_width: conversion as u16,
+        time_shift: (conversion >> 16) as u16,
+        time_mult: (conversion >> 32) as u32,
+        time_offset: load(TIME_OFFSET),
+        time_zero: load(TIME_ZERO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROWING: Metadata = Metadata {
+        index: 0,
+        offset: 7,
+        time_enabled: 100,
+        time_running: 100,
+        capabilities: CAP_USER_TIME,
+        pmc_width: 64,
+        time_shift: 1,
+        time_mult: 1,
+        // As of a TSC of 1000.
+        time_offset: 500_u64.wrapping_neg(),
+        time_zero: 0,
+    };
+
+    fn times(metadata: &Metadata, tsc: u64) -> (u64, u64) {
+        let reading = metadata.reading(tsc).unwrap();
+        assert_eq!(reading.value, 7);
+        (reading.time_enabled, reading.time_running)
+    }
+
+    #[test]
+    fn times_go_on_while_the_event_is_enabled() {
+        assert_eq!(times(&GROWING, 1000), (100, 100));
+        assert_eq!(times(&GROWING, 1100), (150, 150));
+        let contended = Metadata {
+            time_running: 60,
+            ..GROWING
+        };
+        assert_eq!(times(&contended, 1100), (150, 60));
+        let stopped = Metadata {
+            capabilities: 0,
+            ..GROWING
+        };
+        assert_eq!(times(&stopped, 1100), (100, 100));
+    }
+
+    #[test]
+    fn nonsense_does_not_panic_and_registers_are_not_guessed() {
+        let wild = Metadata {
+            time_shift: u16::MAX,
+            time_mult: u32::MAX,
+            time_offset: u64::MAX,
+            ..GROWING
+        };
+        assert!(wild.reading(u64::MAX).is_some());
+        let register = Metadata {
+            index: 1,
+            ..GROWING
+        };
+        assert_eq!(register.reading(0), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! A ring that nobody empties: it always holds the latest records, the oldest are written over.
+//! Written backwards, its newest record begins at the head and the older ones follow, so that
+//! they can be read as far as they are whole.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use crate::event::{Event, EventError};
+use crate::map::Mapping;
+use crate::record::{Header, Layout, Record};
+use crate::ring::{self, DATA_HEAD, PAGE_SIZE, RingError, WORD};
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OverwriteError {
+    /// The ring cannot be mapped so.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// The writer cannot be paused, or does not go on.
+    #[error(transparent)]
+    Event(#[from] EventError),
+    /// Of a ring that is written forwards, nobody can tell where its oldest record begins.
+    #[error("only an event opened to write backwards can be read while it overwrites")]
+    Forward,
+}
+
+/// A ring in overwrite mode.
+#[derive(Debug)]
+pub struct Overwrite<'a> {
+    event: &'a Event,
+    mapping: Mapping,
+    layout: Layout,
+}
+
+impl<'a> Overwrite<'a> {
+    pub(crate) fn new(
+        event: &'a Event,
+        data_pages: usize,
+        layout: Layout,
+    ) -> Result<Self, RingError> {
+        Ok(Self {
+            event,
+            mapping: ring::map(event.as_fd(), data_pages, Mapping::new_read_only)?,
+            layout,
+        })
+    }
+
+    /// The records that the ring holds, the oldest first. The writer is paused meanwhile: what
+    /// overflows in this time is lost.
+    ///
+    /// # Errors
+    /// [`OverwriteError`]; [`RingError::Record`] for a record that cannot be taken apart.
+    pub fn snapshot(&self) -> Result<Vec<Record>, OverwriteError> {
+        self.event.pause_output(true)?;
+        let records = records(&self.mapping, &self.layout);
+        self.event.pause_output(false)?;
+        Ok(records?)
+    }
+}
+
+/// From the newest, at the head, to the oldest of which nothing was written over.
+fn records(mapping: &Mapping, layout: &Layout) -> Result<Vec<Record>, RingError> {
+    let size = (mapping.len() - PAGE_SIZE) as u64;
+    let head = mapping.load(DATA_HEAD, Ordering::Acquire);
+    // It counts down from zero.
+    let available = head.wrapping_neg().min(size);
+    let word = |position| ring::data_word(mapping, size, position);
+    let mut records = Vec::new();
+    let mut read = 0;
+    while read + WORD as u64 <= available {
+        let position = head.wrapping_add(read);
+        let header = Header::from_word(word(position));
+        let length = u64::from(header.size);
+        let is_record = length != 0 && (length | position).is_multiple_of(WORD as u64);
+        if !is_record || length > available - read {
+            break;
+        }
+        let body: Vec<u64> = (1..length / WORD as u64)
+            .map(|index| word(position.wrapping_add(index * WORD as u64)))
+            .collect();
+        let record = Record::parse(header, &body, layout).map_err(|source| RingError::Record {
+            tail: position,
+            source,
+        })?;
+        records.push(record);
+        read += length;
+    }
+    records.reverse();
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::SAMPLE_IP;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    /// Writes as a backward writer does: each record before the last.
+    struct Writer {
+        file: File,
+        head: u64,
+    }
+
+    impl Writer {
+        const SIZE: u64 = PAGE_SIZE as u64;
+
+        fn new() -> (Self, Mapping) {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(2 * Self::SIZE).unwrap();
+            let mapping = Mapping::new_read_only(file.as_fd(), 2 * PAGE_SIZE).unwrap();
+            (Self { file, head: 0 }, mapping)
+        }
+
+        fn record(&mut self, words: &[u64]) {
+            self.head = self.head.wrapping_sub(8 * words.len() as u64);
+            for (index, word) in words.iter().enumerate() {
+                let position = self.head.wrapping_add(8 * index as u64) % Self::SIZE;
+                let offset = Self::SIZE + position;
+                self.file.write_all_at(&word.to_ne_bytes(), offset).unwrap();
+            }
+            let head = self.head.to_ne_bytes();
+            self.file.write_all_at(&head, DATA_HEAD as u64).unwrap();
+        }
+    }
+
+    fn ips(mapping: &Mapping) -> Vec<u64> {
+        let layout = Layout {
+            sample_type: SAMPLE_IP,
+            ..Layout::default()
+        };
+        records(mapping, &layout)
+            .unwrap()
+            .into_iter()
+            .map(|record| match record {
+                Record::Sample(sample) => sample.ip,
+                record => panic!("{record:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_latest_records_come_oldest_first() {
+        let (mut writer, mapping) = Writer::new();
+        assert!(ips(&mapping).is_empty());
+        // 24 bytes each, of which a page holds 170 and a part of one.
+        for ip in 0..1000 {
+            writer.record(&[24 << 48 | 9, ip, ip]);
+            let oldest = (ip + 1).saturating_sub(170);
+            assert_eq!(ips(&mapping), (oldest..=ip).collect::<Vec<u64>>());
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_end_the_reading() {
+        for size in [0, 4, 0xfff8] {
+            let (mut writer, mapping) = Writer::new();
+            writer.record(&[size << 48 | 9, 1, 2]);
+            writer.record(&[24 << 48 | 9, 7, 7]);
+            assert_eq!(ips(&mapping), [7], "{size}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Counts as the read format lays them out: in a read(2), a sample, a record of counts.
+
+use crate::attr::{FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_TIME_ENABLED, FORMAT_TIME_RUNNING};
+use crate::record::Words;
+
+/// A count, as it was at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Reading {
+    /// The count.
+    pub value: u64,
+    /// Nanoseconds enabled with its task (or CPU) running; zero unless the read format asks.
+    pub time_enabled: u64,
+    /// Nanoseconds of those in which it was counted; zero unless the read format asks.
+    pub time_running: u64,
+    /// The event's id; zero unless the read format asks.
+    pub id: u64,
+    /// Records of the event that were never written; zero unless the read format asks.
+    pub lost: u64,
+}
+
+/// One event's count; of a group, every member's, the leader's first, each with the group's
+/// times. `None` if there are fewer words than the format says.
+pub(crate) fn parse(read_format: u64, words: &mut Words<'_>) -> Option<Vec<Reading>> {
+    let has = |bit| read_format & bit != 0;
+    if !has(FORMAT_GROUP) {
+        return Some(vec![Reading {
+            value: words.next()?,
+            time_enabled: words.next_if(has(FORMAT_TIME_ENABLED))?,
+            time_running: words.next_if(has(FORMAT_TIME_RUNNING))?,
+            id: words.next_if(has(FORMAT_ID))?,
+            lost: words.next_if(has(FORMAT_LOST))?,
+        }]);
+    }
+    let members = words.next()?;
+    let time_enabled = words.next_if(has(FORMAT_TIME_ENABLED))?;
+    let time_running = words.next_if(has(FORMAT_TIME_RUNNING))?;
+    // A wrong number ends where the words do.
+    let member = |_| {
+        Some(Reading {
+            value: words.next()?,
+            time_enabled,
+            time_running,
+            id: words.next_if(has(FORMAT_ID))?,
+            lost: words.next_if(has(FORMAT_LOST))?,
+        })
+    };
+    (0..members).map(member).collect()
+}
+
+/// Bytes of one event's count.
+pub(crate) fn single_size(read_format: u64) -> usize {
+    let fields = FORMAT_TIME_ENABLED | FORMAT_TIME_RUNNING | FORMAT_ID | FORMAT_LOST;
+    8 + 8 * (read_format & fields).count_ones() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_its_fields_in_perfs_order() {
+        for format in 0..32 {
+            let has = |bit| u64::from(format & bit != 0);
+            let group = format & FORMAT_GROUP != 0;
+            // value 10, enabled 20, running 30, id 40, lost 50; the second member's 11, 41, 51.
+            let mut words = Vec::new();
+            if group {
+                words.push(2);
+                words.extend((has(FORMAT_TIME_ENABLED) != 0).then_some(20));
+                words.extend((has(FORMAT_TIME_RUNNING) != 0).then_some(30));
+            }
+            for member in 0..=u64::from(group) {
+                words.push(10 + member);
+                if !group {
+                    words.extend((has(FORMAT_TIME_ENABLED) != 0).then_some(20));
+                    words.extend((has(FORMAT_TIME_RUNNING) != 0).then_some(30));
+                }
+                words.extend((has(FORMAT_ID) != 0).then_some(40 + member));
+                words.extend((has(FORMAT_LOST) != 0).then_some(50 + member));
+            }
+            let expected: Vec<Reading> = (0..=u64::from(group))
+                .map(|member| Reading {
+                    value: 10 + member,
+                    time_enabled: 20 * has(FORMAT_TIME_ENABLED),
+                    time_running: 30 * has(FORMAT_TIME_RUNNING),
+                    id: (40 + member) * has(FORMAT_ID),
+                    lost: (50 + member) * has(FORMAT_LOST),
+                })
+                .collect();
+            assert_eq!(
+                parse(format, &mut Words::new(&words)),
+                Some(expected),
+                "{format:#x}"
+            );
+            if !group {
+                assert_eq!(single_size(format), 8 * words.len());
+            }
+            let short = &words[..words.len() - 1];
+            assert_eq!(parse(format, &mut Words::new(short)), None, "{format:#x}");
+        }
+    }
+
+    #[test]
+    fn a_huge_group_ends_with_the_words() {
+        assert_eq!(
+            parse(FORMAT_GROUP, &mut Words::new(&[u64::MAX, 1, 2])),
+            None
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! Which fields an event's records have: what its attributes asked for.
+
+use crate::attr::{
+    EventAttr, SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
+    SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+};
+
+/// Fields whose place in a sample is known here.
+pub(super) const KNOWN: u64 = SAMPLE_IP
+    | SAMPLE_TID
+    | SAMPLE_TIME
+    | SAMPLE_ADDR
+    | SAMPLE_READ
+    | SAMPLE_CALLCHAIN
+    | SAMPLE_ID
+    | SAMPLE_CPU
+    | SAMPLE_PERIOD
+    | SAMPLE_STREAM_ID
+    | SAMPLE_REGS_USER
+    | SAMPLE_STACK_USER
+    | SAMPLE_IDENTIFIER
+    | SAMPLE_REGS_INTR;
+
+/// The fields that stand at the end of other records, too, with `sample_id_all`.
+const TRAILER: u64 =
+    SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
+
+/// What the records of an event look like.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) sample_type: u64,
+    pub(crate) read_format: u64,
+    pub(crate) sample_id_all: bool,
+    pub(crate) regs_user: u64,
+    pub(crate) regs_intr: u64,
+}
+
+impl From<&EventAttr> for Layout {
+    fn from(attr: &EventAttr) -> Self {
+        Self {
+            sample_type: attr.sample_type,
+            read_format: attr.read_format,
+            sample_id_all: attr.sample_id_all,
+            regs_user: attr.regs_user,
+            regs_intr: attr.regs_intr,
+        }
+    }
+}
+
+impl Layout {
+    pub(super) fn has(&self, field: u64) -> bool {
+        self.sample_type & field != 0
+    }
+
+    /// Words at the end of a record that is no sample, with `sample_id_all`.
+    pub(super) fn trailer(&self) -> usize {
+        (self.sample_type & TRAILER).count_ones() as usize
+    }
+}

@@ -1,0 +1,237 @@
+//! `PERF_RECORD_SAMPLE` and what its fields say.
+
+use super::layout::Layout;
+use super::words::{Words, halves};
+use crate::attr::{
+    SAMPLE_ADDR, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_IP,
+    SAMPLE_PERIOD, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME,
+};
+use crate::reading::{self, Reading};
+
+/// perf's `PERF_CONTEXT_KERNEL`: the addresses after it are the kernel's.
+const CONTEXT_KERNEL: u64 = 128_u64.wrapping_neg();
+/// perf's `PERF_CONTEXT_USER`: those after it are user mode's.
+const CONTEXT_USER: u64 = 512_u64.wrapping_neg();
+/// perf's `PERF_CONTEXT_MAX`: this and what is above are contexts, not addresses.
+const CONTEXT_FIRST: u64 = 4095_u64.wrapping_neg();
+
+/// One overflow of an event. Fields that were not asked for are zero or empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Where the guest was.
+    pub ip: u64,
+    /// Process id.
+    pub pid: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Nanoseconds of the guest's clock; see [`crate::Info::time_of`].
+    pub time: u64,
+    /// What was accessed; zero where unknown.
+    pub addr: u64,
+    /// Which CPU.
+    pub cpu: u32,
+    /// How much this sample stands for.
+    pub period: u64,
+    /// The event, or the one it was inherited from.
+    pub id: u64,
+    /// The event itself.
+    pub stream_id: u64,
+    /// The guest was in user mode.
+    pub user: bool,
+    /// The event's count, or those of its whole group, the leader's first.
+    pub counts: Vec<Reading>,
+    /// As it stands in the record, with perf's contexts; see [`Sample::frames`].
+    pub chain: Vec<u64>,
+    /// The registers of user mode; none for a task that has no user mode.
+    pub user_registers: Option<Box<Registers>>,
+    /// What could be read of user mode's stack, from its pointer upwards.
+    pub user_stack: Vec<u8>,
+    /// The registers at the overflow.
+    pub registers: Option<Box<Registers>>,
+}
+
+/// Registers, as many as were asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registers {
+    /// perf's `PERF_SAMPLE_REGS_ABI_*`: 1 of a 32-bit, 2 of a 64-bit program.
+    pub abi: u64,
+    /// Which, as bits of the kernel's numbers for them.
+    pub mask: u64,
+    /// Those that are set in the mask, the lowest number first.
+    pub values: Vec<u64>,
+}
+
+impl Registers {
+    /// The register of the kernel's number `number`, if it was asked for.
+    #[must_use]
+    pub fn get(&self, number: u32) -> Option<u64> {
+        let bit = 1u64
+            .checked_shl(number)
+            .filter(|bit| self.mask & bit != 0)?;
+        let index = (self.mask & (bit - 1)).count_ones() as usize;
+        self.values.get(index).copied()
+    }
+}
+
+/// One function on a call chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Of the innermost, where it was; of the others, where they will go on.
+    pub ip: u64,
+    /// It is of user mode.
+    pub user: bool,
+}
+
+impl Sample {
+    /// The call chain from the innermost function to the outermost; without a chain, where
+    /// the sample was.
+    #[must_use]
+    pub fn frames(&self) -> Vec<Frame> {
+        let mut user = self.user;
+        let mut known = true;
+        let mut frames = Vec::new();
+        for &ip in &self.chain {
+            match ip {
+                CONTEXT_KERNEL => (user, known) = (false, true),
+                CONTEXT_USER => (user, known) = (true, true),
+                // Of a mode that a guest does not have.
+                CONTEXT_FIRST.. => known = false,
+                _ if known => frames.push(Frame { ip, user }),
+                _ => {}
+            }
+        }
+        if frames.is_empty() {
+            frames.push(Frame {
+                ip: self.ip,
+                user: self.user,
+            });
+        }
+        frames
+    }
+}
+
+/// The fields stand in perf's order; `None` if there are too few words for them.
+pub(super) fn parse(user: bool, layout: &Layout, words: &mut Words<'_>) -> Option<Sample> {
+    let mut field = |bit| words.next_if(layout.has(bit));
+    let identifier = field(SAMPLE_IDENTIFIER)?;
+    let ip = field(SAMPLE_IP)?;
+    let (pid, tid) = halves(field(SAMPLE_TID)?);
+    let time = field(SAMPLE_TIME)?;
+    let addr = field(SAMPLE_ADDR)?;
+    let id = field(SAMPLE_ID)?;
+    let stream_id = field(SAMPLE_STREAM_ID)?;
+    let (cpu, _) = halves(field(SAMPLE_CPU)?);
+    let period = field(SAMPLE_PERIOD)?;
+    let counts = if layout.has(SAMPLE_READ) {
+        reading::parse(layout.read_format, words)?
+    } else {
+        Vec::new()
+    };
+    let chain = if layout.has(SAMPLE_CALLCHAIN) {
+        let length = words.next()?;
+        words.take(length)?.to_vec()
+    } else {
+        Vec::new()
+    };
+    let user_registers = registers(layout, SAMPLE_REGS_USER, layout.regs_user, words)?;
+    let user_stack = if layout.has(SAMPLE_STACK_USER) {
+        stack(words)?
+    } else {
+        Vec::new()
+    };
+    let registers = registers(layout, SAMPLE_REGS_INTR, layout.regs_intr, words)?;
+    Some(Sample {
+        ip,
+        pid,
+        tid,
+        time,
+        addr,
+        cpu,
+        period,
+        id: if layout.has(SAMPLE_ID) {
+            id
+        } else {
+            identifier
+        },
+        stream_id,
+        user,
+        counts,
+        chain,
+        user_registers,
+        user_stack,
+        registers,
+    })
+}
+
+/// The outer `None` is a record cut short, the inner one a sample without registers.
+fn registers(
+    layout: &Layout,
+    field: u64,
+    mask: u64,
+    words: &mut Words<'_>,
+) -> Option<Option<Box<Registers>>> {
+    if !layout.has(field) {
+        return Some(None);
+    }
+    let abi = words.next()?;
+    if abi == 0 {
+        return Some(None);
+    }
+    let values = words.take(mask.count_ones().into())?.to_vec();
+    Some(Some(Box::new(Registers { abi, mask, values })))
+}
+
+/// The bytes that were really copied, out of the room that the record has for them.
+fn stack(words: &mut Words<'_>) -> Option<Vec<u8>> {
+    let room = words.next()?;
+    if room == 0 {
+        return Some(Vec::new());
+    }
+    let room = words.take(room.div_ceil(8))?;
+    let copied = usize::try_from(words.next()?).unwrap_or(usize::MAX);
+    let mut bytes: Vec<u8> = room.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.truncate(copied);
+    Some(bytes)
+}
+
+/// Whose a record is that is no sample, and when it was written: as far as the sample type
+/// says it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SampleId {
+    /// Process id.
+    pub pid: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Nanoseconds of the guest's clock.
+    pub time: u64,
+    /// The event, or the one it was inherited from.
+    pub id: u64,
+    /// The event itself.
+    pub stream_id: u64,
+    /// Which CPU.
+    pub cpu: u32,
+}
+
+/// Takes the end of another record apart.
+pub(super) fn parse_id(layout: &Layout, mut words: Words<'_>) -> Option<SampleId> {
+    let mut field = |bit| words.next_if(layout.has(bit));
+    let (pid, tid) = halves(field(SAMPLE_TID)?);
+    let time = field(SAMPLE_TIME)?;
+    let id = field(SAMPLE_ID)?;
+    let stream_id = field(SAMPLE_STREAM_ID)?;
+    let (cpu, _) = halves(field(SAMPLE_CPU)?);
+    let identifier = field(SAMPLE_IDENTIFIER)?;
+    Some(SampleId {
+        pid,
+        tid,
+        time,
+        id: if layout.has(SAMPLE_ID) {
+            id
+        } else {
+            identifier
+        },
+        stream_id,
+        cpu,
+    })
+}
