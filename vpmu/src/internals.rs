@@ -8,16 +8,17 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
 use crate::record::{
-    Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_ID, SAMPLE_IP, SAMPLE_PERIOD,
-    SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
+    Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
+    SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
 };
 use crate::ring::{Author, Manner, Ring, Wakeup};
 
 const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
-/// A record of seven words but for the header: with a chain, one more for its length.
+/// Six words and the header, and one more of either: the CPU in a short record, in a longer one
+/// the length of its chain.
 const SAMPLE_TYPE: u64 =
     SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_PERIOD;
-/// The bytes of a record without addresses.
+/// The bytes of a record without a chain.
 pub const SHORTEST: usize = 64;
 
 /// A ring with a reader that has always read everything when a burst begins.
@@ -26,6 +27,7 @@ pub struct Producer {
     memory: GuestMemoryMmap,
     ring: Ring,
     record: Record,
+    sample_type: u64,
     chain: Vec<u64>,
     time: u64,
     head: u64,
@@ -48,6 +50,10 @@ impl Producer {
             memory,
             ring,
             record: Record::default(),
+            sample_type: match len {
+                SHORTEST => SAMPLE_TYPE | SAMPLE_CPU,
+                _ => SAMPLE_TYPE | SAMPLE_CALLCHAIN,
+            },
             chain: vec![0xffff_8000_1234_5678; (len - SHORTEST) / 8],
             time: 0,
             head: 0,
@@ -79,7 +85,7 @@ impl Producer {
                 vcpu: 0,
             };
             let layout = Layout {
-                sample_type: SAMPLE_TYPE | SAMPLE_CALLCHAIN,
+                sample_type: self.sample_type,
                 ..Layout::default()
             };
             let sample = Sample {

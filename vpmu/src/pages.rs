@@ -1,10 +1,10 @@
 //! Where a ring's bytes lie. The ring's algorithm sees no more of memory than [`Pages`], so that
 //! a model of memory can stand in for the guest's; nothing is decided here, memory order included.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, VolatileMemory,
     VolatileMemoryError, VolatileSlice,
 };
 
@@ -20,7 +20,7 @@ const SHORT: usize = 16;
 
 /// A ring's pages are not writable memory (any more).
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum Unwritable {
     #[error("no guest memory there")]
     Unmapped(#[source] GuestMemoryError),
     #[error("beyond the page")]
@@ -32,19 +32,19 @@ pub(crate) enum Error {
 /// The pages of one ring: the words of the first, shared with the reader, and the data.
 pub(crate) trait Pages {
     /// The word at `field` of the metadata page.
-    fn load(&self, field: usize, order: Ordering) -> Result<u64, Error>;
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable>;
 
     /// Stores the word at `field` of the metadata page.
-    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Error>;
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable>;
 
     /// Stores the half word at `field` of the metadata page.
-    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Error>;
+    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable>;
 
     /// A fence among those.
     fn fence(&self, order: Ordering);
 
     /// Copies `words` to `position`, a multiple of 8, and on, modulo the size of the data.
-    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Error>;
+    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable>;
 }
 
 /// Pages of guest memory. Each is looked up when it is first written to and kept until another
@@ -66,7 +66,7 @@ impl<'a> GuestPages<'a> {
         memory: &'a GuestMemoryMmap,
         metadata: GuestAddress,
         data: &'a [GuestAddress],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, Unwritable> {
         Ok(Self {
             memory,
             metadata: page(memory, metadata)?,
@@ -75,58 +75,18 @@ impl<'a> GuestPages<'a> {
         })
     }
 
-    /// The data page with this number, taken modulo how many there are.
-    fn data_page(&mut self, number: u64) -> Result<VolatileSlice<'a>, Error> {
-        match self.current {
-            Some((held, slice)) if held == number => Ok(slice),
-            _ => self.look_up(number),
-        }
-    }
-
+    /// Copies `words` to `position` and on, whatever pages that takes.
     #[cold]
-    fn look_up(&mut self, number: u64) -> Result<VolatileSlice<'a>, Error> {
-        let index = number.checked_rem(self.data.len() as u64);
-        let address = index
-            .and_then(|index| usize::try_from(index).ok())
-            .and_then(|index| self.data.get(index))
-            .ok_or(Error::NoPage)?;
-        let slice = page(self.memory, *address)?;
-        self.current = Some((number, slice));
-        Ok(slice)
-    }
-}
-
-impl Pages for GuestPages<'_> {
-    fn load(&self, field: usize, order: Ordering) -> Result<u64, Error> {
-        let value = self.metadata.load::<u64>(field, order);
-        value.map(u64::from_le).map_err(Error::Beyond)
-    }
-
-    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Error> {
-        let stored = self.metadata.store(value.to_le(), field, order);
-        stored.map_err(Error::Beyond)
-    }
-
-    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Error> {
-        let stored = self.metadata.store(value.to_le(), field, order);
-        stored.map_err(Error::Beyond)
-    }
-
-    fn fence(&self, order: Ordering) {
-        fence(order);
-    }
-
-    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Error> {
+    fn put_any(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
         let (mut position, mut rest) = (position, words);
         while !rest.is_empty() {
-            let slice = self.data_page(position / PAGE)?;
-            // Less than a page, so any integer holds it.
-            let offset = usize::try_from(position % PAGE).map_err(|_| Error::NoPage)?;
+            let slice = self.look_up(position / PAGE)?;
+            let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at(rest.len().min((PAGE_SIZE - offset) / WORD));
-            let place = slice.offset(offset).map_err(Error::Beyond)?;
             if now.len() <= SHORT {
-                place.copy_from(now);
+                put_short(&slice, offset, now)?;
             } else {
+                let place = slice.offset(offset).map_err(Unwritable::Beyond)?;
                 place.copy_from(now.as_bytes());
             }
             position = position.wrapping_add(size_of_val(now) as u64);
@@ -134,14 +94,79 @@ impl Pages for GuestPages<'_> {
         }
         Ok(())
     }
+
+    /// The data page with this number, taken modulo how many there are.
+    fn look_up(&mut self, number: u64) -> Result<VolatileSlice<'a>, Unwritable> {
+        if let Some((held, slice)) = self.current
+            && held == number
+        {
+            return Ok(slice);
+        }
+        let index = number.checked_rem(self.data.len() as u64);
+        let address = index
+            .and_then(|index| usize::try_from(index).ok())
+            .and_then(|index| self.data.get(index))
+            .ok_or(Unwritable::NoPage)?;
+        let slice = page(self.memory, *address)?;
+        self.current = Some((number, slice));
+        Ok(slice)
+    }
+}
+
+impl Pages for GuestPages<'_> {
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable> {
+        let value = self.metadata.load::<u64>(field, order);
+        value.map(u64::from_le).map_err(Unwritable::Beyond)
+    }
+
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
+        let stored = self.metadata.store(value.to_le(), field, order);
+        stored.map_err(Unwritable::Beyond)
+    }
+
+    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable> {
+        let stored = self.metadata.store(value.to_le(), field, order);
+        stored.map_err(Unwritable::Beyond)
+    }
+
+    fn fence(&self, order: Ordering) {
+        fence(order);
+    }
+
+    #[inline]
+    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
+        // Less than a page, so any integer holds it.
+        let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
+        match &self.current {
+            Some((held, slice))
+                if *held == position / PAGE
+                    && words.len() <= SHORT
+                    && offset + size_of_val(words) <= PAGE_SIZE =>
+            {
+                put_short(slice, offset, words)
+            }
+            _ => self.put_any(position, words),
+        }
+    }
+}
+
+#[inline]
+fn put_short(slice: &VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
+    for (at, &word) in (offset..).step_by(WORD).zip(words) {
+        let place = slice.get_atomic_ref::<AtomicU64>(at);
+        place
+            .map_err(Unwritable::Beyond)?
+            .store(word, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// One page of guest memory.
 pub(crate) fn page(
     memory: &GuestMemoryMmap,
     address: GuestAddress,
-) -> Result<VolatileSlice<'_>, Error> {
+) -> Result<VolatileSlice<'_>, Unwritable> {
     memory
         .get_slice(address, PAGE_SIZE)
-        .map_err(Error::Unmapped)
+        .map_err(Unwritable::Unmapped)
 }

@@ -9,6 +9,10 @@ use super::{
     TooLong,
 };
 
+/// The fields whose length the event or the sample decides.
+const VARIABLE: u64 =
+    SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+
 /// Registers as perf shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Regs<'a> {
@@ -64,13 +68,15 @@ impl Record {
         ];
         self.begin();
         self.push_chosen(layout, &fields);
+        if !layout.has(VARIABLE) {
+            return self.end(TYPE_SAMPLE, sample.misc);
+        }
         if layout.has(SAMPLE_READ) {
             self.push_reading(layout.read_format, &sample.read);
         }
         if layout.has(SAMPLE_CALLCHAIN) {
             self.push(sample.chain.len() as u64);
-            let chain = sample.chain.iter().map(|address| address.to_le());
-            self.words.extend(chain);
+            self.push_all(sample.chain);
         }
         if layout.has(SAMPLE_REGS_USER) {
             self.push_regs(layout.regs_user, sample.regs_user);
@@ -110,16 +116,11 @@ impl Record {
             return self.push(0);
         };
         self.push(size as u64);
-        let start = self.words.len();
-        self.words.resize(start + size / 8, 0);
         let real = stack.len().min(size);
-        let bytes = self.words.as_mut_bytes();
-        if let Some((to, from)) = bytes
-            .get_mut(start * 8..start * 8 + real)
-            .zip(stack.get(..real))
-        {
-            to.copy_from_slice(from);
-        }
+        let (dumped, rest) = self.room(size / 8).as_mut_bytes().split_at_mut(real);
+        dumped.copy_from_slice(stack.split_at(real).0);
+        rest.fill(0);
+        self.len += size / 8;
         self.push(real as u64);
     }
 }

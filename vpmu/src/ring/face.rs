@@ -7,7 +7,7 @@ use zerocopy::FromZeros;
 
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
-use crate::pages::{Error, Pages};
+use crate::pages::{Pages, Unwritable};
 
 /// Bytes of the page up to its reserved ones; less than a page.
 #[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
@@ -50,7 +50,7 @@ pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
 }
 
 /// Shows `face`; `sequence` is the lock's, even before and after.
-pub(super) fn show(pages: &impl Pages, sequence: &mut u32, face: &Face) -> Result<(), Error> {
+pub(super) fn show(pages: &impl Pages, sequence: &mut u32, face: &Face) -> Result<(), Unwritable> {
     let capabilities = CAP_BIT0_IS_DEPRECATED
         | CAP_USER_TIME_ZERO
         | face.growing_since.map_or(0, |_| CAP_USER_TIME);

@@ -13,7 +13,7 @@ pub(crate) use self::producer::{Author, Manner, Outcome, Session, Wakeup};
 use self::producer::Producer;
 use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
-use crate::pages::{self, GuestPages, Pages};
+use crate::pages::{self, GuestPages};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// A ring: one metadata page, then 2^n data pages or none.
@@ -37,8 +37,8 @@ impl Ring {
         pages: &[GuestAddress],
         manner: Manner,
         clock: Clock,
-    ) -> Result<Self, pages::Error> {
-        let (&metadata, data) = pages.split_first().ok_or(pages::Error::NoPage)?;
+    ) -> Result<Self, pages::Unwritable> {
+        let (&metadata, data) = pages.split_first().ok_or(pages::Unwritable::NoPage)?;
         for &address in data {
             pages::page(memory, address)?;
         }
@@ -89,7 +89,7 @@ impl Ring {
     pub(crate) fn session<'a>(
         &'a mut self,
         memory: &'a GuestMemoryMmap,
-    ) -> Result<Session<'a, GuestPages<'a>>, pages::Error> {
+    ) -> Result<Session<'a, GuestPages<'a>>, pages::Unwritable> {
         let pages = GuestPages::new(memory, self.metadata, &self.data)?;
         Ok(Session::new(&mut self.producer, pages))
     }

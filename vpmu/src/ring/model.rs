@@ -13,6 +13,7 @@ use loom::thread;
 use super::face::{COUNT, LOCK, show};
 use super::producer::{DATA_HEAD, DATA_TAIL};
 use super::*;
+use crate::pages::Pages;
 use crate::record::{Layout, Origin};
 
 /// Words of data: two records and a half.
@@ -59,12 +60,12 @@ impl Shared {
 struct Model(Arc<Shared>);
 
 impl Pages for Model {
-    fn load(&self, field: usize, order: Ordering) -> Result<u64, pages::Error> {
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, pages::Unwritable> {
         assert_eq!(field, DATA_TAIL, "the producer reads nothing else");
         Ok(self.0.tail.load(order))
     }
 
-    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Error> {
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), pages::Unwritable> {
         match field {
             // A burst ends when the model has failed, too; there is no memory then.
             _ if std::thread::panicking() => {}
@@ -76,7 +77,12 @@ impl Pages for Model {
         Ok(())
     }
 
-    fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), pages::Error> {
+    fn store_half(
+        &self,
+        field: usize,
+        value: u32,
+        order: Ordering,
+    ) -> Result<(), pages::Unwritable> {
         assert_eq!(field, LOCK);
         self.0.lock.store(value, order);
         Ok(())
@@ -86,7 +92,7 @@ impl Pages for Model {
         fence(order);
     }
 
-    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), pages::Error> {
+    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), pages::Unwritable> {
         for (index, &word) in (0..).zip(words) {
             let at = position.wrapping_add(index * 8);
             self.0.word(at).set(u64::from_le(word));

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::abi::{Metadata, PAGE_SIZE};
-use crate::pages::Pages;
+use crate::pages::{self, Pages};
 use crate::record::{Layout, Origin, Record};
 
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
@@ -120,6 +120,7 @@ impl Producer {
 
     /// Puts a record at the head, after the loss there was before it. The reader sees it with
     /// the next [`Producer::publish`].
+    #[inline]
     fn append(
         &mut self,
         pages: &mut impl Pages,
@@ -137,6 +138,7 @@ impl Producer {
         outcome
     }
 
+    #[inline]
     fn place(
         &mut self,
         pages: &mut impl Pages,
@@ -153,12 +155,13 @@ impl Producer {
             false => (self.head, self.head.wrapping_add(len)),
             true => (self.head.wrapping_sub(len), self.head.wrapping_sub(len)),
         };
-        let put = pages
-            .put(start, loss)
-            .and_then(|()| pages.put(start.wrapping_add(size_of_val(loss) as u64), record));
-        if let Err(error) = put {
-            log::debug!("a ring's data: {error}");
-            return Outcome::default();
+        let mut put = Ok(());
+        if !loss.is_empty() {
+            put = pages.put(start, loss);
+        }
+        let after = start.wrapping_add(size_of_val(loss) as u64);
+        if let Err(error) = put.and_then(|()| pages.put(after, record)) {
+            return unwritable(&error);
         }
         let before = self.produced();
         self.head = head;
@@ -182,6 +185,7 @@ impl Producer {
     }
 
     /// Bytes ever written, modulo 2^64.
+    #[inline]
     fn produced(&self) -> u64 {
         match self.manner.backward {
             false => self.head,
@@ -190,22 +194,32 @@ impl Producer {
     }
 
     /// Whether `len` more bytes fit without touching what the reader has not seen.
+    #[inline]
     fn has_room(&mut self, pages: &impl Pages, len: u64) -> bool {
-        if !self.manner.writable {
-            return len <= self.size;
+        match self.manner.writable {
+            true => len <= self.room() || len <= self.look(pages),
+            false => len <= self.size,
         }
-        if len <= self.room() {
-            return true;
-        }
+    }
+
+    /// Looks where the reader is; the bytes free by that.
+    #[cold]
+    fn look(&mut self, pages: &impl Pages) -> u64 {
         // Pairs with the reader's release of the tail: what it has read may be overwritten.
-        let Ok(tail) = pages.load(DATA_TAIL, Ordering::Acquire) else {
-            return false;
-        };
-        self.tail = tail;
-        len <= self.room()
+        match pages.load(DATA_TAIL, Ordering::Acquire) {
+            Ok(tail) => {
+                self.tail = tail;
+                self.room()
+            }
+            Err(error) => {
+                unwritable(&error);
+                0
+            }
+        }
     }
 
     /// Bytes free by the tail as last read: none if it is no place in the ring.
+    #[inline]
     fn room(&self) -> u64 {
         let held = match self.manner.backward {
             false => self.head.wrapping_sub(self.tail),
@@ -224,6 +238,13 @@ impl Producer {
             log::debug!("a ring's head: {error}");
         }
     }
+}
+
+/// The pages were memory when the ring was laid; now they are not.
+#[cold]
+fn unwritable(error: &pages::Unwritable) -> Outcome {
+    log::debug!("a ring's data: {error}");
+    Outcome::default()
 }
 
 /// Whether a count has reached its mark; then it begins again.
@@ -249,6 +270,7 @@ impl<'a, P: Pages> Session<'a, P> {
     }
 
     /// Writes a sample, or counts it as lost.
+    #[inline]
     pub(crate) fn write(&mut self, sample: &[u64], author: &Author<'_>) -> Outcome {
         let outcome = self.producer.append(&mut self.pages, sample, 1, author);
         match outcome.written {
