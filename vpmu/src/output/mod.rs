@@ -186,8 +186,7 @@ impl Output {
     /// another that writes to the same ring.
     pub(crate) fn forget_family(&mut self, owner: u64, heir: Option<u64>) {
         self.routes.remove(&owner);
-        let waking = self.notices.is_waking(owner);
-        self.notices.forget(owner);
+        let waking = self.notices.take_wakeup(owner);
         if let Some(heir) = heir.filter(|_| waking) {
             self.notices.wake(heir);
         }

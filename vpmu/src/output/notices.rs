@@ -22,8 +22,11 @@ impl Notices {
         }
     }
 
-    pub(crate) fn is_waking(&self, event: u64) -> bool {
-        self.waking.contains(&event)
+    /// Takes back the wakeup that is due for a family that is gone; whether there was one.
+    pub(crate) fn take_wakeup(&mut self, owner: u64) -> bool {
+        let waking = self.waking.remove(&owner);
+        self.retract(owner, |kind| kind == NOTICE_WAKEUP);
+        waking
     }
 
     /// An event is in error; once in its life.
@@ -38,11 +41,10 @@ impl Notices {
         }
     }
 
-    /// Forgets what is due for an event that is gone.
+    /// Forgets what is due for an event that is gone, but for its family's wakeup.
     pub(crate) fn forget(&mut self, event: u64) {
-        self.waking.remove(&event);
         self.limited.remove(&event);
-        self.due.retain(|notice| notice.event.get() != event);
+        self.retract(event, |kind| kind != NOTICE_WAKEUP);
     }
 
     /// The oldest that is due.
@@ -61,6 +63,11 @@ impl Notices {
             NOTICE_LIMIT => self.limited.remove(&event),
             _ => false,
         };
+    }
+
+    fn retract(&mut self, event: u64, which: impl Fn(u32) -> bool) {
+        self.due
+            .retain(|notice| notice.event.get() != event || !which(notice.kind.get()));
     }
 
     fn push(&mut self, kind: u32, event: u64) {

@@ -5,12 +5,21 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+mod children;
 mod counting;
 mod driver;
+mod groups;
 mod hostile;
 mod life;
+mod limits;
 mod loss;
+mod modes;
+mod opening;
+mod page;
+mod random;
+mod rates;
 mod reader;
 mod rig;
+mod rings;
 mod sampling;
 mod world;

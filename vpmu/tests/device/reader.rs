@@ -34,6 +34,21 @@ pub(crate) enum Record {
     Lost { id: u64, lost: u64 },
 }
 
+/// A record as it stands there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Raw {
+    pub(crate) kind: u64,
+    pub(crate) misc: u64,
+    /// What follows the header.
+    pub(crate) words: Vec<u64>,
+}
+
+pub(crate) const LOST: u64 = 2;
+pub(crate) const THROTTLE: u64 = 5;
+pub(crate) const UNTHROTTLE: u64 = 6;
+pub(crate) const READ: u64 = 8;
+pub(crate) const SAMPLE: u64 = 9;
+
 impl Reader {
     pub(crate) fn new(memory: &GuestMemoryMmap, pages: &[u64]) -> Self {
         Self {
@@ -93,6 +108,25 @@ impl Reader {
                     })
                 }
                 other => panic!("a record of type {other}"),
+            });
+            self.tail += size;
+        }
+        self.set_tail(self.tail);
+        records
+    }
+
+    /// Every record of whatever kind, and lets the device have their room.
+    pub(crate) fn raw(&mut self) -> Vec<Raw> {
+        let head = self.head();
+        let mut records = Vec::new();
+        while self.tail < head {
+            let header = self.word(0);
+            let size = header >> 48;
+            assert!(size >= 8 && self.tail + size <= head, "a torn record");
+            records.push(Raw {
+                kind: header & 0xffff_ffff,
+                misc: header >> 32 & 0xffff,
+                words: (1..size / 8).map(|word| self.word(8 * word)).collect(),
             });
             self.tail += size;
         }

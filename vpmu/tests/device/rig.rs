@@ -162,6 +162,41 @@ impl Rig {
         self.control(&Self::header(CONTROL_UNMAP, event))
     }
 
+    pub(crate) fn redirect(&mut self, event: u64, target: u64) -> Result<(), Errno> {
+        self.control(&RedirectRequest {
+            header: Self::header(CONTROL_REDIRECT, event),
+            target: target.into(),
+        })
+    }
+
+    pub(crate) fn pause(&mut self, event: u64, paused: u32) -> Result<(), Errno> {
+        self.control(&PauseRequest {
+            header: Self::header(CONTROL_PAUSE, event),
+            paused: paused.into(),
+            reserved: 0.into(),
+        })
+    }
+
+    /// Names the task page of a vCPU and writes who runs there.
+    pub(crate) fn runs(&mut self, vcpu: u32, pid: u32, tid: u32) {
+        let address = 0x8000 + u64::from(vcpu) * 0x1000;
+        self.control(&TaskPageRequest {
+            header: Self::header(CONTROL_TASK_PAGE, 0),
+            vcpu: vcpu.into(),
+            reserved: 0.into(),
+            address: address.into(),
+        })
+        .expect("set");
+        let task = TaskPage {
+            pid: pid.into(),
+            tid: tid.into(),
+            ..TaskPage::default()
+        };
+        self.memory
+            .write_slice(&task.as_bytes()[..8], GuestAddress(address))
+            .expect("in memory");
+    }
+
     pub(crate) fn map_pages(&mut self, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
         let request = MapRequest {
             header: Self::header(CONTROL_MAP, event),
@@ -179,12 +214,16 @@ impl Rig {
 
     /// A new ring with this many data pages, writable, and its reader.
     pub(crate) fn map(&mut self, event: u64, data: u64) -> Reader {
+        self.try_map(event, data).expect("mapped")
+    }
+
+    pub(crate) fn try_map(&mut self, event: u64, data: u64) -> Result<Reader, Errno> {
         let pages: Vec<u64> = (0..=data)
             .map(|page| self.next_ring + page * 0x1000)
             .collect();
+        self.map_pages(event, MAP_WRITABLE, &pages)?;
         self.next_ring += (data + 2) * 0x1000;
-        self.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
-        Reader::new(&self.memory, &pages)
+        Ok(Reader::new(&self.memory, &pages))
     }
 
     /// Commands in one buffer on the queue of `vcpu`, notified by it.
@@ -206,6 +245,16 @@ impl Rig {
 
     pub(crate) fn command(&mut self, vcpu: u32, op: u32, event: u64) -> Reply {
         self.commands(vcpu, &[command(op, event)])[0]
+    }
+
+    /// A command with a value: its status.
+    pub(crate) fn valued(&mut self, vcpu: u32, op: u32, event: u64, value: u64) -> Errno {
+        let command = Command {
+            value: value.into(),
+            ..command(op, event)
+        };
+        let reply = self.commands(vcpu, &[command])[0];
+        i32::try_from(reply.status.get()).expect("an errno")
     }
 
     pub(crate) fn read(&mut self, vcpu: u32, event: u64) -> Reply {

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
-use vpmu::source::{Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Request, Source};
+use vpmu::source::{
+    Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Request, Sampling, Source,
+};
 use vpmu::{GuestRegs, Machine, Registers};
 
 /// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
@@ -31,6 +33,7 @@ struct FakeCounter {
     running: bool,
     reading: Reading,
     period: u64,
+    frequency: bool,
     left: u64,
     overflows: Overflows,
 }
@@ -54,6 +57,21 @@ pub(crate) struct FakeMachine(pub(crate) Arc<World>);
 impl World {
     pub(crate) fn pass(&self, ticks: u64) {
         self.tsc.fetch_add(ticks, Ordering::Relaxed);
+    }
+
+    /// The host's TSC, not looked at.
+    pub(crate) fn now(&self) -> u64 {
+        self.tsc.load(Ordering::Relaxed)
+    }
+
+    /// The frequencies of the counters that have one.
+    pub(crate) fn frequencies(&self) -> Vec<u64> {
+        let counters = self.counters.lock().expect("no panic");
+        let frequencies = counters.iter().filter_map(|counter| {
+            let counter = counter.lock().expect("no panic");
+            counter.frequency.then_some(counter.period)
+        });
+        frequencies.collect()
     }
 
     /// The calling thread is now this one, as far as the device can tell.
@@ -148,8 +166,10 @@ impl Counter for Handle {
     }
 
     fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
+        let frequency = matches!(rate, Rate::Frequency(_));
         let (Rate::Period(period) | Rate::Frequency(period)) = rate;
         self.with(|counter| {
+            assert_eq!(counter.frequency, frequency, "of the same kind");
             counter.period = period;
             counter.left = period;
         })
@@ -224,6 +244,13 @@ impl Source for FakeSource {
             running: false,
             reading: Reading::default(),
             period,
+            frequency: matches!(
+                what.sampling,
+                Some(Sampling {
+                    rate: Rate::Frequency(_),
+                    ..
+                })
+            ),
             left: period,
             overflows: Overflows::default(),
         }));

@@ -1,0 +1,134 @@
+//! What inherited events leave behind, and what records that are no samples end with.
+
+use vpmu::abi::*;
+
+use crate::reader::{LOST, READ, SAMPLE, THROTTLE};
+use crate::rig::{ALL_FEATURES, Rig, command, open_of, sampling};
+
+fn family(rig: &mut Rig, flags: u32, format: u64) -> (u64, u64) {
+    let request = OpenRequest {
+        flags: (flags | OPEN_ENABLED).into(),
+        read_format: format.into(),
+        ..open_of(KIND_MARK, 5, CONTEXT_TASK)
+    };
+    let parent = rig.open(&request).expect("open");
+    let child = OpenRequest {
+        parent: parent.into(),
+        ..request
+    };
+    (parent, rig.open(&child).expect("open"))
+}
+
+#[test]
+fn the_counts_of_a_child_are_written_as_it_closes() {
+    let mut rig = Rig::new();
+    rig.runs(1, 41, 42);
+    // ENABLED, RUNNING, ID.
+    let (parent, child) = family(&mut rig, OPEN_INHERIT_STAT, 7);
+    let mut ring = rig.map(parent, 1);
+    rig.command(1, COMMAND_IN, child);
+    (0..9).for_each(|_| rig.mark(1, 5, 1));
+    // The task has gone, another runs.
+    let out = rig.command(1, COMMAND_OUT, child);
+    rig.runs(1, 51, 52);
+    rig.close(child).expect("closed");
+    let raw = ring.raw();
+    assert_eq!(raw.len(), 1);
+    assert_eq!(raw[0].kind, READ);
+    let times = [out.time_enabled.get(), out.time_running.get()];
+    assert_eq!(raw[0].words, [42 << 32 | 41, 9, times[0], times[1], parent]);
+    rig.close(parent).expect("closed");
+    assert_eq!(ring.raw(), [], "it is nobody's child");
+}
+
+#[test]
+fn counts_are_written_only_where_they_are_asked_for() {
+    let mut rig = Rig::new();
+    let (parent, child) = family(&mut rig, 0, 0);
+    let mut ring = rig.map(parent, 1);
+    rig.close(child).expect("closed");
+    assert_eq!(ring.raw(), []);
+}
+
+#[test]
+fn records_that_are_no_samples_end_with_who_and_when() {
+    let limits = vpmu::Limits {
+        max_sample_rate: 60 * 100,
+        ..vpmu::Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    rig.runs(0, 41, 42);
+    let request = OpenRequest {
+        flags: (OPEN_SAMPLE_ID_ALL | OPEN_INHERIT_STAT | OPEN_ENABLED).into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let parent = rig.open(&request).expect("open");
+    let mut ring = rig.map(parent, 1);
+    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    // Sixty are allowed, fifty-six fit; the throttle does not.
+    let samples = ring.raw();
+    assert!(samples.iter().all(|record| record.kind == SAMPLE));
+    assert_eq!(samples.len(), 56);
+    rig.command(0, COMMAND_READ, parent);
+    let raw = ring.raw();
+    let trailer = |words: &[u64], stream: u64| {
+        let [task, _time, id, stream_id, cpu, identifier] = *words else {
+            panic!("{words:?}");
+        };
+        assert_eq!((task, cpu), (42 << 32 | 41, 0));
+        assert_eq!((id, stream_id, identifier), (parent, stream, parent));
+    };
+    assert_eq!(raw.len(), 1);
+    assert_eq!((raw[0].kind, &raw[0].words[..2]), (LOST, &[parent, 4][..]));
+    trailer(&raw[0].words[2..], parent);
+
+    let child = OpenRequest {
+        parent: parent.into(),
+        ..request
+    };
+    let child = rig.open(&child).expect("open");
+    (0..60).for_each(|_| rig.mark(0, 5, 1));
+    let raw = ring.raw();
+    let throttle: Vec<_> = raw
+        .iter()
+        .filter(|record| record.kind == THROTTLE)
+        .collect();
+    // The parent is throttled still; of the child sixty, of which as many fit.
+    assert_eq!(throttle.len(), 0, "{} records", raw.len());
+    rig.commands(0, &[command(COMMAND_DISABLE, parent)]);
+    ring.raw();
+    rig.close(child).expect("closed");
+    let raw = ring.raw();
+    assert_eq!(raw.len(), 1);
+    assert_eq!(
+        (raw[0].kind, &raw[0].words[..2]),
+        (READ, &[42 << 32 | 41, 60][..])
+    );
+    trailer(&raw[0].words[2..], child);
+}
+
+#[test]
+fn a_throttle_ends_with_who_and_when() {
+    let limits = vpmu::Limits {
+        max_sample_rate: 3 * 100,
+        ..vpmu::Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    rig.runs(1, 41, 42);
+    let request = OpenRequest {
+        flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),
+        ..sampling(open_of(KIND_MARK, 5, 1), 1)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 1);
+    (0..4).for_each(|_| rig.mark(1, 5, 1));
+    let raw = ring.raw();
+    let last = &raw[3];
+    assert_eq!((last.kind, raw.len()), (THROTTLE, 4));
+    let time = raw[2].words[3];
+    let task = 42 << 32 | 41;
+    assert_eq!(
+        last.words,
+        [time, event, event, task, time, event, event, 1, event]
+    );
+}

@@ -1,0 +1,96 @@
+//! `COMMAND_REFRESH`: so many overflows more.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use crate::rig::{Rig, open_of, sampling, thread};
+use crate::world::{At, CYCLES};
+
+#[test]
+fn an_event_is_off_after_its_last_overflow() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 3))
+        .expect("open");
+    let mut ring = rig.map(event, 1);
+    rig.post_notice(0, 16);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 4), 0);
+    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(rig.notice(), Some((NOTICE_LIMIT, event)));
+    assert_eq!(ring.samples().len(), 4);
+    let reply = rig.read(0, event);
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_OFF, 12));
+    assert!(!rig.vpmu.wants_registers(0));
+    // Turned on again it has no limit.
+    rig.command(0, COMMAND_ENABLE, event);
+    (0..30).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(ring.samples().len(), 10);
+}
+
+#[test]
+fn limits_add_up_and_lost_records_count() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    for more in [2, 3] {
+        assert_eq!(rig.valued(0, COMMAND_REFRESH, event, more), 0);
+    }
+    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    let reply = rig.read(0, event);
+    assert_eq!(
+        (reply.value.get(), reply.lost.get()),
+        (5, 5),
+        "it has no ring"
+    );
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, u64::MAX), 0);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, u64::MAX), 0);
+}
+
+#[test]
+fn only_what_samples_has_a_limit() {
+    let mut rig = Rig::new();
+    let counting = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, counting, 1), libc::EINVAL);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 0), libc::EINVAL);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, 77, 1), libc::ENOENT);
+    assert_eq!(rig.read(0, event).state.get(), STATE_OFF);
+}
+
+#[test]
+fn a_leader_at_its_limit_stops_its_group() {
+    let mut rig = Rig::new();
+    let leader = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    let member = OpenRequest {
+        leader: leader.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_MARK, 5, 0)
+    };
+    let member = rig.open(&member).expect("open");
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, leader, 7), 0);
+    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(rig.value(0, member), 7);
+}
+
+#[test]
+fn what_the_host_finds_beyond_the_limit_is_dropped() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let event = rig
+        .open(&sampling(open_of(kind, config, 0), 100))
+        .expect("open");
+    let mut ring = rig.map(event, 1);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 2), 0);
+    rig.world.work(thread(0), 500, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(ring.samples().len(), 2);
+    let reply = rig.read(0, event);
+    assert_eq!((reply.state.get(), reply.lost.get()), (STATE_OFF, 0));
+    rig.world.work(thread(0), 500, 4);
+    assert_eq!(rig.value(0, event), 500, "it stands still");
+}

@@ -1,0 +1,93 @@
+//! Modes of the guest that events of the device's own leave out.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use crate::rig::{Rig, open_of, sampling};
+use crate::world::{At, Nowhere};
+
+const KERNEL: u64 = u64::MAX;
+
+fn open(rig: &mut Rig, request: OpenRequest, exclude: u32) -> u64 {
+    let request = OpenRequest {
+        flags: (exclude | OPEN_ENABLED).into(),
+        ..request
+    };
+    rig.open(&request).expect("open")
+}
+
+#[test]
+fn marks_and_exits_by_the_mode_at_the_exit() {
+    let mut rig = Rig::new();
+    let excludes = [
+        0,
+        OPEN_EXCLUDE_USER,
+        OPEN_EXCLUDE_KERNEL,
+        OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL,
+    ];
+    let expected = [10, 7, 3, 0];
+    let (mark, exit) = (open_of(KIND_MARK, 5, 0), open_of(KIND_EXITS, EXIT_IO, 0));
+    let marks = excludes.map(|exclude| open(&mut rig, mark, exclude));
+    let exits = excludes.map(|exclude| open(&mut rig, exit, exclude));
+    assert!(rig.vpmu.wants_registers(0));
+    for ip in [
+        1, KERNEL, KERNEL, 1, KERNEL, 1, KERNEL, KERNEL, KERNEL, KERNEL,
+    ] {
+        rig.mark(0, 5, ip);
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    assert_eq!(marks.map(|id| rig.value(0, id)), expected);
+    assert_eq!(exits.map(|id| rig.value(0, id)), expected);
+}
+
+#[test]
+fn samples_are_of_the_mode_that_is_counted() {
+    let mut rig = Rig::new();
+    let event = open(
+        &mut rig,
+        sampling(open_of(KIND_MARK, 5, 0), 2),
+        OPEN_EXCLUDE_KERNEL,
+    );
+    let mut ring = rig.map(event, 1);
+    for round in 0..6 {
+        rig.mark(0, 5, KERNEL);
+        rig.mark(0, 5, round);
+    }
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [1, 3, 5]);
+    assert_eq!(rig.value(0, event), 6);
+}
+
+#[test]
+fn a_mode_that_cannot_be_told_is_an_error() {
+    let mut rig = Rig::new();
+    let mark = open_of(KIND_MARK, 5, 0);
+    let plain = open(&mut rig, mark, 0);
+    let event = open(&mut rig, mark, OPEN_EXCLUDE_USER);
+    rig.post_notice(0, 16);
+    rig.vpmu.mark(0, 5, &mut Nowhere);
+    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
+    let reply = rig.command(0, COMMAND_READ, event);
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 0));
+    let enabled = rig.command(0, COMMAND_ENABLE, event);
+    assert_eq!(enabled.status.get(), libc::EIO.unsigned_abs());
+    assert_eq!(rig.value(0, plain), 1);
+    assert!(!rig.vpmu.wants_registers(0));
+}
+
+#[test]
+fn the_catalogue_says_who_can() {
+    let mut rig = Rig::new();
+    for entry in rig.catalogue() {
+        let opened = rig.open(&OpenRequest {
+            flags: OPEN_EXCLUDE_USER.into(),
+            ..open_of(entry.kind.get(), entry.config.get(), 0)
+        });
+        let can = entry.flags.get() & CATALOGUE_EXCLUDES != 0;
+        assert_eq!(
+            opened.err(),
+            (!can).then_some(libc::EOPNOTSUPP),
+            "{entry:?}"
+        );
+    }
+}

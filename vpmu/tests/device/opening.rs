@@ -1,0 +1,197 @@
+//! What an open request may say, and what each mistake is answered with.
+
+use vpmu::Limits;
+use vpmu::abi::*;
+
+use crate::rig::{ALL_FEATURES, Rig, open_of, sampling};
+use crate::world::{CYCLES, FAULTS};
+
+const READ: u64 = 1 << 4;
+
+fn good() -> OpenRequest {
+    sampling(open_of(KIND_MARK, 5, 0), 1)
+}
+
+#[test]
+fn every_flag_and_field_that_exists_is_taken() {
+    let mut rig = Rig::new();
+    let leader = rig.open(&good()).expect("open");
+    let request = OpenRequest {
+        flags: (0x7ff & !(OPEN_PINNED | OPEN_FREQ)).into(),
+        sample_type: (0x1_03c7 | 1 << 3 | READ).into(),
+        read_format: READ_ALLOWED.into(),
+        leader: leader.into(),
+        wakeup: 1.into(),
+        engine: ENGINE_EXIT.into(),
+        ..good()
+    };
+    let reply = rig.open_reply(&request);
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
+    let pinned = OpenRequest {
+        flags: (OPEN_PINNED | OPEN_FREQ).into(),
+        ..good()
+    };
+    rig.open(&pinned).expect("open");
+    let counting = rig.open_reply(&open_of(KIND_MARK, 5, 0));
+    assert_eq!(counting.engine.get(), ENGINE_ANY, "it only counts");
+}
+
+#[test]
+fn unknown_bits_are_refused_one_by_one() {
+    let mut rig = Rig::new();
+    for bit in 11..32 {
+        let request = OpenRequest {
+            flags: (1_u32 << bit).into(),
+            ..good()
+        };
+        assert_eq!(rig.open(&request), Err(libc::EINVAL), "flag {bit}");
+    }
+    for bit in (0..64).filter(|bit| SAMPLE_ALLOWED & 1 << bit == 0) {
+        let request = OpenRequest {
+            sample_type: (1_u64 << bit).into(),
+            ..good()
+        };
+        assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP), "sample {bit}");
+    }
+    for bit in (0..64).filter(|bit| READ_ALLOWED & 1 << bit == 0) {
+        let request = OpenRequest {
+            read_format: (1_u64 << bit).into(),
+            ..good()
+        };
+        assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP), "read {bit}");
+    }
+}
+
+#[test]
+fn registers_stacks_and_chains_have_perfs_bounds() {
+    let mut rig = Rig::new();
+    let (chain, user, stack, intr) = (1_u64 << 5, 1 << 12, 1 << 13, 1 << 18);
+    let open = |rig: &mut Rig, sample_type: u64, mask: u64, size: u32, max_stack: u32| {
+        rig.open(&OpenRequest {
+            sample_type: sample_type.into(),
+            regs_user: mask.into(),
+            regs_intr: mask.into(),
+            stack_user: size.into(),
+            max_stack: max_stack.into(),
+            ..good()
+        })
+        .err()
+    };
+    let registers = 0xff_0fff_u64;
+    for bit in 0..64 {
+        let refused = registers & 1 << bit == 0;
+        for field in [user, intr] {
+            let errno = open(&mut rig, field, 1 << bit, 0, 0);
+            assert_eq!(errno == Some(libc::EINVAL), refused, "register {bit}");
+        }
+    }
+    for field in [user, intr] {
+        assert_eq!(open(&mut rig, field, 0, 0, 0), Some(libc::EINVAL));
+    }
+    for (size, refused) in [
+        (0, false),
+        (8, false),
+        (65_528, false),
+        (12, true),
+        (65_536, true),
+    ] {
+        let errno = open(&mut rig, stack, 0, size, 0);
+        assert_eq!(errno == Some(libc::EINVAL), refused, "stack of {size}");
+    }
+    for (most, refused) in [
+        (0, false),
+        (1, false),
+        (127, false),
+        (128, true),
+        (u32::MAX, true),
+    ] {
+        let errno = open(&mut rig, chain, 0, 0, most);
+        assert_eq!(errno == Some(libc::EOVERFLOW), refused, "chain of {most}");
+    }
+    // What no field of the sample asks for is not looked at, as perf does.
+    assert_eq!(open(&mut rig, 1, u64::MAX, u32::MAX, u32::MAX), None);
+}
+
+#[test]
+fn periods_and_frequencies_have_bounds() {
+    let limits = Limits {
+        max_sample_rate: 5000,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    let mut rate = [0; 4];
+    rig.vpmu.read_config(44, &mut rate);
+    assert_eq!(u32::from_le_bytes(rate), 5000);
+    let open = |rig: &mut Rig, flags: u32, period: u64| {
+        rig.open(&OpenRequest {
+            flags: flags.into(),
+            period: period.into(),
+            ..good()
+        })
+        .err()
+    };
+    assert_eq!(open(&mut rig, 0, u64::MAX >> 1), None);
+    assert_eq!(open(&mut rig, 0, 1 << 63), Some(libc::EINVAL));
+    assert_eq!(open(&mut rig, OPEN_FREQ, 0), Some(libc::EINVAL));
+    assert_eq!(open(&mut rig, OPEN_FREQ, 5000), None);
+    assert_eq!(open(&mut rig, OPEN_FREQ, 5001), Some(libc::EINVAL));
+    // A frequency has no shortest period; what cannot sample has no frequency.
+    let frequency = |of: (u32, u64)| OpenRequest {
+        flags: OPEN_FREQ.into(),
+        ..sampling(open_of(of.0, of.1, 0), 1)
+    };
+    rig.open(&frequency(CYCLES)).expect("open");
+    assert_eq!(rig.open(&frequency(FAULTS)), Err(libc::EOPNOTSUPP));
+}
+
+#[test]
+fn leaders_are_checked() {
+    let mut rig = Rig::new();
+    let mut open = |context: u32, leader: u64, flags: u32| {
+        rig.open(&OpenRequest {
+            leader: leader.into(),
+            flags: flags.into(),
+            ..open_of(KIND_MARK, 5, context)
+        })
+    };
+    let leader = open(0, 0, 0).expect("open");
+    let member = open(0, leader, 0).expect("open");
+    let task = open(CONTEXT_TASK, 0, 0).expect("open");
+    open(CONTEXT_TASK, task, 0).expect("open");
+    for (context, of, flags) in [
+        (0, 77, 0),
+        (0, member, 0),
+        (1, leader, 0),
+        (CONTEXT_TASK, leader, 0),
+        (0, task, 0),
+        (0, leader, OPEN_PINNED),
+    ] {
+        assert_eq!(
+            open(context, of, flags),
+            Err(libc::EINVAL),
+            "{of} {context}"
+        );
+    }
+}
+
+#[test]
+fn what_is_inherited_reads_no_counts_into_samples() {
+    let mut rig = Rig::new();
+    let parent = rig.open(&good()).expect("open");
+    let child = OpenRequest {
+        parent: parent.into(),
+        sample_type: READ.into(),
+        ..good()
+    };
+    assert_eq!(rig.open(&child), Err(libc::EINVAL));
+}
+
+#[test]
+fn what_the_device_itself_sees_is_sampled_at_its_exit() {
+    let mut rig = Rig::new();
+    let batched = OpenRequest {
+        engine: ENGINE_BATCHED.into(),
+        ..good()
+    };
+    assert_eq!(rig.open(&batched), Err(libc::EOPNOTSUPP));
+}

@@ -1,0 +1,85 @@
+//! The metadata page: count and times without a system call.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use crate::reader::Reader;
+use crate::rig::{Rig, TSC_OFFSET, open_of};
+use crate::world::At;
+
+/// Count, time enabled and time running as a program computes them from the page at guest time
+/// `now`.
+fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
+    assert_eq!(page.field(8) & 1, 0, "an even sequence");
+    let (count, enabled, running) = (page.field(16), page.field(24), page.field(32));
+    let growing = page.field(40) & 1 << 3 != 0;
+    let since = if growing {
+        now.wrapping_add(page.field(56))
+    } else {
+        0
+    };
+    (count, enabled + since, running + since)
+}
+
+#[test]
+fn a_count_is_exact_after_each_exit_without_a_command() {
+    let mut rig = Rig::new();
+    let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let exits = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
+    let pages = [mark, exits].map(|id| rig.map(id, 0));
+    let counts = || [0, 1].map(|index: usize| pages[index].field(16));
+    rig.command(0, COMMAND_ENABLE, mark);
+    rig.command(0, COMMAND_ENABLE, exits);
+    for round in 1..=50 {
+        rig.mark(0, 5, 1);
+        rig.exit(0, ExitReason::Io, &mut At(1));
+        assert_eq!(counts(), [round, round]);
+    }
+    assert_eq!([mark, exits].map(|id| rig.value(0, id)), [50, 50]);
+    rig.command(0, COMMAND_RESET, mark);
+    assert_eq!(counts(), [0, 50]);
+    rig.command(0, COMMAND_DISABLE, exits);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.mark(0, 5, 1);
+    assert_eq!(counts(), [1, 50]);
+}
+
+#[test]
+fn times_go_on_between_exits() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&open_of(KIND_MARK, 5, CONTEXT_TASK))
+        .expect("open");
+    let page = rig.map(event, 0);
+    rig.command(0, COMMAND_IN, event);
+    rig.world.pass(5_000);
+    assert_eq!(figures(&page, 5_000), (0, 0, 0), "not enabled");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.mark(0, 5, 1);
+    rig.world.pass(1_000_000);
+    let now = rig.world.now() + TSC_OFFSET;
+    let (count, enabled, running) = figures(&page, now);
+    let reply = rig.read(0, event);
+    assert_eq!(count, reply.value.get());
+    // Each look at the clock is a tick later.
+    assert!(reply.time_enabled.get() - enabled < 5);
+    assert!(reply.time_running.get() - running < 5);
+    let out = rig.command(0, COMMAND_OUT, event);
+    rig.world.pass(1_000_000);
+    let figures = figures(&page, rig.world.now() + TSC_OFFSET);
+    assert_eq!(figures, (1, out.time_enabled.get(), out.time_running.get()));
+}
+
+#[test]
+fn a_page_costs_nothing_once_it_is_gone() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    let page = rig.map(event, 0);
+    rig.unmap(event).expect("unmapped");
+    let before = rig.snapshot();
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    assert!(rig.snapshot() == before, "nothing is written");
+    assert_eq!(page.field(16), 0);
+    assert_eq!(rig.value(0, event), 1);
+}

@@ -1,0 +1,261 @@
+//! Whatever a driver does in whatever order: each overflow is written, lost or throttled, records
+//! are whole, and each names an event that was.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use vpmu::Limits;
+use vpmu::abi::*;
+
+use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
+use crate::rig::{ALL_FEATURES, Rig, open_of, sampling};
+
+/// What the driver does; events are named by their place among those that were ever opened.
+#[derive(Debug, Clone)]
+enum Step {
+    Open {
+        task: bool,
+        period: u64,
+        leader: Option<usize>,
+        parent: Option<usize>,
+        frequency: bool,
+        enabled: bool,
+        stat: bool,
+    },
+    Close(usize),
+    Command(u32, u32, usize),
+    Refresh(u32, usize, u64),
+    Period(usize, u64),
+    Redirect(usize, Option<usize>),
+    Pause(usize, bool),
+    Map(usize, u64),
+    Unmap(usize),
+    Mark(u32, u64),
+    Read(usize),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let event = 0_usize..12;
+    let some = prop::option::weighted(0.3, event.clone());
+    prop_oneof![
+        4 => (
+            (any::<bool>(), 1_u64..4, some.clone(), some),
+            (prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
+        )
+            .prop_map(|((task, period, leader, parent), (frequency, enabled, stat))| Step::Open {
+                task, period, leader, parent, frequency, enabled, stat,
+            }),
+        1 => event.clone().prop_map(Step::Close),
+        4 => (0_u32..2, COMMAND_ENABLE..=COMMAND_RESET, event.clone())
+            .prop_map(|(vcpu, op, event)| Step::Command(vcpu, op, event)),
+        1 => (0_u32..2, event.clone(), 0_u64..5)
+            .prop_map(|(vcpu, event, value)| Step::Refresh(vcpu, event, value)),
+        1 => (event.clone(), 0_u64..5).prop_map(|(event, period)| Step::Period(event, period)),
+        2 => (event.clone(), prop::option::weighted(0.8, event.clone()))
+            .prop_map(|(event, target)| Step::Redirect(event, target)),
+        1 => (event.clone(), any::<bool>()).prop_map(|(event, on)| Step::Pause(event, on)),
+        2 => (event.clone(), 0_u64..3).prop_map(|(event, order)| Step::Map(event, order)),
+        1 => event.clone().prop_map(Step::Unmap),
+        8 => (0_u32..2, 1_u64..40).prop_map(|(vcpu, times)| Step::Mark(vcpu, times)),
+        2 => event.prop_map(Step::Read),
+        1 => (0_u64..20_000_000).prop_map(Step::Pass),
+    ]
+}
+
+/// What is known of each event that was opened.
+struct Run {
+    rig: Rig,
+    /// Ids, and the family of each.
+    opened: Vec<(u64, u64)>,
+    rings: BTreeMap<u64, Reader>,
+    samples: u64,
+    told_lost: u64,
+}
+
+impl Run {
+    fn new() -> Self {
+        let limits = Limits {
+            max_sample_rate: 3000,
+            max_pages: 20,
+            ..Limits::default()
+        };
+        Self {
+            rig: Rig::with(limits, ALL_FEATURES),
+            opened: Vec::new(),
+            rings: BTreeMap::new(),
+            samples: 0,
+            told_lost: 0,
+        }
+    }
+
+    /// Some event, or one that never was.
+    fn id(&self, place: usize) -> u64 {
+        self.opened.get(place).map_or(999, |&(id, _)| id)
+    }
+
+    fn take(&mut self, id: u64) {
+        let Some(ring) = self.rings.get_mut(&id) else {
+            return;
+        };
+        let ids: BTreeSet<u64> = self.opened.iter().map(|&(id, _)| id).collect();
+        let families: BTreeSet<u64> = self.opened.iter().map(|&(_, family)| family).collect();
+        for record in ring.raw() {
+            let (family, stream) = match record.kind {
+                SAMPLE => {
+                    self.samples += 1;
+                    assert_eq!(record.words.len(), 8);
+                    (record.words[0], record.words[5])
+                }
+                LOST => {
+                    self.told_lost += record.words[1];
+                    assert_eq!(record.words.len(), 2);
+                    (record.words[0], record.words[0])
+                }
+                THROTTLE | UNTHROTTLE => (record.words[1], record.words[2]),
+                READ => continue,
+                other => panic!("a record of type {other}"),
+            };
+            assert!(families.contains(&family) && ids.contains(&stream));
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Open {
+                task,
+                period,
+                leader,
+                parent,
+                frequency,
+                enabled,
+                stat,
+            } => {
+                let flag = |on: bool, flag| if on { flag } else { 0 };
+                let leader = leader.map_or(0, |place| self.id(place));
+                let parent = parent.map_or(0, |place| self.id(place));
+                let context = if task { CONTEXT_TASK } else { 0 };
+                let request = OpenRequest {
+                    flags: (flag(frequency, OPEN_FREQ)
+                        | flag(enabled, OPEN_ENABLED)
+                        | flag(stat, OPEN_INHERIT_STAT))
+                    .into(),
+                    leader: leader.into(),
+                    parent: parent.into(),
+                    ..sampling(open_of(KIND_MARK, 5, context), period)
+                };
+                if let Ok(id) = self.rig.open(&request) {
+                    let family = self.opened.iter().find(|&&(id, _)| id == parent);
+                    let family = family.map_or(id, |&(_, family)| family);
+                    self.opened.push((id, family));
+                }
+            }
+            Step::Close(place) => {
+                let _ = self.rig.close(self.id(place));
+            }
+            Step::Command(vcpu, op, place) => {
+                self.rig.command(vcpu, op, self.id(place));
+            }
+            Step::Refresh(vcpu, place, value) => {
+                self.rig
+                    .valued(vcpu, COMMAND_REFRESH, self.id(place), value);
+            }
+            Step::Period(place, period) => {
+                self.rig.valued(0, COMMAND_PERIOD, self.id(place), period);
+            }
+            Step::Redirect(place, target) => {
+                let target = target.map_or(0, |place| self.id(place));
+                let _ = self.rig.redirect(self.id(place), target);
+            }
+            Step::Pause(place, on) => {
+                let _ = self.rig.pause(self.id(place), on.into());
+            }
+            Step::Map(place, order) => {
+                let id = self.id(place);
+                // Pages of its own for each mapping, so that what was read stays read.
+                if let Ok(reader) = self.rig.try_map(id, order * order) {
+                    self.take(id);
+                    self.rings.insert(id, reader);
+                }
+            }
+            Step::Unmap(place) => {
+                let id = self.id(place);
+                self.take(id);
+                if self.rig.unmap(id).is_ok() {
+                    self.take(id);
+                }
+            }
+            Step::Mark(vcpu, times) => (0..times).for_each(|_| self.rig.mark(vcpu, 5, 1)),
+            Step::Read(place) => self.take(self.id(place)),
+            Step::Pass(ticks) => self.rig.world.pass(ticks),
+        }
+    }
+
+    /// Overflows since the start, as the marks that events of a fixed period counted make them.
+    fn check(&mut self) {
+        let ids: Vec<u64> = self.rings.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.take(id));
+        let metrics = self.rig.vpmu.metrics();
+        assert_eq!(
+            self.samples, metrics.samples_written,
+            "all of them were read"
+        );
+        assert!(self.told_lost <= metrics.samples_lost);
+        let lost: u64 = self
+            .opened
+            .iter()
+            .map(|&(id, _)| self.rig.command(0, COMMAND_READ, id).lost.get())
+            .sum();
+        assert!(lost <= metrics.samples_lost, "closed events lost some");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn nothing_is_torn_and_nothing_is_made_up(steps in prop::collection::vec(step(), 1..120)) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+        }
+        run.check();
+    }
+
+    #[test]
+    fn every_overflow_is_written_lost_or_throttled(steps in prop::collection::vec(step(), 1..120), periods in prop::collection::vec(1_u64..5, 3)) {
+        let mut run = Run::new();
+        // Events that are opened first, one to a vCPU and one inherited, and only counted with.
+        let request = |period: u64, vcpu, parent: u64| OpenRequest {
+            parent: parent.into(),
+            flags: OPEN_ENABLED.into(),
+            ..sampling(open_of(KIND_MARK, 6, vcpu), period)
+        };
+        let mut own = Vec::new();
+        for (index, &period) in periods.iter().enumerate() {
+            let vcpu = u32::from(index > 0);
+            let parent = if index == 2 { own[1] } else { 0 };
+            own.push(run.rig.open(&request(period, vcpu, parent)).expect("open"));
+        }
+        run.opened.extend([(own[0], own[0]), (own[1], own[1]), (own[2], own[1])]);
+        let mut marks = [0_u64; 2];
+        for step in &steps {
+            // Rings, limits and marks only: what changes these events' counts is not for this.
+            match step {
+                Step::Redirect(..) | Step::Pause(..) | Step::Map(..) | Step::Unmap(_)
+                | Step::Read(_) | Step::Pass(_) => run.step(step),
+                Step::Mark(vcpu, times) => {
+                    marks[*vcpu as usize] += times;
+                    (0..*times).for_each(|_| run.rig.mark(*vcpu, 6, 1));
+                }
+                _ => {}
+            }
+        }
+        let overflows = marks[0] / periods[0] + marks[1] / periods[1] + marks[1] / periods[2];
+        let lost: u64 = own.iter().map(|&id| run.rig.read(0, id).lost.get()).sum();
+        run.check();
+        let metrics = run.rig.vpmu.metrics();
+        prop_assert_eq!(metrics.samples_lost, lost);
+        prop_assert_eq!(metrics.samples_written + lost + metrics.samples_throttled, overflows);
+    }
+}

@@ -1,0 +1,190 @@
+//! Frequencies, and the rate that no event exceeds.
+
+use vpmu::abi::*;
+use vpmu::{ExitReason, Limits};
+
+use crate::reader::{Raw, SAMPLE, THROTTLE, UNTHROTTLE};
+use crate::rig::{ALL_FEATURES, Rig, open_of, sampling, thread};
+use crate::world::{At, CYCLES};
+
+const WINDOW: u64 = 10_000_000;
+
+/// A device whose events make `share` samples in each window, at its beginning.
+fn throttled(share: u32) -> Rig {
+    let limits = Limits {
+        max_sample_rate: share * 100,
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, ALL_FEATURES);
+    rig.world.pass(100 * WINDOW);
+    rig
+}
+
+fn kinds(raw: &[Raw]) -> Vec<u64> {
+    raw.iter().map(|record| record.kind).collect()
+}
+
+#[test]
+fn a_share_of_records_then_silence_until_a_later_window() {
+    let mut rig = throttled(5);
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    (0..20).for_each(|_| rig.mark(0, 5, 1));
+    let raw = ring.raw();
+    assert_eq!(kinds(&raw), [[SAMPLE; 5].as_slice(), &[THROTTLE]].concat());
+    assert_eq!(raw[5].words[1..], [event, event]);
+    assert_eq!(raw[5].words[0], raw[4].words[3], "the time of the last");
+    let reply = rig.read(0, event);
+    assert_eq!(
+        (reply.value.get(), reply.lost.get()),
+        (20, 0),
+        "the count goes on"
+    );
+    assert_eq!(rig.vpmu.metrics().samples_throttled, 15);
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [0; 0], "the window is not over");
+    rig.world.pass(WINDOW);
+    // Whatever the exit.
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    let raw = ring.raw();
+    assert_eq!(kinds(&raw), [UNTHROTTLE]);
+    assert_eq!(raw[0].words[1..], [event, event]);
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    (0..3).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE; 3]);
+    assert_eq!(rig.vpmu.metrics().samples_throttled, 15);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!((metrics.samples_written, metrics.samples_lost), (8, 0));
+}
+
+#[test]
+fn the_overflow_that_finds_the_window_over_is_written() {
+    let mut rig = throttled(2);
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_IN, event);
+    rig.command(0, COMMAND_ENABLE, event);
+    (0..4).for_each(|_| rig.mark(0, 5, 1));
+    rig.command(0, COMMAND_OUT, event);
+    assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, THROTTLE]);
+    rig.world.pass(WINDOW);
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [0; 0], "it is not there");
+    rig.command(1, COMMAND_IN, event);
+    assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
+    rig.mark(1, 5, 1);
+    assert_eq!(kinds(&ring.raw()), [SAMPLE]);
+    assert_eq!(rig.vpmu.metrics().samples_throttled, 2);
+}
+
+#[test]
+fn the_host_samples_no_more_while_throttled() {
+    let mut rig = throttled(3);
+    let (kind, config) = CYCLES;
+    let event = rig
+        .open(&sampling(open_of(kind, config, 0), 100))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.work(thread(0), 500, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
+    assert_eq!(rig.vpmu.metrics().samples_throttled, 2);
+    rig.world.work(thread(0), 10_000, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(
+        rig.vpmu.metrics().samples_throttled,
+        2,
+        "the host is left alone"
+    );
+    // A period given meanwhile holds afterwards.
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 50), 0);
+    rig.world.work(thread(0), 10_000, 4);
+    rig.world.pass(WINDOW);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE]);
+    assert_eq!(rig.value(0, event), 20_600);
+}
+
+#[test]
+fn a_frequency_is_reached_whatever_the_speed() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1000)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 64);
+    for gap in [2_000, 50_000, 10_000] {
+        let second = |rig: &Rig| {
+            (0..1_000_000_000 / gap).for_each(|_| {
+                rig.world.pass(gap);
+                rig.mark(0, 5, 1);
+            });
+        };
+        second(&rig);
+        ring.samples();
+        second(&rig);
+        let samples = ring.samples();
+        assert!(
+            (850..=1150).contains(&samples.len()),
+            "{} at {gap}",
+            samples.len()
+        );
+        let periods: u64 = samples.iter().map(|sample| sample.period).sum();
+        let marks = 1_000_000_000 / gap;
+        assert!(periods.abs_diff(marks) < marks / 10, "{periods} of {marks}");
+    }
+}
+
+#[test]
+fn a_new_frequency_is_kept_to() {
+    let limits = Limits {
+        max_sample_rate: 10_000,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    let request = OpenRequest {
+        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1000)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 64);
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 10_001), libc::EINVAL);
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 0), libc::EINVAL);
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 100), 0);
+    for _ in 0..200_000 {
+        rig.world.pass(10_000);
+        rig.mark(0, 5, 1);
+    }
+    let samples = ring.samples().len();
+    assert!((180..300).contains(&samples), "{samples} in two seconds");
+}
+
+#[test]
+fn the_host_adapts_its_own_periods() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let request = OpenRequest {
+        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
+        ..sampling(open_of(kind, config, 0), 250)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 2);
+    assert_eq!(rig.world.frequencies(), [250]);
+    // The host of the test takes its period for it.
+    rig.world.work(thread(0), 500, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    let periods: Vec<u64> = ring.samples().iter().map(|sample| sample.period).collect();
+    assert_eq!(periods, [250, 250], "as the host's records say");
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 125), 0);
+    assert_eq!(rig.world.frequencies(), [125]);
+}
