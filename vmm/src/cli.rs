@@ -68,6 +68,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_vpmu: bool,
 
+    /// Most samples a second that one event of the guest makes [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub max_sample_rate: Option<u32>,
+
     /// Write what happened to a JSON file, however the run ends
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -85,7 +89,8 @@ Examples:
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"report\": \"report.json\", \"summary\": true}
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"max-sample-rate\": 10000,
+   \"report\": \"report.json\", \"summary\": true}
 
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
 Ctrl-A Ctrl-A sends one Ctrl-A.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use vpmu::Limits;
 
 use crate::cli::RunArgs;
 
@@ -33,6 +34,8 @@ pub struct Config {
     pub memory_mib: u64,
     /// Whether the paravirtual PMU is there.
     pub vpmu: bool,
+    /// Most samples a second that one event makes; not zero.
+    pub max_sample_rate: u32,
     /// Where the report goes.
     pub report: Option<PathBuf>,
     /// Whether a summary goes to standard error.
@@ -71,6 +74,9 @@ pub enum ConfigError {
         "{0} MiB of memory: give {MIN_MEMORY_MIB} MiB or more, and no more than the host has addresses for, with --memory"
     )]
     Memory(u64),
+    /// Events that could never sample.
+    #[error("no samples at all: give 1 a second or more with --max-sample-rate")]
+    SampleRate,
 }
 
 /// The file of `--config`: the flags by their long names, all optional.
@@ -83,6 +89,8 @@ struct Document {
     vcpus: Option<u32>,
     memory: Option<u64>,
     vpmu: Option<bool>,
+    #[serde(rename = "max-sample-rate")]
+    max_sample_rate: Option<u32>,
     report: Option<PathBuf>,
     summary: Option<bool>,
 }
@@ -115,6 +123,13 @@ impl TryFrom<&RunArgs> for Config {
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
             return Err(ConfigError::Memory(memory_mib));
         }
+        let max_sample_rate = args
+            .max_sample_rate
+            .or(file.max_sample_rate)
+            .unwrap_or(Limits::default().max_sample_rate);
+        if max_sample_rate == 0 {
+            return Err(ConfigError::SampleRate);
+        }
         Ok(Self {
             kernel: args.kernel.or(file.kernel).ok_or(ConfigError::NoKernel)?,
             initramfs: args.initramfs.or(file.initramfs),
@@ -128,6 +143,7 @@ impl TryFrom<&RunArgs> for Config {
                 .ok_or(ConfigError::Vcpus(vcpus))?,
             memory_mib,
             vpmu: !args.no_vpmu && file.vpmu.unwrap_or(true),
+            max_sample_rate,
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
         })
@@ -161,6 +177,7 @@ mod tests {
         assert_eq!(config.kernel, Path::new("vmlinux"));
         assert_eq!((config.vcpus, config.memory_mib), (1, 256));
         assert!(config.vpmu && !config.summary);
+        assert_eq!(config.max_sample_rate, 100_000);
         assert!(matches!(
             Config::try_from(&RunArgs::default()),
             Err(ConfigError::NoKernel)
@@ -169,16 +186,20 @@ mod tests {
 
     #[test]
     fn flags_win_over_the_file() {
-        let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x"}"#;
+        let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x",
+            "max-sample-rate": 500}"#;
         let config = with_file(text, RunArgs::default()).expect("valid");
         assert_eq!((config.vcpus, config.memory_mib), (4, 64));
         assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
+        assert_eq!(config.max_sample_rate, 500);
         let flags = RunArgs {
             kernel: Some("b".into()),
             vcpus: Some(2),
+            max_sample_rate: Some(7),
             ..Default::default()
         };
         let config = with_file(text, flags).expect("valid");
+        assert_eq!(config.max_sample_rate, 7);
         assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
         assert_eq!(config.memory_mib, 64);
     }
@@ -208,6 +229,14 @@ mod tests {
             };
             assert!(matches!(Config::try_from(&args), Err(ConfigError::Vcpus(n)) if n == count));
         }
+        let none = RunArgs {
+            max_sample_rate: Some(0),
+            ..kernel()
+        };
+        assert!(matches!(
+            Config::try_from(&none),
+            Err(ConfigError::SampleRate)
+        ));
         for mib in [0, 3, u64::MAX] {
             let args = RunArgs {
                 memory: Some(mib),

@@ -121,6 +121,8 @@ pub struct VpmuReport {
     pub samples_written: u64,
     /// Samples that found no room.
     pub samples_lost: u64,
+    /// Samples beyond the rate allowed.
+    pub samples_throttled: u64,
     /// Exits for the sake of samples.
     pub overflow_exits: u64,
     /// Interrupts raised.
@@ -226,6 +228,7 @@ impl Report {
                 kicks: metrics.kicks,
                 samples_written: metrics.samples_written,
                 samples_lost: metrics.samples_lost,
+                samples_throttled: metrics.samples_throttled,
                 overflow_exits: metrics.overflow_exits,
                 interrupts: metrics.interrupts,
                 notices: metrics.notices,

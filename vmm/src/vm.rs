@@ -216,7 +216,10 @@ impl Vm {
             let settings = Settings {
                 vcpus: u32::from(config.vcpus),
                 tsc_khz,
-                limits: Limits::default(),
+                limits: Limits {
+                    max_sample_rate: config.max_sample_rate,
+                    ..Limits::default()
+                },
             };
             let source = PerfSource::new(signal::kick_signal())?;
             let vpmu = Arc::new(Vpmu::new(settings, Arc::new(carrier), Box::new(source))?);

@@ -48,6 +48,11 @@ fn wrong_usage_is_told_in_one_line() {
         &["1 MiB", "--memory"],
     );
     refused(
+        &["run", "--kernel", "x", "--max-sample-rate", "0"],
+        2,
+        &["1 a second", "--max-sample-rate"],
+    );
+    refused(
         &["run", "--kernel", "x", "--memory", "9T"],
         2,
         &["9T", "MiB"],
