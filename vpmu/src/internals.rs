@@ -1,6 +1,8 @@
 //! What this project's own benchmarks drive without the device around it. No contract: a program
 //! that embeds the device has no use for it.
 
+mod callers;
+
 use std::sync::atomic::Ordering;
 
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
@@ -12,6 +14,8 @@ use crate::record::{
     SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
 };
 use crate::ring::{Author, Manner, Ring, Wakeup};
+
+pub use callers::Callers;
 
 const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
 /// Six words and the header, and one more of either: the CPU in a short record, in a longer one

@@ -5,10 +5,11 @@
 use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 use crate::abi::{PAGE_SIZE, TASK_HISTORY, TaskPage, TaskSwitch};
 
+const USER_REGS: u64 = offset_of!(TaskPage, user_regs) as u64;
 const SWITCHES: usize = offset_of!(TaskPage, switches);
 const HISTORY: usize = offset_of!(TaskPage, history);
 const ENTRIES: u64 = TASK_HISTORY as u64;
@@ -42,6 +43,15 @@ impl Tasks {
         let word =
             self.0[vcpu as usize].and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
         task(word.unwrap_or(0))
+    }
+
+    /// Where the kernel keeps the registers with which the task that runs on `vcpu` entered it:
+    /// a guest-virtual address that nobody has checked; zero where there are none.
+    pub(crate) fn user_regs(&self, memory: &GuestMemoryMmap, vcpu: u32) -> u64 {
+        let word = self.0[vcpu as usize]
+            .and_then(|page| page.checked_add(USER_REGS))
+            .and_then(|at| memory.load::<u64>(at, Ordering::Relaxed).ok());
+        u64::from_le(word.unwrap_or(0))
     }
 
     /// Who has run on `vcpu` until now, while it may run on.

@@ -21,6 +21,8 @@ pub(crate) enum Need {
     Throttled,
     /// Nothing but that registers will be asked for.
     Registers,
+    /// All of the state will be, where an overflow is found.
+    State,
 }
 
 /// One vCPU, as seen by its own thread and, for reading, by any.
@@ -32,7 +34,7 @@ pub(crate) struct Vcpu {
     thread: AtomicI32,
     tsc_offset: AtomicU64,
     exits: [AtomicU64; 5],
-    needs: [AtomicU32; 5],
+    needs: [AtomicU32; 6],
     guest_time: AtomicU64,
     entered: AtomicU64,
     kicks: AtomicU64,

@@ -30,10 +30,6 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_EXCLUDE_CHAIN_KERNEL
     | OPEN_EXCLUDE_CHAIN_USER;
 
-/// Fields of a sample that are not written yet.
-const SAMPLE_UNWRITTEN: u64 =
-    SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
-
 /// Registers of x86-64 by perf's numbers: AX to SS, then R8 to R15; no DS, ES, FS, GS.
 const REGISTERS: u64 = 0xff_0fff;
 /// perf takes no larger stack.
@@ -143,7 +139,7 @@ impl State {
         let sampled = entry
             .shortest_period
             .is_some_and(|shortest| period >= shortest || flags & OPEN_FREQ != 0);
-        if request.sample_type.get() & !(SAMPLE_ALLOWED & !SAMPLE_UNWRITTEN) != 0
+        if request.sample_type.get() & !SAMPLE_ALLOWED != 0
             || request.read_format.get() & !READ_ALLOWED != 0
             || excludes && !entry.excludes
             || period > 0 && !(sampled && self.has_rings())

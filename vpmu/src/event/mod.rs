@@ -7,18 +7,21 @@ use std::io;
 
 use self::backing::Backing;
 use crate::abi::{
-    KIND_EXITS, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR,
-    STATE_INACTIVE, STATE_OFF,
+    KIND_EXITS, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL,
+    OPEN_EXCLUDE_USER, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
 };
 use crate::clock::Clock;
 use crate::machine::Machine;
 use crate::period::{Completed, Period};
-use crate::record::Layout;
+use crate::record::{
+    Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+};
 use crate::ring::{Face, Wakeup};
 use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
 use crate::tasks::Task;
 use crate::throttle::{Allowance, Throttle, Verdict};
 use crate::vcpu::{Need, Vcpu};
+use crate::walk::Wish;
 
 /// What an event's figures come from.
 #[derive(Debug, Clone, Copy)]
@@ -102,6 +105,25 @@ impl Facts {
 
     pub(crate) fn excludes_any(&self) -> bool {
         self.has(OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL)
+    }
+
+    /// What its samples hold of the place where they were taken.
+    pub(crate) fn wish(&self) -> Wish {
+        let layout = &self.layout;
+        let of = |bit, mask| if layout.has(bit) { mask } else { 0 };
+        Wish {
+            chain: layout.has(SAMPLE_CALLCHAIN),
+            exclude_kernel: self.has(OPEN_EXCLUDE_CHAIN_KERNEL),
+            exclude_user: self.has(OPEN_EXCLUDE_CHAIN_USER),
+            max_stack: self.max_stack,
+            regs_user: of(SAMPLE_REGS_USER, layout.regs_user),
+            regs_intr: of(SAMPLE_REGS_INTR, layout.regs_intr),
+            stack_user: if layout.has(SAMPLE_STACK_USER) {
+                layout.stack_user
+            } else {
+                0
+            },
+        }
     }
 
     /// Whether it was inherited from another.
@@ -200,7 +222,8 @@ impl Event {
             _ => [None, None],
         };
         let throttled = wants(Need::Throttled, self.throttle.is_closed());
-        needs.into_iter().flatten().chain(throttled)
+        let state = wants(Need::State, samples && self.facts.wish().wants_state());
+        needs.into_iter().flatten().chain(throttled).chain(state)
     }
 
     /// Whether the device itself sees its count grow, one by one.

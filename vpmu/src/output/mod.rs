@@ -192,6 +192,11 @@ impl Output {
         }
     }
 
+    /// Where the kernel keeps the user registers of the task that runs on `vcpu`, unchecked.
+    pub(crate) fn user_regs(&self, vcpu: u32) -> u64 {
+        self.tasks.user_regs(&self.memory, vcpu)
+    }
+
     /// Who runs on `vcpu`, as its task page has it.
     pub(crate) fn running(&self, vcpu: u32) -> Task {
         self.tasks.running(&self.memory, vcpu)

@@ -15,7 +15,6 @@ use crate::abi::F_RING;
 use crate::clock::Clock;
 use crate::errno::Errno;
 use crate::event::{Context, Event, Host};
-use crate::machine::GuestRegs;
 use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::period::Period;
@@ -24,6 +23,7 @@ use crate::record::Origin;
 use crate::settings::Settings;
 use crate::source::Rate;
 use crate::throttle::Allowance;
+use crate::walk::{Capture, Place};
 
 /// Everything between a driver's `DRIVER_OK` and its reset.
 #[derive(Debug)]
@@ -41,8 +41,10 @@ pub(crate) struct State {
     allowance: Allowance,
     /// Active events of each vCPU.
     active: Vec<BTreeSet<u64>>,
-    /// Registers at the last exit of each vCPU that host counters sampled, and which exit.
-    exit_regs: Vec<(u64, Option<GuestRegs>)>,
+    /// Where each vCPU stood at its last exit that host counters sampled, and which exit.
+    exit_places: Vec<(u64, Option<Place>)>,
+    /// What the sample that is being made says of its place.
+    capture: Capture,
 }
 
 /// What becomes of overflows that are found when an event has been stopped.
@@ -74,7 +76,8 @@ impl State {
             next_id,
             metrics: Metrics::default(),
             active: vec![BTreeSet::new(); vcpus],
-            exit_regs: vec![(0, None); vcpus],
+            exit_places: vec![(0, None); vcpus],
+            capture: Capture::default(),
         }
     }
 
@@ -135,8 +138,8 @@ impl State {
             match pending {
                 Pending::Written => {
                     // Overflows since the exit belong to the exit: the guest has not run on.
-                    let regs = self.regs_at_exit(host, vcpu);
-                    self.drain(host, id, vcpu, regs);
+                    let place = self.place_at_exit(host, vcpu);
+                    self.drain(host, id, vcpu, place);
                 }
                 Pending::Dropped => {
                     event.drain(vcpu);

@@ -6,7 +6,7 @@ use super::{Pending, State};
 use crate::abi::{KIND_EXITS, KIND_MARK};
 use crate::clock::Clock;
 use crate::event::{Event, Facts, Host};
-use crate::machine::{ExitReason, GuestRegs, Registers};
+use crate::machine::{CpuState, ExitReason, GuestRegs, Registers};
 use crate::output::Note;
 use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Origin, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_REGS_INTR,
@@ -15,6 +15,7 @@ use crate::record::{
 use crate::tasks::Task;
 use crate::throttle::Verdict;
 use crate::vcpu::{Need, exit_matches};
+use crate::walk::Place;
 
 /// Fields of a sample that tell where the guest was.
 const PLACES: u64 =
@@ -27,7 +28,7 @@ pub(super) struct Moment {
     /// Guest nanoseconds.
     pub(super) time: u64,
     /// `None` where the hypervisor would not tell.
-    pub(super) regs: Option<GuestRegs>,
+    pub(super) place: Option<Place>,
     pub(super) task: Task,
 }
 
@@ -36,6 +37,7 @@ struct Exit<'a> {
     vcpu: u32,
     registers: &'a mut dyn Registers,
     regs: Option<Option<GuestRegs>>,
+    cpu: Option<Option<CpuState>>,
     time: Option<u64>,
 }
 
@@ -45,12 +47,24 @@ impl<'a> Exit<'a> {
             vcpu,
             registers,
             regs: None,
+            cpu: None,
             time: None,
         }
     }
 
     fn regs(&mut self) -> Option<GuestRegs> {
         *self.regs.get_or_insert_with(|| self.registers.registers())
+    }
+
+    /// With all of the state where an event of the vCPU wants it.
+    fn place(&mut self, host: &Host<'_>) -> Option<Place> {
+        let regs = self.regs()?;
+        let cpu = if host.vcpus[self.vcpu as usize].needs(Need::State) {
+            *self.cpu.get_or_insert_with(|| self.registers.state())
+        } else {
+            None
+        };
+        Some(Place { regs, cpu })
     }
 
     fn time(&mut self, clock: Clock, host: &Host<'_>) -> u64 {
@@ -64,7 +78,7 @@ impl<'a> Exit<'a> {
         Moment {
             vcpu: self.vcpu,
             time: self.time(state.clock, host),
-            regs: self.regs(),
+            place: self.place(host),
             task: state.output.running(self.vcpu),
         }
     }
@@ -173,12 +187,12 @@ impl State {
             })
             .copied()
             .collect();
-        let regs = exit.regs();
+        let place = exit.place(host);
         // Where a command may come next, whose stop finds overflows after this.
-        self.exit_regs[vcpu as usize] = (host.vcpus[vcpu as usize].exits().total(), regs);
+        self.exit_places[vcpu as usize] = (host.vcpus[vcpu as usize].exits().total(), place);
         let mut overflows = 0;
         for id in sampling {
-            overflows += self.drain(host, id, vcpu, regs);
+            overflows += self.drain(host, id, vcpu, place);
         }
         if overflows > 0 && reason == ExitReason::Signal {
             self.metrics.overflow_exits += 1;
@@ -191,7 +205,7 @@ impl State {
         host: &Host<'_>,
         id: u64,
         vcpu: u32,
-        regs: Option<GuestRegs>,
+        place: Option<Place>,
     ) -> u64 {
         let Some(event) = self.events.get_mut(&id) else {
             return 0;
@@ -201,7 +215,7 @@ impl State {
             let moment = Moment {
                 vcpu,
                 time: self.now(host, vcpu),
-                regs,
+                place,
                 task: self.output.running(vcpu),
             };
             overflows
@@ -259,21 +273,31 @@ impl State {
         };
         // A record without the IP that was asked for would be a lie, and one from the mode that
         // is excluded a leak: the overflow came there, but the exit that found it came later.
-        let tells = moment.regs.is_some_and(|regs| !facts.excludes(regs.user));
+        let regs = moment.place.map(|place| place.regs);
+        let tells = regs.is_some_and(|regs| !facts.excludes(regs.user));
         if !tells && facts.layout.sample_type & PLACES != 0 {
             self.lose(id, 1);
             return Some(origin);
         }
+        let wish = facts.wish();
+        let capture = &mut self.capture;
+        if let Some(place) = moment.place.filter(|_| wish.wants_state()) {
+            let user_regs = self.output.user_regs(moment.vcpu);
+            capture.take(self.output.memory(), &place, user_regs, &wish);
+        }
         let sample = Sample {
-            misc: match moment.regs {
+            misc: match regs {
                 Some(GuestRegs { user: true, .. }) => MISC_USER,
                 Some(GuestRegs { user: false, .. }) => MISC_KERNEL,
                 None => MISC_UNKNOWN,
             },
-            ip: moment.regs.map_or(0, |regs| regs.ip),
+            ip: regs.map_or(0, |regs| regs.ip),
             period,
             read: snapshot.reading(),
-            ..Sample::default()
+            chain: capture.chain(),
+            regs_user: capture.regs_user(),
+            stack: capture.stack(),
+            regs_intr: capture.regs_intr(),
         };
         if !self.output.sample(facts, &origin, &sample) {
             event.lost = event.lost.saturating_add(1);
@@ -345,9 +369,9 @@ impl State {
         }
     }
 
-    /// Registers at the exit that is being handled, if they were read.
-    pub(super) fn regs_at_exit(&self, host: &Host<'_>, vcpu: u32) -> Option<GuestRegs> {
-        let (exit, regs) = self.exit_regs[vcpu as usize];
-        regs.filter(|_| exit == host.vcpus[vcpu as usize].exits().total())
+    /// Where the vCPU stood at the exit that is being handled, if that was read.
+    pub(super) fn place_at_exit(&self, host: &Host<'_>, vcpu: u32) -> Option<Place> {
+        let (exit, place) = self.exit_places[vcpu as usize];
+        place.filter(|_| exit == host.vcpus[vcpu as usize].exits().total())
     }
 }

@@ -8,6 +8,7 @@ use super::frames::{
 };
 use super::paging::{AddressSpace, Rights};
 use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+use crate::record::Regs;
 
 /// perf's `PERF_SAMPLE_REGS_ABI_*`.
 const ABI_32: u64 = 1;
@@ -57,6 +58,14 @@ impl CpuState {
     }
 }
 
+/// Where a vCPU stood when it left the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) regs: GuestRegs,
+    /// All of its state, if an event wants that; `None` too where the hypervisor would not tell.
+    pub(crate) cpu: Option<CpuState>,
+}
+
 /// What an event's samples hold of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Wish {
@@ -67,13 +76,13 @@ pub(crate) struct Wish {
     /// No callers in user mode.
     pub(crate) exclude_user: bool,
     /// Most addresses of the chain.
-    pub(crate) max_stack: usize,
+    pub(crate) max_stack: u32,
     /// Mask of registers in user mode; zero: none wanted.
     pub(crate) regs_user: u64,
     /// Mask of registers at the overflow.
     pub(crate) regs_intr: u64,
     /// Bytes of the user's stack.
-    pub(crate) stack_user: usize,
+    pub(crate) stack_user: u32,
 }
 
 impl Wish {
@@ -85,14 +94,14 @@ impl Wish {
 
 /// Registers as a record shows them.
 #[derive(Debug, Default)]
-pub(crate) struct Regs {
+struct Shown {
     /// `PERF_SAMPLE_REGS_ABI_*`; zero: there are none.
-    pub(crate) abi: u64,
+    abi: u64,
     /// Those of the mask.
-    pub(crate) values: Vec<u64>,
+    values: Vec<u64>,
 }
 
-impl Regs {
+impl Shown {
     fn clear(&mut self) {
         self.abi = 0;
         self.values.clear();
@@ -102,6 +111,13 @@ impl Regs {
         self.abi = if code64 { ABI_64 } else { ABI_32 };
         let wanted = (0..).zip(general).filter(|(bit, _)| mask >> bit & 1 != 0);
         self.values.extend(wanted.map(|(_, value)| *value));
+    }
+
+    fn get(&self) -> Option<Regs<'_>> {
+        (self.abi != 0).then_some(Regs {
+            abi: self.abi,
+            values: &self.values,
+        })
     }
 }
 
@@ -116,10 +132,8 @@ struct UserState {
 #[derive(Debug, Default)]
 pub(crate) struct Capture {
     chain: Chain,
-    /// Registers in user mode.
-    pub(crate) regs_user: Regs,
-    /// Registers at the overflow.
-    pub(crate) regs_intr: Regs,
+    regs_user: Shown,
+    regs_intr: Shown,
     stack: Vec<u8>,
     has_stack: bool,
 }
@@ -130,22 +144,31 @@ impl Capture {
         self.chain.entries()
     }
 
+    /// Registers in user mode; `None` for a task without.
+    pub(crate) fn regs_user(&self) -> Option<Regs<'_>> {
+        self.regs_user.get()
+    }
+
+    /// Registers at the overflow; `None` where the hypervisor would not tell.
+    pub(crate) fn regs_intr(&self) -> Option<Regs<'_>> {
+        self.regs_intr.get()
+    }
+
     /// What could be read of the user's stack; `None` for a task without.
     pub(crate) fn stack(&self) -> Option<&[u8]> {
         self.has_stack.then_some(&self.stack)
     }
 
-    /// Looks at the guest as it stands at `regs`. `cpu` is all of its state, `None` where the
-    /// hypervisor would not tell; `user_regs` where its kernel says that it keeps the running
-    /// task's registers, zero for nowhere.
+    /// Looks at the guest as it stands at `place`; `user_regs` is where its kernel says that it
+    /// keeps the running task's registers, zero for nowhere.
     pub(crate) fn take(
         &mut self,
         memory: &GuestMemoryMmap,
-        regs: GuestRegs,
-        cpu: Option<&CpuState>,
+        place: &Place,
         user_regs: u64,
         wish: &Wish,
     ) {
+        let cpu = place.cpu.as_ref();
         self.regs_user.clear();
         self.regs_intr.clear();
         self.stack.clear();
@@ -162,7 +185,7 @@ impl Capture {
             _ => None,
         };
         if wish.chain {
-            self.callers(&mut space, regs, cpu, user.as_ref(), user_regs, wish);
+            self.callers(&mut space, place, user.as_ref(), user_regs, wish);
         }
         if let Some(cpu) = cpu
             && wish.regs_intr != 0
@@ -178,7 +201,7 @@ impl Capture {
         }
         if wish.stack_user != 0 {
             self.has_stack = true;
-            self.stack.resize(wish.stack_user, 0);
+            self.stack.resize(wish.stack_user as usize, 0);
             let sp = user.general[SP];
             let filled = space.map_or(0, |mut space| space.read(sp, Rights::User, &mut self.stack));
             self.stack.truncate(filled);
@@ -188,17 +211,17 @@ impl Capture {
     fn callers(
         &mut self,
         space: &mut Option<AddressSpace<'_>>,
-        regs: GuestRegs,
-        cpu: Option<&CpuState>,
+        place: &Place,
         user: Option<&UserState>,
         user_regs: u64,
         wish: &Wish,
     ) {
         let chain = &mut self.chain;
+        let regs = place.regs;
         if !regs.user && !wish.exclude_kernel {
             chain.mark(CONTEXT_KERNEL);
             chain.push(regs.ip);
-            if let (Some(space), Some(cpu)) = (&mut *space, cpu) {
+            if let (Some(space), Some(cpu)) = (&mut *space, &place.cpu) {
                 let end = share_stack(cpu.sp(), user_regs).then_some(user_regs);
                 kernel_callers(space, chain, cpu, end);
             }
@@ -229,14 +252,11 @@ fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option
     if !here {
         return None;
     }
-    let mut bytes = [0; SAVED.len() * 8];
-    if space.read(user_regs, Rights::Kernel, &mut bytes) != bytes.len() {
-        return None;
-    }
+    let words: [[u8; 8]; SAVED.len()] = space.words(user_regs, Rights::Kernel)?;
     let mut general = [0; GENERAL_REGS];
-    for (number, word) in SAVED.iter().zip(bytes.as_chunks::<8>().0) {
-        if let Some(number) = *number {
-            general[number] = u64::from_le_bytes(*word);
+    for (number, word) in SAVED.into_iter().zip(words) {
+        if let Some(number) = number {
+            general[number] = u64::from_le_bytes(word);
         }
     }
     let cs = general[CS] & 0xffff;

@@ -18,12 +18,12 @@ const FRAME: u64 = 16;
 pub(super) struct Chain {
     entries: Vec<u64>,
     /// Addresses that it may still take.
-    left: usize,
+    left: u32,
 }
 
 impl Chain {
     /// An empty chain for at most `most` addresses.
-    pub(super) fn begin(&mut self, most: usize) {
+    pub(super) fn begin(&mut self, most: u32) {
         self.entries.clear();
         self.left = most;
     }
@@ -67,7 +67,7 @@ pub(super) fn kernel_callers(
     end: Option<u64>,
 ) {
     let sp = cpu.sp();
-    let end = end.unwrap_or((sp | (KERNEL_STACK - 1)).saturating_add(1));
+    let end = end.unwrap_or_else(|| (sp | (KERNEL_STACK - 1)).saturating_add(1));
     let mut least = sp;
     let mut fp = cpu.bp();
     while !chain.is_full()
@@ -75,16 +75,13 @@ pub(super) fn kernel_callers(
         && fp.is_multiple_of(8)
         && fp.checked_add(FRAME).is_some_and(|top| top <= end)
     {
-        let Some(caller) = space.word(fp + 8, Rights::Kernel) else {
+        let Some((next, caller)) = frame64(space, fp, Rights::Kernel) else {
             break;
         };
         if !space.is_kernel_code(caller) || !chain.push(caller) {
             break;
         }
         least = fp + FRAME;
-        let Some(next) = space.word(fp, Rights::Kernel) else {
-            break;
-        };
         fp = next;
     }
 }
@@ -99,7 +96,7 @@ pub(super) fn user_callers(
 ) {
     while !chain.is_full() {
         let frame = if code64 {
-            frame64(space, fp)
+            frame64(space, fp, Rights::User)
         } else {
             frame32(space, fp)
         };
@@ -111,15 +108,14 @@ pub(super) fn user_callers(
     }
 }
 
-fn frame64(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
-    let next = space.word(fp, Rights::User)?;
-    let caller = space.word(fp.checked_add(8)?, Rights::User)?;
-    Some((next, caller))
+/// The frame pointer and the return address in a frame of 64-bit code.
+fn frame64(space: &mut AddressSpace<'_>, fp: u64, rights: Rights) -> Option<(u64, u64)> {
+    let [next, caller] = space.words(fp, rights)?;
+    Some((u64::from_le_bytes(next), u64::from_le_bytes(caller)))
 }
 
 fn frame32(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
-    let fp = fp & u64::from(u32::MAX);
-    let next = space.half(fp, Rights::User)?;
-    let caller = space.half(fp + 4, Rights::User)?;
-    Some((next.into(), caller.into()))
+    let [next, caller] = space.words(fp & u64::from(u32::MAX), Rights::User)?;
+    let wide = |word| u64::from(u32::from_le_bytes(word));
+    Some((wide(next), wide(caller)))
 }

@@ -9,7 +9,7 @@ mod capture;
 mod frames;
 mod paging;
 
-pub(crate) use capture::{Capture, Regs, Wish};
+pub(crate) use capture::{Capture, Place, Wish};
 
 #[cfg(test)]
 mod tests;

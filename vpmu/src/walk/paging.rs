@@ -68,16 +68,15 @@ impl<'a> AddressSpace<'a> {
         })
     }
 
-    /// A 64-bit word anywhere.
-    pub(super) fn word(&mut self, address: u64, rights: Rights) -> Option<u64> {
-        let mut bytes = [0; 8];
-        (self.read(address, rights, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
-    }
-
-    /// A 32-bit word anywhere.
-    pub(super) fn half(&mut self, address: u64, rights: Rights) -> Option<u32> {
-        let mut bytes = [0; 4];
-        (self.read(address, rights, &mut bytes) == bytes.len()).then(|| u32::from_le_bytes(bytes))
+    /// Words anywhere, one after the other; `None` where one of them cannot be read.
+    pub(super) fn words<const N: usize, const SIZE: usize>(
+        &mut self,
+        address: u64,
+        rights: Rights,
+    ) -> Option<[[u8; SIZE]; N]> {
+        let mut words = [[0; SIZE]; N];
+        let bytes = words.as_flattened_mut();
+        (self.read(address, rights, bytes) == bytes.len()).then_some(words)
     }
 
     /// Fills `bytes` from `address` on, up to the first page that cannot be read; how many it

@@ -6,6 +6,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::*;
 use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+use crate::record::Regs;
 
 const MEMORY: usize = 4 << 20;
 const KERNEL: u64 = -128_i64 as u64;
@@ -158,13 +159,22 @@ impl Guest {
             ip: cpu.general[IP],
             user: cpu.user,
         };
-        capture.take(&self.memory, regs, Some(cpu), SAVED, wish);
+        let cpu = Some(*cpu);
+        capture.take(&self.memory, &Place { regs, cpu }, SAVED, wish);
         capture
     }
 
     fn chain(&self, cpu: &CpuState) -> Vec<u64> {
         self.capture(cpu, &CHAIN).chain().to_vec()
     }
+}
+
+fn abi(regs: Option<Regs<'_>>) -> u64 {
+    regs.map_or(0, |regs| regs.abi)
+}
+
+fn values(regs: Option<Regs<'_>>) -> Vec<u64> {
+    regs.map_or_else(Vec::new, |regs| regs.values.to_vec())
 }
 
 const CHAIN: Wish = Wish {
@@ -179,9 +189,10 @@ const CHAIN: Wish = Wish {
 
 /// Reads a word as the guest's kernel or a program would.
 fn word(guest: &Guest, address: u64, rights: paging::Rights) -> Option<u64> {
-    paging::AddressSpace::new(&guest.memory, &guest.cpu())
-        .expect("long mode")
-        .word(address, rights)
+    let mut space = paging::AddressSpace::new(&guest.memory, &guest.cpu()).expect("long mode");
+    space
+        .words(address, rights)
+        .map(|[word]| u64::from_le_bytes(word))
 }
 
 #[test]
@@ -249,7 +260,7 @@ fn what_the_processor_would_not_translate_is_not_read() {
     let mut cpu = guest.cpu();
     cpu.cr3 = u64::MAX;
     let mut space = paging::AddressSpace::new(&guest.memory, &cpu).expect("long mode");
-    assert_eq!(space.word(USTACK, kernel), None);
+    assert_eq!(space.words::<1, 8>(USTACK, kernel), None);
     // Modes that are not walked.
     for (cr0, cr4, efer) in [
         (1, 1 << 5, 1 << 10),
@@ -331,8 +342,13 @@ fn callers_of_32_bit_code() {
         ..Wish::default()
     };
     let capture = guest.capture(&cpu, &regs);
-    assert_eq!(capture.regs_user.abi, 1);
-    assert_eq!(capture.regs_user.values, [UTEXT]);
+    assert_eq!(
+        capture.regs_user(),
+        Some(Regs {
+            abi: 1,
+            values: &[UTEXT]
+        })
+    );
 }
 
 #[test]
@@ -443,14 +459,15 @@ fn without_saved_registers_there_is_no_program() {
             ip: TEXT,
             user: false,
         };
-        capture.take(&guest.memory, regs, Some(&cpu), user_regs, &everything);
+        let cpu = Some(cpu);
+        capture.take(&guest.memory, &Place { regs, cpu }, user_regs, &everything);
         capture
     };
     guest.save_task(UTEXT, 0, 0x33);
     let there = look(sp, SAVED);
     assert_eq!(there.chain(), [KERNEL, TEXT, USER, UTEXT]);
     assert_eq!(
-        (there.regs_user.abi, there.stack().map(<[u8]>::len)),
+        (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
         (2, Some(64))
     );
     // A kernel thread; between two tasks; below the stack pointer; unaligned; beyond the stack;
@@ -466,10 +483,13 @@ fn without_saved_registers_there_is_no_program() {
     ] {
         let capture = look(sp, user_regs);
         assert_eq!(capture.chain(), [KERNEL, TEXT], "{sp:#x} {user_regs:#x}");
-        assert_eq!((capture.regs_user.abi, capture.stack()), (0, None));
+        assert_eq!((capture.regs_user(), capture.stack()), (None, None));
         assert_eq!(
-            (capture.regs_intr.abi, &capture.regs_intr.values[..]),
-            (2, &[TEXT][..])
+            capture.regs_intr(),
+            Some(Regs {
+                abi: 2,
+                values: &[TEXT]
+            })
         );
     }
     // The kernel was entered from itself.
@@ -477,7 +497,7 @@ fn without_saved_registers_there_is_no_program() {
     assert_eq!(look(sp, SAVED).chain(), [KERNEL, TEXT]);
     // From 32-bit code.
     guest.save_task(UTEXT, 0, 0x23);
-    assert_eq!(look(sp, SAVED).regs_user.abi, 1);
+    assert_eq!(abi(look(sp, SAVED).regs_user()), 1);
 }
 
 #[test]
@@ -520,18 +540,18 @@ fn registers_in_perfs_order() {
         0x5001,
         0x5000,
     ];
-    assert_eq!(capture.regs_user.values, saved);
+    assert_eq!(values(capture.regs_user()), saved);
     let at: Vec<u64> = (0..24)
         .filter(|number| mask >> number & 1 != 0)
         .map(|number| cpu.general[number])
         .collect();
-    assert_eq!(capture.regs_intr.values, at);
+    assert_eq!(values(capture.regs_intr()), at);
     assert!(capture.chain().is_empty());
 
     // In user mode they are the same.
     cpu.user = true;
     let capture = guest.capture(&cpu, &wish);
-    assert_eq!(capture.regs_user.values, at);
+    assert_eq!(values(capture.regs_user()), at);
 }
 
 #[test]
@@ -570,9 +590,10 @@ fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
         ip: TEXT,
         user: false,
     };
-    capture.take(&guest.memory, regs, None, SAVED, &everything);
+    let cpu = None;
+    capture.take(&guest.memory, &Place { regs, cpu }, SAVED, &everything);
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
-    assert_eq!((capture.regs_user.abi, capture.regs_intr.abi), (0, 0));
+    assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);
     // As do modes that are not walked.
     let mut cpu = guest.in_user(UTEXT, USTACK);
@@ -613,9 +634,9 @@ fn cpu_state() -> impl Strategy<Value = CpuState> {
 fn wish() -> impl Strategy<Value = Wish> {
     (
         any::<[bool; 3]>(),
-        1..=127_usize,
+        1..=127_u32,
         any::<[u32; 2]>(),
-        0..0x2000_usize,
+        0..0x2000_u32,
     )
         .prop_map(
             |([chain, exclude_kernel, exclude_user], max_stack, [regs_user, regs_intr], stack)| {
@@ -638,27 +659,25 @@ fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, wish: &Wish) -> Capture {
         ip: cpu.general[IP],
         user: cpu.user,
     };
-    capture.take(&guest.memory, regs, Some(cpu), user_regs, wish);
+    let cpu = Some(*cpu);
+    capture.take(&guest.memory, &Place { regs, cpu }, user_regs, wish);
     let marks = capture
         .chain()
         .iter()
         .filter(|&&one| one == KERNEL || one == USER);
     let addresses = capture.chain().len() - marks.count().min(2);
-    assert!(addresses <= wish.max_stack);
+    assert!(addresses <= wish.max_stack as usize);
     assert!(
         capture
             .stack()
-            .is_none_or(|stack| stack.len() <= wish.stack_user)
+            .is_none_or(|stack| stack.len() <= wish.stack_user as usize)
     );
-    let counted = |mask: u64| mask.count_ones() as usize;
-    for (regs, mask) in [
-        (&capture.regs_user, wish.regs_user),
-        (&capture.regs_intr, wish.regs_intr),
-    ] {
-        assert_eq!(
-            regs.values.len(),
-            if regs.abi == 0 { 0 } else { counted(mask) }
-        );
+    let masks = [
+        (capture.regs_user(), wish.regs_user),
+        (capture.regs_intr(), wish.regs_intr),
+    ];
+    for (regs, mask) in masks {
+        assert!(regs.is_none_or(|regs| regs.values.len() == mask.count_ones() as usize));
     }
     capture
 }
@@ -701,7 +720,7 @@ proptest! {
         }
         for (slot, next, caller) in frames {
             guest.user_word(USTACK + slot * 8, next);
-            guest.user_word(USTACK + slot * 8 ^ 8, caller);
+            guest.user_word(USTACK + (slot ^ 1) * 8, caller);
         }
         cpu.user = true;
         cpu.cr3 = 0x1000;

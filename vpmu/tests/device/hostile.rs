@@ -57,7 +57,7 @@ fn requests_that_make_no_sense_are_refused() {
         ),
         (
             OpenRequest {
-                sample_type: (1 << 5).into(),
+                sample_type: (1 << 10).into(),
                 ..good
             },
             libc::EOPNOTSUPP,

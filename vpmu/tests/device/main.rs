@@ -16,6 +16,7 @@ mod loss;
 mod modes;
 mod opening;
 mod page;
+mod places;
 mod random;
 mod rates;
 mod reader;

@@ -1,0 +1,87 @@
+//! A program in a guest's memory, so many calls deep.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+
+use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+use crate::walk::{Capture, Place, Wish};
+
+/// Tables at the beginning of memory, one after the other; the stack behind them.
+const TABLES: u64 = 0x1000;
+const LEVELS: u64 = 4;
+const STACK: u64 = 0x10_0000;
+const PAGE: u64 = 0x1000;
+const FRAME: u64 = 0x80;
+const PRESENT_USER: u64 = 0b101;
+const BP: usize = 6;
+
+/// A program that is sampled.
+#[derive(Debug)]
+pub struct Callers {
+    memory: GuestMemoryMmap,
+    cpu: CpuState,
+    capture: Capture,
+}
+
+impl Callers {
+    /// Bytes of memory that it needs.
+    pub const MEMORY: usize = 0x20_0000;
+
+    /// A program `depth` calls deep, its stack of 4 KiB pages from address zero on.
+    ///
+    /// # Errors
+    /// `memory` is too small for it.
+    pub fn new(memory: GuestMemoryMmap, depth: u64) -> Result<Self, GuestMemoryError> {
+        let put = |at: u64, word: u64| memory.write_obj(word.to_le(), GuestAddress(at));
+        for level in 1..LEVELS {
+            let table = TABLES + (level - 1) * PAGE;
+            put(table, (table + PAGE) | PRESENT_USER)?;
+        }
+        let last = TABLES + (LEVELS - 1) * PAGE;
+        for page in 0..=depth * FRAME / PAGE {
+            put(last + page * 8, (STACK + page * PAGE) | PRESENT_USER)?;
+        }
+        for frame in 0..depth {
+            let at = frame * FRAME;
+            // The outermost has no caller's frame: nothing is mapped there.
+            let next = if frame + 1 < depth {
+                at + FRAME
+            } else {
+                u64::MAX
+            };
+            put(STACK + at, next)?;
+            put(STACK + at + 8, 0x40_0000 + frame)?;
+        }
+        let mut general = [0; GENERAL_REGS];
+        general[BP] = 0;
+        Ok(Self {
+            memory,
+            cpu: CpuState {
+                general,
+                user: true,
+                code64: true,
+                cr0: 1 << 31,
+                cr3: TABLES,
+                cr4: 1 << 5,
+                efer: 1 << 10,
+            },
+            capture: Capture::default(),
+        })
+    }
+
+    /// Takes its chain, as for one sample; how many addresses that has.
+    pub fn walk(&mut self) -> usize {
+        let regs = GuestRegs {
+            ip: 0x40_0000,
+            user: true,
+        };
+        let wish = Wish {
+            chain: true,
+            max_stack: 127,
+            ..Wish::default()
+        };
+        let cpu = Some(self.cpu);
+        let place = Place { regs, cpu };
+        self.capture.take(&self.memory, &place, 0, &wish);
+        self.capture.chain().len() - 1
+    }
+}

@@ -1,0 +1,276 @@
+//! What samples say of the place where they were taken: who asks for it, and that it is that of
+//! the right exit. The walk itself has its own tests.
+
+use std::cell::Cell;
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::abi::*;
+use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
+use zerocopy::IntoBytes;
+
+use crate::rig::{Rig, command, open_of, sampling, thread};
+use crate::world::CYCLES;
+
+const CALLCHAIN: u64 = 1 << 5;
+const REGS_USER: u64 = 1 << 12;
+const STACK_USER: u64 = 1 << 13;
+const REGS_INTR: u64 = 1 << 18;
+const IN_USER: u64 = -512_i64 as u64;
+const IN_KERNEL: u64 = -128_i64 as u64;
+
+/// One page of tables at each level, then pages of stack: address zero on, open to programs.
+const TABLES: u64 = 0xa000;
+const STACK: u64 = 0x60_0000;
+const STACK_PAGES: u64 = 20;
+const RING: u64 = 0x70_0000;
+
+/// The guest at an address, with this frame pointer; counts who asks for how much.
+#[derive(Debug)]
+struct Somewhere<'a> {
+    user: bool,
+    ip: u64,
+    bp: u64,
+    asked: &'a Cell<u32>,
+}
+
+impl Registers for Somewhere<'_> {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs {
+            ip: self.ip,
+            user: self.user,
+        })
+    }
+
+    fn state(&mut self) -> Option<CpuState> {
+        self.asked.set(self.asked.get() + 1);
+        let mut general = [0; GENERAL_REGS];
+        general[6] = self.bp;
+        general[8] = self.ip;
+        Some(CpuState {
+            general,
+            user: self.user,
+            code64: true,
+            cr0: 1 << 31,
+            cr3: TABLES,
+            cr4: 1 << 5,
+            efer: 1 << 10,
+        })
+    }
+}
+
+/// A rig whose guest has a stack, with the frame of a caller at `bp` 0x100.
+fn rig() -> Rig {
+    let rig = Rig::new();
+    let put = |at: u64, word: u64| {
+        rig.memory
+            .write_obj(word, GuestAddress(at))
+            .expect("in memory");
+    };
+    for level in 0..3 {
+        put(TABLES + level * 0x1000, (TABLES + (level + 1) * 0x1000) | 5);
+    }
+    for page in 0..STACK_PAGES {
+        put(TABLES + 0x3000 + page * 8, (STACK + page * 0x1000) | 5);
+    }
+    put(STACK + 0x100, u64::MAX);
+    put(STACK + 0x108, 0x1111);
+    rig
+}
+
+/// An event that samples with these fields, on, and its ring.
+fn opened(rig: &mut Rig, request: OpenRequest) -> u64 {
+    let request = OpenRequest {
+        flags: (request.flags.get() | OPEN_ENABLED).into(),
+        ..request
+    };
+    let event = rig.open(&request).expect("open");
+    let pages: Vec<u64> = (0..=64).map(|page| RING + page * 0x1000).collect();
+    rig.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
+    event
+}
+
+fn fields(sample_type: u64) -> OpenRequest {
+    OpenRequest {
+        sample_type: sample_type.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    }
+}
+
+/// Every record in the ring at [`RING`], header first.
+fn records(rig: &Rig) -> Vec<Vec<u64>> {
+    let word = |at: u64| {
+        rig.memory
+            .read_obj::<u64>(GuestAddress(at))
+            .expect("in memory")
+    };
+    let head = word(RING + 1024);
+    let (mut at, mut records) = (0, Vec::new());
+    while at < head {
+        let size = word(RING + 0x1000 + at) >> 48;
+        let words = (0..size / 8).map(|n| word(RING + 0x1000 + at + n * 8));
+        records.push(words.collect());
+        at += size;
+    }
+    records
+}
+
+#[test]
+fn the_state_is_asked_for_once_and_only_where_it_is_wanted() {
+    let mut rig = rig();
+    let asked = Cell::new(0);
+    let mark = |rig: &Rig| {
+        let mut at = Somewhere {
+            user: true,
+            ip: 0x4000,
+            bp: 0x100,
+            asked: &asked,
+        };
+        rig.vpmu.mark(0, 5, &mut at);
+    };
+    rig.open(&OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    })
+    .expect("open");
+    mark(&rig);
+    assert_eq!(asked.get(), 0);
+    let event = opened(&mut rig, fields(CALLCHAIN));
+    let other = rig
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..fields(CALLCHAIN)
+        })
+        .expect("open");
+    mark(&rig);
+    assert_eq!(asked.get(), 1);
+    assert_eq!(
+        records(&rig)[0][1..],
+        [3, IN_USER, 0x4000, 0x1111],
+        "one chain"
+    );
+    rig.close(event).expect("closed");
+    rig.close(other).expect("closed");
+    mark(&rig);
+    assert_eq!(asked.get(), 1);
+}
+
+#[test]
+fn an_overflow_that_a_command_finds_has_the_callers_of_its_exit() {
+    let mut rig = rig();
+    let asked = Cell::new(0);
+    let (kind, config) = CYCLES;
+    let event = opened(
+        &mut rig,
+        OpenRequest {
+            sample_type: CALLCHAIN.into(),
+            ..sampling(open_of(kind, config, 1), 100)
+        },
+    );
+    let mut at = Somewhere {
+        user: true,
+        ip: 0x7000,
+        bp: 0x100,
+        asked: &asked,
+    };
+    rig.vpmu.leave(1, ExitReason::Mmio, &mut at);
+    rig.world.work(thread(1), 100, 4);
+    rig.queues[3].request(command(COMMAND_DISABLE, event).as_bytes(), 48);
+    rig.vpmu.notify(3, Some(1));
+    let records = records(&rig);
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0][1..], [3, IN_USER, 0x7000, 0x1111]);
+}
+
+#[test]
+fn nothing_of_a_mode_that_is_excluded_is_told() {
+    for (sample_type, mask) in [
+        (CALLCHAIN, 0),
+        (REGS_USER, 1),
+        (STACK_USER, 0),
+        (REGS_INTR, 1),
+    ] {
+        let mut rig = rig();
+        let (kind, config) = CYCLES;
+        let event = opened(
+            &mut rig,
+            OpenRequest {
+                sample_type: sample_type.into(),
+                flags: OPEN_EXCLUDE_KERNEL.into(),
+                regs_user: mask.into(),
+                regs_intr: mask.into(),
+                stack_user: 8.into(),
+                ..sampling(open_of(kind, config, 0), 100)
+            },
+        );
+        rig.world.work(thread(0), 100, 4);
+        let mut at = Somewhere {
+            user: false,
+            ip: 0x4000,
+            bp: 0x100,
+            asked: &Cell::new(0),
+        };
+        rig.exit(0, ExitReason::Signal, &mut at);
+        rig.command(0, COMMAND_READ, event);
+        let records = records(&rig);
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0][0] & 0xffff_ffff, 2, "lost, for {sample_type:#x}");
+    }
+}
+
+#[test]
+fn callers_in_the_kernel_and_none_where_the_hypervisor_is_silent() {
+    /// Tells where it is and nothing else.
+    #[derive(Debug)]
+    struct Terse;
+
+    impl Registers for Terse {
+        fn registers(&mut self) -> Option<GuestRegs> {
+            Some(GuestRegs {
+                ip: u64::MAX - 0xff,
+                user: false,
+            })
+        }
+    }
+
+    let mut rig = rig();
+    let fields = OpenRequest {
+        regs_intr: 1.into(),
+        ..fields(CALLCHAIN | REGS_INTR | STACK_USER)
+    };
+    opened(&mut rig, fields);
+    rig.vpmu.mark(0, 5, &mut Terse);
+    assert_eq!(
+        records(&rig)[0][1..],
+        [2, IN_KERNEL, u64::MAX - 0xff, 0, 0],
+        "its address, no stack, no registers"
+    );
+}
+
+#[test]
+fn a_record_is_never_longer_than_its_header_can_say() {
+    let mut rig = rig();
+    let everything = OpenRequest {
+        regs_user: 0xff_0fff.into(),
+        regs_intr: 0xff_0fff.into(),
+        stack_user: 65_528.into(),
+        ..fields(SAMPLE_ALLOWED & !(1 << 4))
+    };
+    opened(&mut rig, everything);
+    let mut at = Somewhere {
+        user: true,
+        ip: 0x4000,
+        bp: 0x100,
+        asked: &Cell::new(0),
+    };
+    rig.vpmu.mark(0, 5, &mut at);
+    rig.vpmu.mark(0, 5, &mut at);
+    let records = records(&rig);
+    let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
+    assert_eq!(sizes, [65_528, 65_528]);
+    // Registers come last; before them how much was really read of the stack: all that the
+    // header, nine fields, a chain of three, twice 21 words of registers and two sizes leave.
+    let record = &records[0];
+    let room = 8 * (8191 - 1 - 9 - 4 - 42 - 2);
+    assert_eq!(record[record.len() - 22], room);
+    assert_eq!(record[1 + 9 + 4 + 21], room);
+}
