@@ -9,6 +9,7 @@ mod code;
 mod halts;
 mod image;
 mod run;
+pub mod sampled;
 
 pub use code::Code;
 pub use halts::halts;

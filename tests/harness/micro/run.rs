@@ -22,6 +22,8 @@ pub struct Ran {
     pub status: i32,
     /// What it said on standard error.
     pub errors: String,
+    /// What the guest sent out of its serial port.
+    pub console: Vec<u8>,
     /// The report, as it was written.
     pub report: Value,
 }
@@ -87,6 +89,8 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let image = directory.path().join("kernel");
     let report = directory.path().join("report.json");
+    let console = directory.path().join("console");
+    let serial = fs::File::create(&console).expect("room for its output");
     fs::write(&image, kernel).expect("room for a small kernel");
     say_once();
 
@@ -99,7 +103,7 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
         .args(["--memory", "32", "--vcpus", &vcpus.to_string()])
         .args(arguments)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(serial)
         .stderr(Stdio::piped())
         .spawn()
         .expect("the VMM starts");
@@ -129,6 +133,7 @@ pub fn run(kernel: &[u8], vcpus: usize, arguments: &[&str]) -> Ran {
     Ran {
         status: status.code().unwrap_or(-1),
         errors,
+        console: fs::read(&console).expect("its output"),
         report,
     }
 }

@@ -1,0 +1,321 @@
+//! A guest that drives the device by itself: opens events, marks, and sends its ring out of the
+//! serial port.
+//!
+//! Everything but a few instructions lies ready in its image: tables, stacks, the requests on
+//! the control queue. So a test knows every byte that a sample can tell of.
+
+use super::code::Code;
+use super::image::{power_off, single};
+
+/// Where the image is loaded, its code first.
+const LOAD: u64 = 0x10_0000;
+const IMAGE: usize = 0xb_0000;
+
+/// The control queue: descriptors, available and used ring, then the requests and answers.
+const QUEUE: u64 = 0x14_0000;
+const AVAILABLE: u64 = QUEUE + 0x1000;
+const USED: u64 = QUEUE + 0x2000;
+const REQUESTS: u64 = QUEUE + 0x3000;
+const ANSWERS: u64 = QUEUE + 0x4000;
+/// Bytes of a request, and of an answer.
+const SLOT: u64 = 0x100;
+const ANSWER: u32 = 16;
+
+/// The ring: its metadata and one page of data.
+const RING: u64 = 0x15_0000;
+/// What is sent of the data.
+const SENT: u32 = 0x800;
+const TASK_PAGE: u64 = 0x15_8000;
+
+const PML4: u64 = 0x16_0000;
+const USER_TABLES: u64 = PML4 + 0x6000;
+const GDT: u64 = 0x16_a000;
+/// For `lgdt`.
+const POINTER: u64 = GDT + 0x100;
+
+/// The kernel's stack.
+pub const KERNEL_STACK: u64 = 0x18_0000;
+/// Bytes of it, and what it is aligned to.
+pub const KERNEL_STACK_SIZE: u64 = 0x4000;
+/// Where the registers of the task lie while it is in the kernel.
+pub const SAVED: u64 = KERNEL_STACK + KERNEL_STACK_SIZE - 21 * 8;
+
+/// Where the program's pages are mapped for it, one after the other: code, stack, doorbell,
+/// ring data.
+pub const USER: u64 = 1 << 39;
+/// The program's stack.
+pub const USER_STACK: u64 = USER + PAGE;
+const USER_DOORBELL: u64 = USER + 2 * PAGE;
+const USER_RING: u64 = USER + 3 * PAGE;
+const USER_CODE_AT: u64 = 0x19_0000;
+const USER_STACK_AT: u64 = 0x19_1000;
+const PAGE: u64 = 0x1000;
+
+/// The device's registers and its doorbell, as the machine's layout has them.
+const VIRTIO: u32 = 0xd000_0000;
+const DOORBELL: u32 = VIRTIO + 0x1000;
+const SERIAL: u16 = 0x3f8;
+
+/// Where in their code kernel and program stand after their mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marked {
+    /// In ring 0.
+    pub kernel: u64,
+    /// In ring 3.
+    pub user: u64,
+}
+
+/// A guest in the making.
+#[derive(Debug)]
+pub struct Sampled {
+    bytes: Vec<u8>,
+    requests: u16,
+}
+
+impl Default for Sampled {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sampled {
+    /// A guest with tables and empty stacks.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut guest = Self {
+            bytes: vec![0; IMAGE],
+            requests: 0,
+        };
+        guest.segments();
+        guest.pages();
+        guest
+    }
+
+    /// A word of memory; `address` as the kernel sees it, one to one.
+    ///
+    /// # Panics
+    /// If it lies outside the image.
+    pub fn word(&mut self, address: u64, word: u64) {
+        self.place(address, &word.to_le_bytes());
+    }
+
+    /// A word of the program's stack, by the program's address.
+    ///
+    /// # Panics
+    /// As [`Sampled::word`].
+    pub fn user_word(&mut self, address: u64, word: u64) {
+        self.word(address - USER_STACK + USER_STACK_AT, word);
+    }
+
+    /// The next request on the control queue.
+    ///
+    /// # Panics
+    /// If it is longer than a slot.
+    pub fn request(&mut self, words: &[u64]) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert!(bytes.len() as u64 <= SLOT, "a short request");
+        let number = u64::from(self.requests);
+        let at = REQUESTS + number * SLOT;
+        self.place(at, &bytes);
+        // A request, then room for the answer: descriptors 2n and 2n + 1.
+        let first = QUEUE + number * 32;
+        let length = bytes.len() as u64;
+        self.word(first, at);
+        self.word(first + 8, length | 1 << 32 | (2 * number + 1) << 48);
+        self.word(first + 16, ANSWERS + number * SLOT);
+        self.word(first + 24, u64::from(ANSWER) | 2 << 32);
+        let entry = (2 * self.requests).to_le_bytes();
+        self.place(AVAILABLE + 4 + 2 * number, &entry);
+        self.requests += 1;
+    }
+
+    /// Gives event 1 its ring.
+    pub fn map(&mut self) {
+        let pages_writable = 2 | 1 << 32;
+        self.request(&[3, 1, pages_writable, RING, RING + PAGE]);
+    }
+
+    /// Names the page that says where the task's registers are.
+    pub fn task_page(&mut self, user_regs: u64) {
+        self.word(TASK_PAGE, 41 | 42 << 32);
+        self.word(TASK_PAGE + 8, user_regs);
+        self.request(&[6, 0, 0, TASK_PAGE]);
+    }
+
+    /// The kernel file, and where its marks leave it. It serves the requests, marks `value` in
+    /// ring 0 with the frame pointer `kernel_bp` and the stack pointer `kernel_sp`, enters ring
+    /// 3, marks again with `user_bp` and `user_sp`, and sends the ring.
+    #[must_use]
+    pub fn kernel(mut self, value: u32, kernel: [u64; 2], user: [u64; 2]) -> (Vec<u8>, Marked) {
+        let [kernel_bp, kernel_sp] = kernel;
+        let [user_bp, user_sp] = user;
+        let boot = self
+            .set_up()
+            .then(&load(SP, kernel_sp))
+            .then(&load(BP, kernel_bp))
+            .store(DOORBELL, value);
+        let kernel = LOAD + boot.bytes().len() as u64;
+        let boot = boot
+            .then(&load(SP, KERNEL_STACK + KERNEL_STACK_SIZE))
+            .then(&enter_user(user_sp));
+        let program = load(BP, user_bp)
+            .then(&load(BX, USER_DOORBELL))
+            // mov dword [rbx], value
+            .raw(&[0xc7, 0x03])
+            .raw(&value.to_le_bytes());
+        let user = USER + program.bytes().len() as u64;
+        let program = program.then(&send()).then(&power_off());
+        self.place(LOAD, boot.bytes());
+        self.place(USER_CODE_AT, program.bytes());
+        let image = single(&Code::new().raw(&self.bytes));
+        (image, Marked { kernel, user })
+    }
+
+    fn place(&mut self, address: u64, bytes: &[u8]) {
+        let at = usize::try_from(address - LOAD).expect("an address of the image");
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Linux's selectors: 0x10 and 0x18 in ring 0, 0x23, 0x2b and 0x33 in ring 3.
+    fn segments(&mut self) {
+        let table: [u64; 7] = [
+            0,
+            0,
+            0x00af_9b00_0000_ffff,
+            0x00cf_9300_0000_ffff,
+            0x00cf_fb00_0000_ffff,
+            0x00cf_f300_0000_ffff,
+            0x00af_fb00_0000_ffff,
+        ];
+        for (at, entry) in (GDT..).step_by(8).zip(table) {
+            self.word(at, entry);
+        }
+        self.word(POINTER, (GDT & 0xffff) << 16 | (7 * 8 - 1));
+        self.word(POINTER + 4, GDT >> 16);
+    }
+
+    /// The first 4 GiB one to one for the kernel, and the program's pages for both.
+    fn pages(&mut self) {
+        const KERNEL: u64 = 0b011;
+        const PROGRAM: u64 = 0b111;
+        const LARGE: u64 = 1 << 7;
+        self.word(PML4, (PML4 + PAGE) | KERNEL);
+        for gib in 0..4 {
+            let directory = PML4 + (2 + gib) * PAGE;
+            self.word(PML4 + PAGE + gib * 8, directory | KERNEL);
+            for entry in 0..512 {
+                let address = gib << 30 | entry << 21;
+                self.word(directory + entry * 8, address | LARGE | KERNEL);
+            }
+        }
+        self.word(PML4 + 8, USER_TABLES | PROGRAM);
+        self.word(USER_TABLES, (USER_TABLES + PAGE) | PROGRAM);
+        self.word(USER_TABLES + PAGE, (USER_TABLES + 2 * PAGE) | PROGRAM);
+        let pages = [
+            USER_CODE_AT,
+            USER_STACK_AT,
+            u64::from(DOORBELL),
+            RING + PAGE,
+        ];
+        for (at, page) in (USER_TABLES + 2 * PAGE..).step_by(8).zip(pages) {
+            self.word(at, page | PROGRAM);
+        }
+    }
+
+    /// Makes the tables the processor's and brings the device up, one request after the other.
+    fn set_up(&self) -> Code {
+        let write = |code: Code, offset: u32, value: u32| code.store(VIRTIO + offset, value);
+        let low = |address: u64| u32::try_from(address).expect("below 4 GiB");
+        let mut code = load(BX, POINTER)
+            // lgdt [rbx]
+            .raw(&[0x0f, 0x01, 0x13])
+            .then(&load(AX, PML4))
+            // mov cr3, rax
+            .raw(&[0x0f, 0x22, 0xd8]);
+        for (offset, value) in [
+            // Reset, acknowledge, driver; features 0 to 2 and VERSION_1; features agreed.
+            (0x70, 0),
+            (0x70, 1),
+            (0x70, 3),
+            (0x24, 0),
+            (0x20, 7),
+            (0x24, 1),
+            (0x20, 1),
+            (0x70, 0xb),
+            // Queue 0: its size and rings, then ready; the driver is.
+            (0x30, 0),
+            (0x38, 8),
+            (0x80, low(QUEUE)),
+            (0x90, low(AVAILABLE)),
+            (0xa0, low(USED)),
+            (0x44, 1),
+            (0x70, 0xf),
+        ] {
+            code = write(code, offset, value);
+        }
+        for done in 1..=u32::from(self.requests) {
+            code = code.store(low(AVAILABLE), done << 16);
+            code = write(code, 0x50, 0).wait_for(low(USED), done << 16);
+            let answer = ANSWERS + u64::from(done - 1) * SLOT;
+            code = code.load(low(answer)).require(0);
+        }
+        code
+    }
+}
+
+/// Numbers of registers in instructions.
+const AX: u8 = 0;
+const BX: u8 = 3;
+const SP: u8 = 4;
+const BP: u8 = 5;
+
+/// `mov register, value`, in 64 bits.
+fn load(register: u8, value: u64) -> Code {
+    Code::new()
+        .raw(&[0x48, 0xb8 + register])
+        .raw(&value.to_le_bytes())
+}
+
+/// Into ring 3, at the program, with ports open to it.
+fn enter_user(stack: u64) -> Code {
+    const FLAGS: u64 = 3 << 12 | 2;
+    let frame = [0x2b, stack, FLAGS, 0x33, USER];
+    let pushes = frame.iter().fold(Code::new(), |code, &word| {
+        // push rax
+        code.then(&load(AX, word)).raw(&[0x50])
+    });
+    // iretq
+    pushes.raw(&[0x48, 0xcf])
+}
+
+/// Sends the ring's data out of the serial port, from ring 3.
+fn send() -> Code {
+    // mov ecx, SENT; mov dx, SERIAL
+    load(6, USER_RING)
+        .raw(&[0xb9])
+        .raw(&SENT.to_le_bytes())
+        .raw(&[0x66, 0xba])
+        .raw(&SERIAL.to_le_bytes())
+        // again: lodsb; out dx, al; dec ecx; jnz again
+        .raw(&[0xac, 0xee, 0xff, 0xc9, 0x75, 0xfa])
+}
+
+/// Records out of what a guest sent: header word, then the others.
+///
+/// # Panics
+/// If it is no whole number of records.
+#[must_use]
+pub fn records(sent: &[u8]) -> Vec<Vec<u64>> {
+    let mut words = sent
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    let mut records = Vec::new();
+    while let Some(header) = words.next().filter(|&header| header != 0) {
+        let size = usize::try_from(header >> 48).expect("16 bits");
+        let rest = words.by_ref().take(size / 8 - 1);
+        let record: Vec<u64> = std::iter::once(header).chain(rest).collect();
+        assert_eq!(record.len() * 8, size, "a whole record");
+        records.push(record);
+    }
+    records
+}
