@@ -9,6 +9,7 @@ use libc::c_int;
 pub(crate) struct Errno(u32);
 
 impl Errno {
+    pub(crate) const E2BIG: Self = Self::of(libc::E2BIG);
     pub(crate) const EBUSY: Self = Self::of(libc::EBUSY);
     pub(crate) const EINVAL: Self = Self::of(libc::EINVAL);
     pub(crate) const EIO: Self = Self::of(libc::EIO);

@@ -14,6 +14,7 @@ use crate::event::{Context, Event, Facts, Host};
 use crate::period::Period;
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+    read_size,
 };
 use crate::ring::Wakeup;
 use crate::state::State;
@@ -34,6 +35,8 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
 const REGISTERS: u64 = 0xff_0fff;
 /// perf takes no larger stack.
 const STACK_BOUND: u32 = 65_535;
+/// Bytes of a group's counts, as many as perf allows: the other fields of a record need room too.
+const LONGEST_READING: usize = 16 << 10;
 /// perf takes no longer period.
 const LONGEST_PERIOD: u64 = u64::MAX >> 1;
 
@@ -112,9 +115,22 @@ impl State {
             id => id,
         };
         let leader = self.events.get(&id).ok_or(Errno::EINVAL)?;
+        let format = request.read_format.get();
         let pinned = request.flags.get() & OPEN_PINNED != 0;
         if leader.leader.is_some() || !leader.context.is_like(context) || pinned {
             return Err(Errno::EINVAL);
+        }
+        let members = self.members(id);
+        let size = members.len() + 2;
+        let mut formats = members
+            .iter()
+            .copied()
+            .chain([id])
+            .filter_map(|id| self.events.get(&id))
+            .map(|event| event.facts.layout.read_format)
+            .chain([format]);
+        if formats.any(|format| read_size(format, size) > LONGEST_READING) {
+            return Err(Errno::E2BIG);
         }
         Ok(Some(id))
     }

@@ -68,10 +68,6 @@ impl Ring {
         self.producer.size() > 0
     }
 
-    pub(crate) fn manner(&self) -> Manner {
-        self.producer.manner()
-    }
-
     /// Whether samples were lost that no record tells of yet.
     pub(crate) fn has_loss(&self) -> bool {
         self.producer.has_loss()

@@ -90,10 +90,6 @@ impl Producer {
         }
     }
 
-    pub(super) fn manner(&self) -> Manner {
-        self.manner
-    }
-
     pub(super) fn size(&self) -> u64 {
         self.size
     }

@@ -115,7 +115,7 @@ impl State {
     }
 
     /// Those that an event leads, oldest first.
-    fn members(&self, leader: u64) -> Vec<u64> {
+    pub(crate) fn members(&self, leader: u64) -> Vec<u64> {
         let led = self
             .events
             .range(leader..)

@@ -206,3 +206,21 @@ fn losses_are_told_by_event() {
     assert_eq!(lost[0], 100 - written.div_ceil(3) * 2);
     assert_eq!(rig.vpmu.metrics().samples_lost, lost[0] + lost[1]);
 }
+
+#[test]
+fn a_group_is_no_larger_than_a_record_can_tell() {
+    let mut rig = Rig::new();
+    let mark = open_of(KIND_MARK, 5, 0);
+    let all = OpenRequest {
+        read_format: READ_ALLOWED.into(),
+        ..mark
+    };
+    let leader = rig.open(&all).expect("open");
+    // Three words each, after three for all: with the leader 681 are 16,368 bytes.
+    for _ in 0..680 {
+        rig.open(&led(leader, mark)).expect("open");
+    }
+    assert_eq!(rig.open(&led(leader, mark)), Err(libc::E2BIG));
+    let alone = rig.open(&mark).expect("open");
+    rig.open(&led(alone, all)).expect("another group");
+}
