@@ -159,6 +159,7 @@ mod tests {
             name: name.into(),
             entry,
             attr: EventAttr::new(0, 0),
+            leader: None,
         };
         let (value, time_enabled, time_running) = reading;
         Count::new(

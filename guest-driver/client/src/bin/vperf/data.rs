@@ -7,8 +7,9 @@
 //! | `event` | an event, numbered from 0 in the file's order |
 //! | `process` | name and executable mappings of a process, from `time` on |
 //! | `task` | what a process does at `time`: fork, exec, map, change its name |
-//! | `sample` | `[event, ip, pid, tid, time, cpu, period, user]` |
+//! | `sample` | `[event, ip, pid, tid, time, cpu, period, user, [kernel, user]]`, the last the call chain's addresses, the innermost first; left out if there is none |
 //! | `lost` | records of an event that the ring had no room for |
+//! | `throttle` | from `time` on an event was not sampled, for it overflowed too often |
 //! | `kernel` | the kernel's functions in which samples lie |
 //! | `end` | sums; a file without it was cut off |
 
@@ -19,7 +20,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 /// Of this format.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
+/// The oldest that is read: its samples have no chains, and nothing else is missing.
+const OLDEST: u32 = 1;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +34,7 @@ pub(crate) enum Line {
     Task(Task),
     Sample(Sample),
     Lost(Lost),
+    Throttle(Throttle),
     Kernel(Kernel),
     End(End),
 }
@@ -47,7 +51,10 @@ pub(crate) struct Header {
 pub(crate) struct EventLine {
     pub(crate) name: String,
     pub(crate) unit: String,
+    /// A sample every so many, or so many a second.
     pub(crate) period: u64,
+    #[serde(default)]
+    pub(crate) freq: bool,
     pub(crate) source: String,
     pub(crate) guest_only: bool,
 }
@@ -92,8 +99,23 @@ pub(crate) enum Action {
     Fork(u32),
 }
 
-/// Event, ip, pid, tid, time, cpu, period, user mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The addresses of a call chain, those of each mode with the innermost first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Chain(pub(crate) Vec<u64>, pub(crate) Vec<u64>);
+
+impl Chain {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty() && self.1.is_empty()
+    }
+
+    /// There is more than where the sample was.
+    pub(crate) fn has_callers(&self) -> bool {
+        self.0.len() + self.1.len() > 1
+    }
+}
+
+/// Event, ip, pid, tid, time, cpu, period, user mode, call chain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sample(
     pub(crate) usize,
     pub(crate) u64,
@@ -103,6 +125,7 @@ pub(crate) struct Sample(
     pub(crate) u32,
     pub(crate) u64,
     pub(crate) bool,
+    #[serde(default, skip_serializing_if = "Chain::is_empty")] pub(crate) Chain,
 );
 
 /// A loss.
@@ -110,6 +133,13 @@ pub(crate) struct Sample(
 pub(crate) struct Lost {
     pub(crate) event: usize,
     pub(crate) lost: u64,
+}
+
+/// An event that was not sampled any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Throttle {
+    pub(crate) event: usize,
+    pub(crate) time: u64,
 }
 
 /// Functions of the kernel.
@@ -133,6 +163,8 @@ pub(crate) struct Symbol {
 pub(crate) struct End {
     pub(crate) samples: u64,
     pub(crate) lost: u64,
+    #[serde(default)]
+    pub(crate) throttled: u64,
     pub(crate) wakeups: u64,
     pub(crate) elapsed_ns: u64,
     pub(crate) exit_code: u8,
@@ -153,7 +185,9 @@ pub(crate) enum DataError {
     Read(#[source] io::Error),
     #[error("it was not written by `vperf record`")]
     NotOurs,
-    #[error("it has format {0}, this vperf reads {VERSION} alone")]
+    #[error(
+        "it has format {0}, this vperf reads {OLDEST} to {VERSION}: take the vperf that recorded it"
+    )]
     Version(u32),
     #[error("line {line} cannot be read")]
     Line {
@@ -226,7 +260,7 @@ pub(crate) fn read(path: &Path, mut each: impl FnMut(Line)) -> Result<bool, Data
             }
         };
         match line {
-            Line::Header(header) if header.version != VERSION => {
+            Line::Header(header) if !(OLDEST..=VERSION).contains(&header.version) => {
                 return Err(DataError::Version(header.version));
             }
             _ if number == 1 && !matches!(line, Line::Header(_)) => {
@@ -251,6 +285,7 @@ mod tests {
     }
 
     const HEADER: &str = "{\"header\":{\"version\":1,\"target\":\"'x'\"}}\n";
+    const CHAIN: &str = "{\"sample\":[0,4096,1,2,3,0,1000,true,[[],[4096,8192]]]}\n";
     const SAMPLE: &str = "{\"sample\":[0,4096,1,2,3,0,1000,true]}\n";
 
     #[test]
@@ -259,7 +294,7 @@ mod tests {
         let path = dir.path().join("vperf.data");
         fs::write(&path, "before").unwrap();
         let mut writer = Writer::create(&path, "'x'").unwrap();
-        let sample = Line::Sample(Sample(0, 4096, 1, 2, 3, 0, 1000, true));
+        let sample = Line::Sample(Sample(0, 4096, 1, 2, 3, 0, 1000, true, Chain::default()));
         let map = Map {
             start: 1,
             end: 2,
@@ -278,7 +313,7 @@ mod tests {
         let mut lines = Vec::new();
         assert!(!read(&path, |line| lines.push(line)).unwrap());
         let header = Header {
-            version: 1,
+            version: 2,
             target: "'x'".into(),
         };
         assert_eq!(
@@ -300,6 +335,18 @@ mod tests {
     }
 
     #[test]
+    fn chains_are_kept_and_files_without_any_are_read() {
+        let (old, _) = lines(&format!("{HEADER}{SAMPLE}")).unwrap();
+        assert!(matches!(&old[1], Line::Sample(sample) if sample.8.is_empty()));
+        let header = HEADER.replace(":1,", ":2,");
+        let (new, _) = lines(&format!("{header}{CHAIN}{SAMPLE}")).unwrap();
+        let chain = Chain(vec![], vec![4096, 8192]);
+        assert!(matches!(&new[1], Line::Sample(sample) if sample.8 == chain));
+        assert_eq!(serde_json::to_string(&new[1]).unwrap() + "\n", CHAIN);
+        assert_eq!(serde_json::to_string(&new[2]).unwrap() + "\n", SAMPLE);
+    }
+
+    #[test]
     fn other_files_are_refused() {
         for text in [
             "",
@@ -312,8 +359,10 @@ mod tests {
         ] {
             assert!(matches!(lines(text), Err(DataError::NotOurs)), "{text:?}");
         }
-        let newer = HEADER.replace(":1,", ":2,");
-        assert!(matches!(lines(&newer), Err(DataError::Version(2))));
+        for version in [0, 3] {
+            let other = HEADER.replace(":1,", &format!(":{version},"));
+            assert!(matches!(lines(&other), Err(DataError::Version(v)) if v == version));
+        }
         let broken = format!("{HEADER}{SAMPLE}garbage\n{SAMPLE}");
         assert!(matches!(
             lines(&broken),

@@ -31,7 +31,8 @@ pub(crate) struct EventArgs {
     /// Events, as `vperf list` names them; may be given several times.
     ///
     /// `mark=7` counts marks of the value 7; `cycles:u` counts user mode only, `cycles:k`
-    /// the kernel only, where the list's source can tell them apart.
+    /// the kernel only, where the list's source can tell them apart. `{a,b}` is a group: its
+    /// events are counted over the very same time.
     #[arg(
         short = 'e',
         long = "event",
@@ -47,6 +48,17 @@ pub(crate) struct Chosen {
     pub(crate) name: String,
     pub(crate) entry: Entry,
     pub(crate) attr: EventAttr,
+    /// The event, by its index, that leads the group of this one.
+    pub(crate) leader: Option<usize>,
+}
+
+/// Why events cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EventsError {
+    #[error(transparent)]
+    Client(#[from] Error),
+    #[error("-e {0}: a group is written {{a,b}}, one not inside another")]
+    Braces(String),
 }
 
 impl EventArgs {
@@ -56,7 +68,7 @@ impl EventArgs {
     }
 
     /// The events of stat.
-    pub(crate) fn to_count(&self, vpmu: &Vpmu) -> Result<Vec<Chosen>, Error> {
+    pub(crate) fn to_count(&self, vpmu: &Vpmu) -> Result<Vec<Chosen>, EventsError> {
         let defaults = TO_COUNT.iter().copied();
         self.resolve(
             vpmu,
@@ -65,7 +77,7 @@ impl EventArgs {
     }
 
     /// The events of record.
-    pub(crate) fn to_sample(&self, vpmu: &Vpmu) -> Result<Vec<Chosen>, Error> {
+    pub(crate) fn to_sample(&self, vpmu: &Vpmu) -> Result<Vec<Chosen>, EventsError> {
         self.resolve(vpmu, first_that_samples(vpmu.catalogue()))
     }
 
@@ -73,14 +85,55 @@ impl EventArgs {
         &'a self,
         vpmu: &Vpmu,
         defaults: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Vec<Chosen>, Error> {
+    ) -> Result<Vec<Chosen>, EventsError> {
         let named = self.specs.iter().map(String::as_str);
         let specs: Vec<&str> = if self.explicit() {
             named.collect()
         } else {
             defaults.into_iter().collect()
         };
-        specs.into_iter().map(|spec| choose(vpmu, spec)).collect()
+        let mut chosen = Vec::new();
+        for (spec, leader) in grouped(&specs)? {
+            chosen.push(choose(vpmu, spec, leader)?);
+        }
+        Ok(chosen)
+    }
+}
+
+/// Takes the braces off; each spec with its leader's index, if another one leads it.
+fn grouped<'a>(specs: &[&'a str]) -> Result<Vec<(&'a str, Option<usize>)>, EventsError> {
+    let wrong = || EventsError::Braces(specs.join(","));
+    let mut open = None;
+    let mut bare = Vec::new();
+    for (index, &spec) in specs.iter().enumerate() {
+        let (begins, rest) = match spec.strip_prefix('{') {
+            Some(rest) => (true, rest),
+            None => (false, spec),
+        };
+        let (ends, name) = match rest.strip_suffix('}') {
+            Some(name) => (true, name),
+            None => (false, rest),
+        };
+        let member = match open {
+            Some(_) if begins => return Err(wrong()),
+            None if ends && !begins => return Err(wrong()),
+            open => open,
+        };
+        if name.contains(['{', '}']) {
+            return Err(wrong());
+        }
+        bare.push((name, member));
+        if begins {
+            open = Some(index);
+        }
+        if ends {
+            open = None;
+        }
+    }
+    if open.is_some() {
+        Err(wrong())
+    } else {
+        Ok(bare)
     }
 }
 
@@ -89,12 +142,44 @@ fn first_that_samples(catalogue: &Catalogue) -> Option<&'static str> {
     TO_SAMPLE.into_iter().find(samples)
 }
 
-fn choose(vpmu: &Vpmu, spec: &str) -> Result<Chosen, Error> {
+fn choose(vpmu: &Vpmu, spec: &str, leader: Option<usize>) -> Result<Chosen, EventsError> {
     let attr = vpmu.attr(spec)?;
-    let entry = vpmu.catalogue().entry(spec)?.clone();
+    let entry = vpmu.catalogue().entry(spec).map_err(Error::from)?;
+    let entry = entry.clone();
     Ok(Chosen {
         name: spec.into(),
         entry,
         attr,
+        leader,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(line: &str) -> Option<Vec<(String, Option<usize>)>> {
+        let specs: Vec<&str> = line.split(',').collect();
+        let specs = grouped(&specs).ok()?;
+        Some(specs.iter().map(|&(s, l)| (s.to_owned(), l)).collect())
+    }
+
+    #[test]
+    fn braces_make_groups() {
+        let part = |name: &str, leader| (name.to_owned(), leader);
+        assert_eq!(
+            parts("a,{b,c,d},{e},f"),
+            Some(vec![
+                part("a", None),
+                part("b", None),
+                part("c", Some(1)),
+                part("d", Some(1)),
+                part("e", None),
+                part("f", None),
+            ])
+        );
+        for wrong in ["{a", "a}", "{a,{b}}", "{{a}}", "a,b}", "{a,b", "a{b}"] {
+            assert_eq!(parts(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! `vperf`: the paravirtual PMU from a guest's command line.
 
+mod calls;
 mod counts;
 mod data;
 mod events;
@@ -15,6 +16,7 @@ mod profile;
 mod record;
 mod recording;
 mod report;
+mod sampling;
 mod stat;
 mod symbols;
 mod target;

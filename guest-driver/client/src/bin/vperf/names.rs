@@ -34,51 +34,97 @@ pub(crate) fn name(key: Key) -> &'static str {
     }
 }
 
+/// Where and when a CPU was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Spot {
+    pub(crate) pid: u32,
+    pub(crate) time: u64,
+    pub(crate) cpu: u32,
+    pub(crate) ip: u64,
+    pub(crate) user: bool,
+}
+
+impl From<&Sample> for Spot {
+    fn from(sample: &Sample) -> Self {
+        Self {
+            pid: sample.2,
+            time: sample.4,
+            cpu: sample.5,
+            ip: sample.1,
+            user: sample.7,
+        }
+    }
+}
+
+/// The places of a sample's call chain, the innermost first; without a chain the sample's own.
+pub(crate) fn chain(sample: &Sample) -> Vec<Spot> {
+    let here = Spot::from(sample);
+    let modes = [(&sample.8.0, false), (&sample.8.1, true)];
+    let mut spots = Vec::new();
+    for (addresses, user) in modes {
+        for (index, &address) in addresses.iter().enumerate() {
+            // Callers are told by where they go on: the call itself, which may be the last
+            // of its function, lies before that.
+            let ip = address.saturating_sub(u64::from(index > 0));
+            spots.push(Spot { ip, user, ..here });
+        }
+    }
+    if spots.is_empty() {
+        spots.push(here);
+    }
+    spots
+}
+
 /// Gives names to what a recording holds as numbers.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     histories: Histories,
     kernel: &'a Kernel,
-    programs: Programs,
+    programs: &'a mut Programs,
 }
 
 impl<'a> Names<'a> {
     /// Of the kernel's symbols, in order.
-    pub(crate) fn new(processes: &[Process], tasks: &[Task], kernel: &'a Kernel) -> Self {
+    pub(crate) fn new(
+        processes: &[Process],
+        tasks: &[Task],
+        kernel: &'a Kernel,
+        programs: &'a mut Programs,
+    ) -> Self {
         Self {
             histories: Histories::new(processes, tasks),
             kernel,
-            programs: Programs::default(),
+            programs,
         }
     }
 
-    /// The sample's name in the sense of `key`.
-    pub(crate) fn of(&mut self, sample: &Sample, key: Key) -> String {
+    /// The name in the sense of `key`.
+    pub(crate) fn of(&mut self, spot: &Spot, key: Key) -> String {
         match key {
-            Key::Comm => match self.process(sample) {
+            Key::Comm => match self.process(spot) {
                 Some(process) => process.comm.clone(),
-                None if sample.2 == 0 => "[idle]".into(),
-                None => format!("[pid {}]", sample.2),
+                None if spot.pid == 0 => "[idle]".into(),
+                None => format!("[pid {}]", spot.pid),
             },
-            Key::Object if !sample.7 => "[kernel]".into(),
-            Key::Object => match map(self.process(sample), sample) {
+            Key::Object if !spot.user => "[kernel]".into(),
+            Key::Object => match map(self.process(spot), spot) {
                 Some(map) => map.path.clone(),
                 None => "[unknown]".into(),
             },
-            Key::Symbol if !sample.7 => format!("[k] {}", self.kernel_function(sample.1)),
+            Key::Symbol if !spot.user => format!("[k] {}", self.kernel_function(spot.ip)),
             Key::Symbol => {
-                let process = self.histories.at(sample.2, sample.4);
+                let process = self.histories.at(spot.pid, spot.time);
                 let function =
-                    map(process, sample).and_then(|map| self.programs.function(map, sample.1));
-                format!("[.] {}", function.unwrap_or_else(|| page(sample.1)))
+                    map(process, spot).and_then(|map| self.programs.function(map, spot.ip));
+                format!("[.] {}", function.unwrap_or_else(|| page(spot.ip)))
             }
-            Key::Cpu => sample.5.to_string(),
-            Key::Pid => sample.2.to_string(),
+            Key::Cpu => spot.cpu.to_string(),
+            Key::Pid => spot.pid.to_string(),
         }
     }
 
-    fn process(&self, sample: &Sample) -> Option<&Process> {
-        self.histories.at(sample.2, sample.4)
+    fn process(&self, spot: &Spot) -> Option<&Process> {
+        self.histories.at(spot.pid, spot.time)
     }
 
     fn kernel_function(&self, ip: u64) -> String {
@@ -90,10 +136,10 @@ impl<'a> Names<'a> {
     }
 }
 
-fn map<'a>(process: Option<&'a Process>, sample: &Sample) -> Option<&'a Map> {
+fn map<'a>(process: Option<&'a Process>, spot: &Spot) -> Option<&'a Map> {
     let maps = &process?.maps;
     maps.iter()
-        .find(|map| (map.start..map.end).contains(&sample.1))
+        .find(|map| (map.start..map.end).contains(&spot.ip))
 }
 
 /// For what has no name: the page it lies in.

@@ -1,6 +1,7 @@
 //! How often samples are taken: `-c`, `-F`, or what is sensible for the event's unit.
 
 use clap::Args;
+use vpmu_client::{EventAttr, Info};
 
 /// Samples a second of CPU time, where nobody says otherwise: few enough not to disturb.
 const DEFAULT_FREQUENCY: u64 = 1000;
@@ -15,7 +16,8 @@ pub(crate) struct PeriodArgs {
     #[arg(short = 'c', long = "count", value_name = "COUNT",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Take so many samples a second, of an event that is a clock.
+    /// Take about so many samples a second of CPU time: of a clock exactly, of another event
+    /// by a period that follows its rate.
     #[arg(short = 'F', long = "freq", value_name = "HZ",
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     frequency: Option<u64>,
@@ -24,26 +26,37 @@ pub(crate) struct PeriodArgs {
 /// What is wrong with it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PeriodError {
-    #[error("event {0:?} is no clock, so -F cannot say how often: give a period with -c")]
-    NoClock(String),
+    #[error("-F: the host makes at most {0} samples a second of an event")]
+    TooOften(u32),
 }
 
 impl PeriodArgs {
-    /// The period of the event `name`, which counts in `unit`.
-    pub(crate) fn of(&self, name: &str, unit: &str, tsc_khz: u32) -> Result<u64, PeriodError> {
+    /// `attr`, of the event `name` that counts in `unit`, sampling.
+    pub(crate) fn apply(
+        &self,
+        attr: EventAttr,
+        name: &str,
+        unit: &str,
+        info: &Info,
+    ) -> Result<EventAttr, PeriodError> {
         if let Some(count) = self.count {
-            return Ok(count);
+            return Ok(attr.sampling(count));
+        }
+        if self.frequency > Some(info.max_sample_rate.into()) {
+            return Err(PeriodError::TooOften(info.max_sample_rate));
         }
         let per_second = match unit {
             "ns" => Some(1_000_000_000),
-            "ticks" => Some(u64::from(tsc_khz) * 1000),
+            "ticks" => Some(u64::from(info.tsc_khz) * 1000),
             _ => None,
         };
-        match (per_second, self.frequency) {
-            (Some(rate), frequency) => Ok((rate / frequency.unwrap_or(DEFAULT_FREQUENCY)).max(1)),
-            (None, Some(_)) => Err(PeriodError::NoClock(name.into())),
-            (None, None) => Ok(default_period(name)),
-        }
+        Ok(match (per_second, self.frequency) {
+            (Some(rate), frequency) => {
+                attr.sampling((rate / frequency.unwrap_or(DEFAULT_FREQUENCY)).max(1))
+            }
+            (None, Some(frequency)) => attr.sampling_at(frequency),
+            (None, None) => attr.sampling(default_period(name)),
+        })
     }
 }
 
@@ -67,19 +80,40 @@ fn default_period(name: &str) -> u64 {
 mod tests {
     use super::*;
 
+    fn info() -> Info {
+        Info {
+            version: 1,
+            vcpus: 1,
+            max_events: 1,
+            max_ring_pages: 1,
+            host_work_counted: false,
+            time_zero: 0,
+            time_mult: 0,
+            time_shift: 0,
+            pmu_type: 9,
+            tsc_khz: 2_000_000,
+            max_sample_rate: 10_000,
+        }
+    }
+
     #[test]
-    fn clocks_have_frequencies_and_all_have_periods() {
+    fn clocks_have_periods_and_all_have_frequencies() {
         let of = |count, frequency, name, unit| {
-            PeriodArgs { count, frequency }.of(name, unit, 2_000_000)
+            let attr = EventAttr::new(9, 0);
+            let args = PeriodArgs { count, frequency };
+            let attr = args.apply(attr, name, unit, &info())?;
+            Ok((attr.period, attr.freq))
         };
-        assert_eq!(of(None, None, "task-clock", "ns"), Ok(1_000_000));
-        assert_eq!(of(None, Some(4000), "task-clock", "ns"), Ok(250_000));
-        assert_eq!(of(None, Some(1000), "tsc", "ticks"), Ok(2_000_000));
-        assert_eq!(of(Some(7), None, "task-clock", "ns"), Ok(7));
-        assert_eq!(of(None, None, "exits-io", ""), Ok(1));
-        assert_eq!(of(None, None, "mark=7", ""), Ok(1));
-        assert_eq!(of(None, None, "cycles", ""), Ok(1_000_000));
-        let error = of(None, Some(1000), "cycles", "");
-        assert_eq!(error, Err(PeriodError::NoClock("cycles".into())));
+        assert_eq!(of(None, None, "task-clock", "ns"), Ok((1_000_000, false)));
+        let clock = of(None, Some(4000), "task-clock", "ns");
+        assert_eq!(clock, Ok((250_000, false)));
+        assert_eq!(of(None, Some(1000), "tsc", "ticks"), Ok((2_000_000, false)));
+        assert_eq!(of(Some(7), None, "task-clock", "ns"), Ok((7, false)));
+        assert_eq!(of(None, None, "exits-io", ""), Ok((1, false)));
+        assert_eq!(of(None, None, "mark=7", ""), Ok((1, false)));
+        assert_eq!(of(None, None, "cycles", ""), Ok((1_000_000, false)));
+        assert_eq!(of(None, Some(1000), "cycles", ""), Ok((1000, true)));
+        let error = of(None, Some(10_001), "cycles", "");
+        assert_eq!(error, Err(PeriodError::TooOften(10_000)));
     }
 }

@@ -12,11 +12,12 @@ use vpmu_client::ring::RingError;
 use vpmu_client::tasks::{Clocks, TasksError};
 use vpmu_client::{Info, Record, Ring};
 
-use crate::data::{DataError, End, EventLine, Line, Lost, Sample, Writer};
+use crate::data::{Chain, DataError, End, EventLine, Line, Lost, Sample, Throttle, Writer};
 use crate::events::Chosen;
 use crate::format::grouped;
 use crate::measuring::Measuring;
 use crate::processes::Processes;
+use crate::sampling::Rings;
 use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
 
@@ -29,9 +30,6 @@ fn say(text: &str) {
     let _ = writeln!(io::stderr(), "vperf: {text}");
 }
 
-/// Each with the index of its event.
-pub(crate) type Rings = Vec<(usize, Ring)>;
-
 /// Why a recording ends early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordingError {
@@ -41,6 +39,19 @@ pub(crate) enum RecordingError {
     Tasks(#[from] TasksError),
     #[error(transparent)]
     Target(#[from] TargetError),
+}
+
+/// The call chain's addresses by mode; none without one.
+fn addresses(sample: &vpmu_client::Sample) -> Chain {
+    if sample.chain.is_empty() {
+        return Chain::default();
+    }
+    let frames = sample.frames();
+    let of = |user| {
+        let of_mode = frames.iter().filter(|frame| frame.user == user);
+        of_mode.map(|frame| frame.ip).collect()
+    };
+    Chain(of(false), of(true))
 }
 
 /// What goes from rings to file.
@@ -115,6 +126,7 @@ impl<'a> Recording<'a> {
                 name: event.name.clone(),
                 unit: event.entry.unit.clone(),
                 period: event.attr.period,
+                freq: event.attr.freq,
                 source: event.entry.source.clone(),
                 guest_only: event.entry.guest_only,
             }))?;
@@ -182,9 +194,11 @@ impl<'a> Recording<'a> {
         match record {
             Record::Sample(sample) => {
                 self.processes.saw(sample.pid, sample.time);
+                let chain = addresses(sample);
                 if !sample.user {
                     self.kernel_ips.insert(sample.ip);
                 }
+                self.kernel_ips.extend(&chain.0);
                 self.end.samples += 1;
                 self.line(&Line::Sample(Sample(
                     event,
@@ -195,7 +209,13 @@ impl<'a> Recording<'a> {
                     sample.cpu,
                     sample.period,
                     sample.user,
+                    chain,
                 )))
+            }
+            Record::Throttle(throttle) => {
+                self.end.throttled += 1;
+                let time = throttle.time;
+                self.line(&Line::Throttle(Throttle { event, time }))
             }
             Record::Lost { lost, .. } => {
                 let lost = *lost;
@@ -245,6 +265,12 @@ impl<'a> Recording<'a> {
     }
 
     fn tell(&self) {
+        if self.end.throttled > 0 {
+            say(&format!(
+                "too many samples: the device made none for a while, {} times; take fewer (-c, -F)",
+                grouped(self.end.throttled)
+            ));
+        }
         say(&format!(
             "{} samples written to {}, {} lost, {} wakeups",
             grouped(self.end.samples),

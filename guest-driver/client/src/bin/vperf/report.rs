@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::calls::{Call, Direction};
 use crate::data::{self, DataError};
 use crate::format::{Align, grouped, table};
 use crate::names::{Key, name};
-use crate::profile::{Profile, Recording};
+use crate::profile::{Profile, Recording, View};
 
 /// Show the functions in which the samples of `vperf record` lie.
 ///
@@ -16,9 +17,14 @@ use crate::profile::{Profile, Recording};
 /// An address that has no name shows as the page it lies in. Run it where it was recorded:
 /// that is where the programs are.
 ///
+/// With --call-graph, of a recording made with -g, each function hangs from the one that called
+/// it, with its share and that of all it called (CHILDREN) beside its own (SELF); with
+/// --call-graph=up each hangs from those that it called.
+///
 /// Examples:
 ///   vperf report
-///   vperf report --sort symbol --limit 10
+///   vperf report --call-graph
+///   vperf report --children --sort symbol --limit 10
 ///   vperf report -i io.data --sort comm,cpu --json
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -30,6 +36,17 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',',
           default_values = ["comm", "object", "symbol"])]
     sort: Vec<Key>,
+    /// Show the call tree instead: down, from where programs begin to what they call, or up,
+    /// from the functions in which samples lie to who called them.
+    #[arg(short = 'g', long, value_enum, value_name = "DIRECTION", num_args = 0..=1,
+          require_equals = true, default_missing_value = "down")]
+    call_graph: Option<Direction>,
+    /// Show also, and sort by, each line's share with all that was called from there.
+    #[arg(long, conflicts_with = "call_graph")]
+    children: bool,
+    /// Leave calls with less than so many percent out of the tree; JSON has all.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0.5, value_parser = percent)]
+    least: f64,
     /// Show so many lines of each event.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
@@ -43,8 +60,19 @@ pub(crate) struct ReportArgs {
 pub(crate) enum ReportError {
     #[error("{}{}", path.display(), hint(source))]
     Data { path: PathBuf, source: DataError },
+    #[error(
+        "{}: it has no call chains: record them with `vperf record -g`", .0.display()
+    )]
+    NoChains(PathBuf),
     #[error("writing the report")]
     Write(#[source] io::Error),
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        _ => Err("not a number from 0 to 100".into()),
+    }
 }
 
 fn hint(error: &DataError) -> &'static str {
@@ -74,9 +102,21 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
         }
     })?;
     recording.complete &= !cut;
-    let mut profiles = recording.profiles(&args.sort);
+    let view = View {
+        children: args.children,
+        calls: args.call_graph,
+    };
+    let wants_chains = view.children || view.calls.is_some();
+    if wants_chains && recording.sample_count() > 0 && !recording.has_chains() {
+        return Err(ReportError::NoChains(args.input.clone()));
+    }
+    let mut profiles = recording.profiles(&args.sort, view);
+    let limit = args.limit.unwrap_or(usize::MAX);
     for profile in &mut profiles {
-        profile.rows.truncate(args.limit.unwrap_or(usize::MAX));
+        profile.rows.truncate(limit);
+        if let Some(calls) = &mut profile.calls {
+            calls.truncate(limit);
+        }
     }
     let text = if args.json {
         let report = Report {
@@ -90,14 +130,14 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
         };
         serde_json::to_string(&report).map_err(|error| ReportError::Write(error.into()))? + "\n"
     } else {
-        to_text(&recording, &profiles, &args.sort)
+        to_text(&recording, &profiles, args)
     };
     io::stdout()
         .write_all(text.as_bytes())
         .map_err(ReportError::Write)
 }
 
-fn to_text(recording: &Recording, profiles: &[Profile], keys: &[Key]) -> String {
+fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> String {
     let mut text = format!("# Recording of {}\n", recording.target);
     if !recording.complete {
         text.push_str("# It was cut off before its end: this is what it holds.\n");
@@ -108,45 +148,105 @@ fn to_text(recording: &Recording, profiles: &[Profile], keys: &[Key]) -> String 
         );
     }
     for profile in profiles {
-        let unit = if profile.unit.is_empty() { "" } else { " " };
+        let every = every(profile);
         let host = if profile.guest_only {
             "left out"
         } else {
             "included"
         };
         text.push_str(&format!(
-            "#\n# {}: {} samples, one every {}{unit}{}, {} lost\n# counted by {}, host's work {host}\n\n",
+            "#\n# {}: {} samples, {every}, {} lost\n# counted by {}, host's work {host}\n",
             profile.event,
             grouped(profile.samples),
-            grouped(profile.every),
-            profile.unit,
             grouped(profile.lost),
             profile.source,
         ));
-        text.push_str(&to_table(profile, keys));
+        if profile.throttled > 0 {
+            text.push_str(&format!(
+                "# It overflowed too often: {} times the device made no samples for a while.\n",
+                grouped(profile.throttled)
+            ));
+        }
+        text.push('\n');
+        match &profile.calls {
+            Some(calls) => text.push_str(&to_tree(calls, args.least)),
+            None => text.push_str(&to_table(profile, &args.sort, args.children)),
+        }
         text.push('\n');
     }
     text
 }
 
-fn to_table(profile: &Profile, keys: &[Key]) -> String {
+/// How often a sample was taken, in words.
+pub(crate) fn every(profile: &Profile) -> String {
+    let every = grouped(profile.every);
+    if profile.freq {
+        format!("about {every} a second")
+    } else if profile.unit.is_empty() {
+        format!("one every {every}")
+    } else {
+        format!("one every {every} {}", profile.unit)
+    }
+}
+
+pub(crate) fn to_table(profile: &Profile, keys: &[Key], children: bool) -> String {
     let mut header = vec!["SHARE".to_owned(), "SAMPLES".to_owned()];
+    if children {
+        header[0] = "SELF".into();
+        header.insert(0, "CHILDREN".into());
+    }
+    let numbers = header.len();
     header.extend(keys.iter().map(|&key| name(key).to_uppercase()));
     let mut rows = vec![header];
     for row in &profile.rows {
-        let mut cells = vec![format!("{:.2}%", row.percent), grouped(row.samples)];
+        let with_children = row.children_percent.map(|share| format!("{share:.2}%"));
+        let mut cells: Vec<String> = with_children.into_iter().collect();
+        cells.extend([format!("{:.2}%", row.percent), grouped(row.samples)]);
         cells.extend(row.cells.iter().cloned());
         rows.push(cells);
     }
-    let mut columns = vec![Align::Right; 2];
-    columns.resize(2 + keys.len(), Align::Left);
+    let mut columns = vec![Align::Right; numbers];
+    columns.resize(numbers + keys.len(), Align::Left);
     table(&columns, &rows)
+}
+
+/// Calls below `least` percent are left out, and so is what hangs from them: it has no more.
+fn to_tree(calls: &[Call], least: f64) -> String {
+    let mut rows = vec![["CHILDREN", "SELF", "CALLS"].map(String::from).to_vec()];
+    let shown = calls.iter().filter(|call| call.percent >= least);
+    rows.extend(shown.map(|call| {
+        vec![
+            format!("{:.2}%", call.percent),
+            format!("{:.2}%", call.self_percent),
+            format!("{}{}", "  ".repeat(call.depth), call.name),
+        ]
+    }));
+    let left_out = calls.len() + 1 - rows.len();
+    let mut text = table(&[Align::Right, Align::Right, Align::Left], &rows);
+    if left_out > 0 {
+        text.push_str(&format!(
+            "({left_out} calls with less than {least}% each are left out)\n"
+        ));
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{EventLine, Header, Line, Sample};
+    use crate::data::{Chain, EventLine, Header, Line, Sample};
+
+    fn args(keys: &[Key]) -> ReportArgs {
+        ReportArgs {
+            input: "x".into(),
+            sort: keys.to_vec(),
+            call_graph: None,
+            children: false,
+            least: 0.5,
+            limit: None,
+            json: false,
+        }
+    }
 
     fn recording() -> Recording {
         let mut recording = Recording::default();
@@ -158,12 +258,21 @@ mod tests {
             name: "task-clock".into(),
             unit: "ns".into(),
             period: 1_000_000,
+            freq: false,
             source: "a source".into(),
             guest_only: false,
         }));
         for pid in [7, 7, 7, 9] {
             recording.add(Line::Sample(Sample(
-                0, 0x1000, pid, pid, 1, 0, 1_000_000, true,
+                0,
+                0x1000,
+                pid,
+                pid,
+                1,
+                0,
+                1_000_000,
+                true,
+                Chain::default(),
             )));
         }
         recording
@@ -174,7 +283,11 @@ mod tests {
         let recording = recording();
         let keys = [Key::Pid, Key::Symbol];
         assert_eq!(
-            to_text(&recording, &recording.profiles(&keys), &keys),
+            to_text(
+                &recording,
+                &recording.profiles(&keys, View::default()),
+                &args(&keys)
+            ),
             "# Recording of 'x'\n\
              # It was cut off before its end: this is what it holds.\n\
              #\n# task-clock: 4 samples, one every 1,000,000 ns, 0 lost\n\
@@ -187,10 +300,51 @@ mod tests {
 
     #[test]
     fn json_names_the_keys() {
-        let profiles = recording().profiles(&[Key::Symbol]);
+        let profiles = recording().profiles(&[Key::Symbol], View::default());
         let json = serde_json::to_value(&profiles).unwrap();
         assert_eq!(json[0]["rows"][0]["symbol"], "[.] 0x1000-0x1fff");
         assert_eq!(json[0]["rows"][0]["percent"], 100.0);
         assert_eq!(json[0]["rows"][0]["samples"], 4);
+    }
+
+    #[test]
+    fn a_call_tree_is_indented_and_says_what_it_leaves_out() {
+        let call = |depth, name: &str, percent, self_percent| Call {
+            depth,
+            name: name.into(),
+            samples: 0,
+            percent,
+            self_samples: 0,
+            self_percent,
+        };
+        let calls = [
+            call(0, "workload", 100.0, 0.0),
+            call(1, "[.] main", 99.75, 24.75),
+            call(2, "[.] leaf", 75.0, 75.0),
+            call(1, "[k] rare", 0.25, 0.25),
+        ];
+        assert_eq!(
+            to_tree(&calls, 0.5),
+            "CHILDREN    SELF  CALLS\n\
+             \u{20}100.00%   0.00%  workload\n\
+             \u{20} 99.75%  24.75%    [.] main\n\
+             \u{20} 75.00%  75.00%      [.] leaf\n\
+             (1 calls with less than 0.5% each are left out)\n"
+        );
+        assert!(to_tree(&calls, 0.0).contains("rare"));
+    }
+
+    #[test]
+    fn rates_and_shares_are_numbers_of_their_kind() {
+        assert_eq!(percent("12.5"), Ok(12.5));
+        for wrong in ["-1", "101", "x", "", "NaN", "inf"] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+        let mut profile = recording().profiles(&[Key::Pid], View::default()).remove(0);
+        assert_eq!(every(&profile), "one every 1,000,000 ns");
+        profile.unit.clear();
+        assert_eq!(every(&profile), "one every 1,000,000");
+        profile.freq = true;
+        assert_eq!(every(&profile), "about 1,000,000 a second");
     }
 }

@@ -8,10 +8,10 @@ use std::time::Instant;
 use clap::Args;
 use vpmu_client::device::DeviceError;
 use vpmu_client::error::chain;
-use vpmu_client::{Reading, Vpmu};
+use vpmu_client::{Event, EventAttr, Reading, Vpmu};
 
 use crate::counts::{Count, Counts};
-use crate::events::{Chosen, EventArgs};
+use crate::events::{Chosen, EventArgs, EventsError};
 use crate::target::{Opened, Target, TargetArgs, TargetError};
 use crate::workload::WorkloadError;
 
@@ -25,7 +25,7 @@ use crate::workload::WorkloadError;
 /// Examples:
 ///   vperf stat -- make -j2
 ///   vperf stat -e task-clock,exits-io -- dd if=/dev/zero of=/dev/vda count=1
-///   vperf stat -a -- sleep 5
+///   vperf stat -e '{exits,tsc}' -a -- sleep 5
 ///   vperf stat -p 42 --json -o counts.json
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -57,7 +57,7 @@ pub(crate) enum StatError {
         source: vpmu_client::Error,
     },
     #[error(transparent)]
-    Events(#[from] vpmu_client::Error),
+    Events(#[from] EventsError),
     #[error(
         "none of the default events can be counted here: name some with -e; the last one said: {0}"
     )]
@@ -133,7 +133,11 @@ fn open_all(
     let mut opened = Vec::new();
     let mut refused = Vec::new();
     for (index, event) in chosen.iter().enumerate() {
-        match target.open(index, &event.attr, |attr| vpmu.open_event(attr)) {
+        let events = match event.leader {
+            None => target.open(index, &event.attr, |_, attr| vpmu.open_event(attr)),
+            Some(leader) => open_members(vpmu, target, index, event, &of(&opened, leader)),
+        };
+        match events {
             Ok(events) => {
                 opened.extend(events);
                 refused.push(None);
@@ -154,6 +158,34 @@ fn open_all(
         ));
     }
     Ok((opened, refused))
+}
+
+/// The `index`th event, at its places in order.
+fn of(opened: &[Opened], index: usize) -> Vec<&Event> {
+    let of_index = opened.iter().filter(|opened| opened.index == index);
+    of_index.map(|opened| &opened.event).collect()
+}
+
+/// Opens a member of a group, whose leader is at the same places. It is enabled from the first:
+/// its leader's being so decides.
+fn open_members(
+    vpmu: &Vpmu,
+    target: &Target,
+    index: usize,
+    event: &Chosen,
+    leaders: &[&Event],
+) -> Result<Vec<Opened>, vpmu_client::Error> {
+    target.open(index, &event.attr, |place, attr| {
+        let attr = EventAttr {
+            disabled: false,
+            enable_on_exec: false,
+            ..attr.clone()
+        };
+        match leaders.get(place) {
+            Some(leader) => vpmu.open_member(&attr, leader),
+            None => vpmu.open_event(&attr),
+        }
+    })
 }
 
 /// Adds up what each event counted; one that cannot be read any more is refused, too.

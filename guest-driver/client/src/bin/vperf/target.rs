@@ -15,7 +15,7 @@ use crate::workload::{Held, WorkloadError};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArgs {
     /// Measure all CPUs, whatever runs on them.
     #[arg(short = 'a', long)]
@@ -86,6 +86,15 @@ pub(crate) struct Target {
 }
 
 impl TargetArgs {
+    /// Where nothing is named to be measured, all CPUs are.
+    pub(crate) fn or_all_cpus(&self) -> Self {
+        let nothing = self.cpus.is_none() && self.pid.is_empty() && self.command.is_empty();
+        Self {
+            all_cpus: self.all_cpus || nothing,
+            ..self.clone()
+        }
+    }
+
     /// Finds what is meant and forks the command, which waits.
     pub(crate) fn prepare(&self) -> Result<Target, TargetError> {
         let cpus = self.cpus()?;
@@ -189,14 +198,15 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 }
 
 impl Target {
-    /// Opens the `index`th event through `door` everywhere it shall be. A command's exec
+    /// Opens the `index`th event through `door`, which is told the place's number, everywhere
+    /// it shall be; at the same places in the same order for all events. A command's exec
     /// enables it; in tasks that run already it is enabled from the first: they may have
     /// children at any moment, and events with children cannot be switched.
     pub(crate) fn open(
         &self,
         index: usize,
         attr: &EventAttr,
-        door: impl Fn(&EventAttr) -> Result<Event, vpmu_client::Error>,
+        door: impl Fn(usize, &EventAttr) -> Result<Event, vpmu_client::Error>,
     ) -> Result<Vec<Opened>, vpmu_client::Error> {
         let attrs: Vec<EventAttr> = match &self.places {
             Places::Child(pid) => vec![EventAttr {
@@ -220,10 +230,11 @@ impl Target {
         };
         attrs
             .iter()
-            .map(|attr| {
+            .enumerate()
+            .map(|(place, attr)| {
                 Ok(Opened {
                     index,
-                    event: door(attr)?,
+                    event: door(place, attr)?,
                 })
             })
             .collect()

@@ -28,7 +28,7 @@ fn measure(args: &TargetArgs, once_started: impl FnOnce()) -> (u8, u64) {
     let (pmu, attr) = task_clock(dir.path());
     let target = args.prepare().unwrap();
     let opened = target
-        .open(0, &attr, |attr| Ok(pmu.open_event(attr)?))
+        .open(0, &attr, |_, attr| Ok(pmu.open_event(attr)?))
         .unwrap();
     let mut measuring = target.start(&opened).unwrap();
     once_started();
@@ -142,6 +142,8 @@ fn a_running_process_is_measured_as_long_as_the_command_runs_or_it_lives() {
 #[test]
 fn wrong_targets_are_named() {
     assert!(matches!(args(&[]).prepare(), Err(TargetError::Nothing)));
+    let anything = args(&[]).or_all_cpus();
+    assert!(anything.all_cpus && !args(&["true"]).or_all_cpus().all_cpus);
     let gone = TargetArgs {
         pid: vec![i32::MAX],
         ..args(&[])

@@ -1,5 +1,7 @@
 //! Programs whose profile is known beforehand: what demos and tests of `vperf` measure.
 
+mod tree;
+
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Write};
@@ -15,6 +17,7 @@ use vpmu_client::{Vpmu, error};
 /// Examples:
 ///   workload hot --ms 500      3/4 of the time in one function, 1/4 in another
 ///   workload hot --rounds 100  the same, as a fixed amount of work
+///   workload tree              one leaf, 3/4 of the time by one caller, 1/4 by another
 ///   workload spin 200          200 ms of CPU time in one function
 ///   workload ports 1000        1000 writes to a port that no device has: 1000 VM exits
 ///   workload marks 10 7        10 marks of the value 7
@@ -29,6 +32,9 @@ struct Cli {
 enum Work {
     /// Spend 3/4 of the work in `hot_three_quarters`, 1/4 in `warm_one_quarter`.
     Hot(Amount),
+    /// Spend the work in `hot_leaf`, 3/4 of it called by `three_quarters`, 1/4 by
+    /// `one_quarter`, both called by `tree`.
+    Tree(Amount),
     /// Spend CPU time in `spin`.
     Spin {
         /// Milliseconds.
@@ -95,19 +101,25 @@ fn spin(until: Instant) -> u64 {
     state
 }
 
-fn hot(amount: &Amount) -> u64 {
+/// Does rounds of work, as many as are wanted.
+fn rounds(name: &str, amount: &Amount, mut round: impl FnMut()) {
     let until = Instant::now() + Duration::from_millis(amount.ms);
-    let mut state = 1;
     let mut rounds = 0;
     while amount
         .rounds
         .map_or_else(|| Instant::now() < until, |wanted| rounds < wanted)
     {
-        state = warm_one_quarter(hot_three_quarters(state));
+        round();
         rounds += 1;
     }
-    println!("hot: {rounds} rounds");
-    state
+    println!("{name}: {rounds} rounds");
+}
+
+fn hot(amount: &Amount) {
+    let mut state = 1;
+    rounds("hot", amount, || {
+        state = black_box(warm_one_quarter(hot_three_quarters(state)));
+    });
 }
 
 fn ports(count: u64) -> io::Result<()> {
@@ -129,7 +141,11 @@ fn marks(count: u64, value: u32) -> Result<(), vpmu_client::Error> {
 fn main() -> ExitCode {
     let result = match Cli::parse().work {
         Work::Hot(amount) => {
-            black_box(hot(&amount));
+            hot(&amount);
+            Ok(())
+        }
+        Work::Tree(amount) => {
+            rounds("tree", &amount, tree::round);
             Ok(())
         }
         Work::Spin { ms } => {

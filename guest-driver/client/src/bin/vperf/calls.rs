@@ -1,0 +1,184 @@
+//! Call trees: which function called which, and how much of an event fell to it and to what it
+//! called. Knows names and shares, no addresses.
+
+use std::collections::HashMap;
+
+use clap::ValueEnum;
+
+/// From where to where a tree grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Direction {
+    /// From where programs begin to what they call.
+    Down,
+    /// From the functions in which samples lie to who called them.
+    Up,
+}
+
+/// A function called by those above it, or above it the functions that it called.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub(crate) struct Call {
+    /// 0 of a process; a function's is one more than that of the line it hangs from.
+    pub(crate) depth: usize,
+    pub(crate) name: String,
+    /// In it and in what hangs from it.
+    pub(crate) samples: u64,
+    pub(crate) percent: f64,
+    /// In it alone.
+    pub(crate) self_samples: u64,
+    pub(crate) self_percent: f64,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    name: String,
+    children: Vec<usize>,
+    samples: u64,
+    weight: u64,
+    self_samples: u64,
+    self_weight: u64,
+}
+
+/// The tree while samples are added to it.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    nodes: Vec<Node>,
+    roots: Vec<usize>,
+    /// A node by its parent and name.
+    index: HashMap<(Option<usize>, String), usize>,
+    weight: u64,
+}
+
+impl Tree {
+    /// Adds a sample that stands for `weight`: `path` leads from a root to the function that
+    /// it lies in, or from that to whoever began.
+    pub(crate) fn add(&mut self, path: impl IntoIterator<Item = String>, weight: u64) {
+        self.weight = self.weight.saturating_add(weight);
+        let mut parent = None;
+        for name in path {
+            let at = self.child(parent, name);
+            let node = &mut self.nodes[at];
+            node.samples += 1;
+            node.weight = node.weight.saturating_add(weight);
+            parent = Some(at);
+        }
+        if let Some(last) = parent {
+            let node = &mut self.nodes[last];
+            node.self_samples += 1;
+            node.self_weight = node.self_weight.saturating_add(weight);
+        }
+    }
+
+    fn child(&mut self, parent: Option<usize>, name: String) -> usize {
+        let key = (parent, name);
+        if let Some(&at) = self.index.get(&key) {
+            return at;
+        }
+        let at = self.nodes.len();
+        self.nodes.push(Node {
+            name: key.1.clone(),
+            ..Node::default()
+        });
+        match parent {
+            Some(parent) => self.nodes[parent].children.push(at),
+            None => self.roots.push(at),
+        }
+        self.index.insert(key, at);
+        at
+    }
+
+    /// The tree's lines from its roots on, the heavier of two neighbours first.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        let mut calls = Vec::new();
+        let mut left = Vec::new();
+        self.push_sorted(&mut left, &self.roots, 0);
+        while let Some((at, depth)) = left.pop() {
+            let node = &self.nodes[at];
+            calls.push(Call {
+                depth,
+                name: node.name.clone(),
+                samples: node.samples,
+                percent: share(node.weight, self.weight),
+                self_samples: node.self_samples,
+                self_percent: share(node.self_weight, self.weight),
+            });
+            self.push_sorted(&mut left, &node.children, depth + 1);
+        }
+        calls
+    }
+
+    /// Puts nodes on the stack, so that the heaviest comes off first.
+    fn push_sorted(&self, stack: &mut Vec<(usize, usize)>, nodes: &[usize], depth: usize) {
+        let mut nodes = nodes.to_vec();
+        nodes.sort_by(|&a, &b| {
+            let (a, b) = (&self.nodes[a], &self.nodes[b]);
+            (a.weight, &b.name).cmp(&(b.weight, &a.name))
+        });
+        stack.extend(nodes.into_iter().map(|node| (node, depth)));
+    }
+}
+
+/// In percent.
+#[expect(clippy::cast_precision_loss, reason = "a share in percent, for people")]
+pub(crate) fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 * 100.0 / whole as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn callers_hold_what_they_call() {
+        let mut tree = Tree::default();
+        for _ in 0..3 {
+            tree.add(path("p main often leaf"), 10);
+        }
+        tree.add(path("p main seldom leaf"), 9);
+        tree.add(path("p main"), 1);
+        let lines: Vec<String> = tree
+            .calls()
+            .iter()
+            .map(|call| {
+                format!(
+                    "{} {} {}/{} {}% {}%",
+                    call.depth,
+                    call.name,
+                    call.samples,
+                    call.self_samples,
+                    call.percent,
+                    call.self_percent
+                )
+            })
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "0 p 5/0 100% 0%",
+                "1 main 5/1 100% 2.5%",
+                "2 often 3/0 75% 0%",
+                "3 leaf 3/3 75% 75%",
+                "2 seldom 1/0 22.5% 0%",
+                "3 leaf 1/1 22.5% 22.5%",
+            ]
+        );
+    }
+
+    #[test]
+    fn recursion_is_a_line_for_each_call() {
+        let mut tree = Tree::default();
+        tree.add(vec!["f".to_owned(); 200], 1);
+        let calls = tree.calls();
+        assert_eq!(calls.len(), 200);
+        assert!(calls.iter().all(|call| call.samples == 1));
+        assert_eq!(calls.last().map(|call| call.depth), Some(199));
+        assert!(Tree::default().calls().is_empty());
+    }
+}

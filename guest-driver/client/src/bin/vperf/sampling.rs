@@ -1,0 +1,191 @@
+//! Events that sample: how often, by whom, into rings of which size.
+
+use clap::{Args, ValueEnum};
+use vpmu_client::attr::{EventAttr, SAMPLE_CALLCHAIN};
+use vpmu_client::ring::RingError;
+use vpmu_client::{Engine, Ring, Vpmu};
+
+use crate::events::{Chosen, EventArgs, EventsError};
+use crate::period::{PeriodArgs, PeriodError};
+use crate::target::{Opened, Target};
+
+/// 64 pages.
+const DEFAULT_PAGES_LOG2: u32 = 6;
+
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    #[command(flatten)]
+    period: PeriodArgs,
+    /// Who makes the samples: the host on its own, a batch at a time (batched), or a VM exit
+    /// for each one (exit). auto is batched where the host can.
+    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = EngineChoice::Auto)]
+    engine: EngineChoice,
+    /// Data pages of 4 KiB of each ring, a power of two. [default: 64, or the most that the
+    /// device allows]
+    #[arg(short = 'm', long, value_name = "PAGES", value_parser = power_of_two)]
+    pages: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EngineChoice {
+    Auto,
+    Exit,
+    Batched,
+}
+
+/// Each with the index of its event.
+pub(crate) type Rings = Vec<(usize, Ring)>;
+
+/// Why nothing can be sampled.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SamplingError {
+    #[error(transparent)]
+    Events(#[from] EventsError),
+    #[error(
+        "no event that samples is among the defaults on this host: name one with -e, `vperf list` shows which can"
+    )]
+    NoDefault,
+    #[error(
+        "event {0:?} counts, but takes no samples: `vperf list` shows which do, `vperf stat` counts it"
+    )]
+    NoSamples(String),
+    #[error("event {0:?} is in a group: groups are counted (`vperf stat`), not sampled")]
+    Group(String),
+    #[error(transparent)]
+    Period(#[from] PeriodError),
+    #[error("-m: a ring of this device has at most {0} data pages")]
+    Pages(u32),
+    #[error("call chains are made on VM exits alone: leave --engine batched or -g away")]
+    BatchedChains,
+    #[error("event {name:?}")]
+    Open {
+        name: String,
+        source: vpmu_client::Error,
+    },
+    #[error("event {name:?}")]
+    Map { name: String, source: RingError },
+}
+
+/// The number of pages as its logarithm.
+fn power_of_two(text: &str) -> Result<u32, String> {
+    let pages: u32 = text
+        .parse()
+        .map_err(|_| "not a number of pages".to_owned())?;
+    if pages.is_power_of_two() {
+        Ok(pages.ilog2())
+    } else {
+        Err("not a power of two, such as 64".into())
+    }
+}
+
+/// What was asked for, if the device allows as much; both as logarithms.
+fn ring_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
+    let most_log2 = most.checked_ilog2().unwrap_or(0);
+    match asked {
+        Some(asked) if asked > most_log2 => Err(SamplingError::Pages(most)),
+        Some(asked) => Ok(asked),
+        None => Ok(DEFAULT_PAGES_LOG2.min(most_log2)),
+    }
+}
+
+impl SamplingArgs {
+    /// The events, sampling, after `finish` has had a look at each.
+    pub(crate) fn choose(
+        &self,
+        events: &EventArgs,
+        vpmu: &Vpmu,
+        finish: impl Fn(EventAttr) -> EventAttr,
+    ) -> Result<Vec<Chosen>, SamplingError> {
+        let mut chosen = events.to_sample(vpmu)?;
+        if chosen.is_empty() {
+            return Err(SamplingError::NoDefault);
+        }
+        for event in &mut chosen {
+            if !event.entry.samples {
+                return Err(SamplingError::NoSamples(event.name.clone()));
+            }
+            if event.leader.is_some() {
+                return Err(SamplingError::Group(event.name.clone()));
+            }
+            let attr = event.attr.clone();
+            let attr = self
+                .period
+                .apply(attr, &event.name, &event.entry.unit, vpmu.info())?;
+            event.attr = finish(attr.sampled_by(self.engine()));
+            let has_chains = event.attr.sample_type & SAMPLE_CALLCHAIN != 0;
+            if has_chains && self.engine == EngineChoice::Batched {
+                return Err(SamplingError::BatchedChains);
+            }
+        }
+        Ok(chosen)
+    }
+
+    fn engine(&self) -> Engine {
+        match self.engine {
+            EngineChoice::Auto => Engine::Any,
+            EngineChoice::Exit => Engine::Exit,
+            EngineChoice::Batched => Engine::Batched,
+        }
+    }
+
+    /// Opens and maps them. A quarter of a ring before its reader is woken: room enough for
+    /// what comes until it is.
+    pub(crate) fn open(
+        &self,
+        vpmu: &Vpmu,
+        target: &Target,
+        chosen: &[Chosen],
+    ) -> Result<(Vec<Opened>, Rings), SamplingError> {
+        let pages_log2 = ring_pages(self.pages, vpmu.info().max_ring_pages)?;
+        let quarter = 4096u32
+            .checked_shl(pages_log2)
+            .map_or(u32::MAX, |bytes| bytes / 4);
+        let mut opened = Vec::new();
+        let mut rings = Vec::new();
+        for (index, event) in chosen.iter().enumerate() {
+            let attr = EventAttr {
+                wakeup: quarter,
+                watermark: true,
+                ..event.attr.clone()
+            };
+            let name = || event.name.clone();
+            let events = target
+                .open(index, &attr, |_, attr| vpmu.open_event(attr))
+                .map_err(|source| SamplingError::Open {
+                    name: name(),
+                    source,
+                })?;
+            for opened in &events {
+                let ring = opened.event.map(pages_log2);
+                let ring = ring.map_err(|source| SamplingError::Map {
+                    name: name(),
+                    source,
+                })?;
+                rings.push((index, ring));
+            }
+            opened.extend(events);
+        }
+        Ok((opened, rings))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_powers_of_two() {
+        assert_eq!(power_of_two("1"), Ok(0));
+        assert_eq!(power_of_two("64"), Ok(6));
+        assert!(matches!(ring_pages(None, 1024), Ok(6)));
+        assert!(matches!(ring_pages(None, 16), Ok(4)));
+        assert!(matches!(ring_pages(Some(10), 1024), Ok(10)));
+        assert!(matches!(
+            ring_pages(Some(11), 1024),
+            Err(SamplingError::Pages(1024))
+        ));
+        for wrong in ["0", "3", "-1", "", "x", "4294967296"] {
+            assert!(power_of_two(wrong).is_err(), "{wrong}");
+        }
+    }
+}
