@@ -7,6 +7,7 @@ mod events;
 mod format;
 mod histories;
 mod list;
+mod live;
 mod measuring;
 mod names;
 mod os;
@@ -20,6 +21,8 @@ mod sampling;
 mod stat;
 mod symbols;
 mod target;
+mod terminal;
+mod top;
 mod workload;
 
 use std::io::{self, Write};
@@ -40,8 +43,11 @@ const FAILED: u8 = 125;
 ///   vperf stat -e exits,halts -a        ... of all CPUs, until Ctrl-C
 ///   vperf record -- make                samples of a command, into vperf.data
 ///   vperf report                        its hot functions
+///   vperf record -g -- make             ... with who called whom
+///   vperf report --call-graph
+///   vperf top                           hot functions of the whole machine, live
 ///
-/// Exit codes: stat and record end with their workload's own (128 + N if signal N ended
+/// Exit codes: stat, record and top end with their workload's own (128 + N if signal N ended
 /// it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf itself,
 /// of a wrong option too.
 #[derive(Debug, Parser)]
@@ -58,6 +64,7 @@ enum Command {
     Stat(stat::StatArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
+    Top(top::TopArgs),
 }
 
 /// Whatever ends vperf before its work is done.
@@ -71,13 +78,16 @@ enum CliError {
     Record(#[from] record::RecordError),
     #[error(transparent)]
     Report(#[from] report::ReportError),
+    #[error(transparent)]
+    Top(#[from] top::TopError),
 }
 
 impl CliError {
     fn exit_code(&self) -> u8 {
         match self {
             Self::Stat(stat::StatError::Workload(error))
-            | Self::Record(record::RecordError::Workload(error)) => error.exit_code(),
+            | Self::Record(record::RecordError::Workload(error))
+            | Self::Top(top::TopError::Workload(error)) => error.exit_code(),
             _ => FAILED,
         }
     }
@@ -102,6 +112,7 @@ fn run(command: &Command) -> Result<u8, CliError> {
         Command::Stat(args) => return Ok(stat::run(args)?),
         Command::Record(args) => return Ok(record::run(args)?),
         Command::Report(args) => report::run(args)?,
+        Command::Top(args) => return Ok(top::run(args)?),
     }
     Ok(0)
 }

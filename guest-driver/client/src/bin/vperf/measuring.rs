@@ -94,6 +94,26 @@ impl Measuring {
         Ok(())
     }
 
+    /// Ends a command that still runs, which then gives no exit code but 0: to end it early
+    /// is no failure. A signal meanwhile kills it. One that has ended gives its own.
+    pub(crate) fn end(mut self) -> Result<u8, TargetError> {
+        let Some(child) = &self.child else {
+            return Ok(0);
+        };
+        let process = child.process();
+        let ended = poll(&[process.as_fd()], Some(Duration::ZERO))?;
+        if ended.iter().any(|ready| ready.readable) {
+            return self.finish();
+        }
+        process
+            .signal(libc::SIGTERM)
+            .map_err(TargetError::Signals)?;
+        self.signalled = true;
+        while !self.wait(&[], None, &mut Vec::new())? {}
+        self.finish()?;
+        Ok(0)
+    }
+
     /// The exit code to end with: the command's, else 0.
     pub(crate) fn finish(self) -> Result<u8, TargetError> {
         match self.child {

@@ -22,14 +22,14 @@ fn owned(fd: RawFd) -> OwnedFd {
 fn ending_signals() -> libc::sigset_t {
     // SAFETY: a sigset_t is plain numbers, for which zeros are valid.
     let mut set = unsafe { std::mem::zeroed() };
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         // SAFETY: `set` is valid, and the signal exists.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
     set
 }
 
-/// SIGINT, SIGTERM and SIGHUP, kept from ending this process and to be read instead.
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT, kept from ending this process and to be read instead.
 #[derive(Debug)]
 pub(crate) struct Signals(File);
 

@@ -169,7 +169,7 @@ fn path(mut spots: Vec<Spot>, direction: Direction, names: &mut Names<'_>) -> Ve
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
     sums: HashMap<Vec<String>, Sum>,
-    pub(crate) total: u64,
+    total: u64,
 }
 
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use crate::calls::{Call, Direction};
 use crate::data::{self, DataError};
 use crate::format::{Align, grouped, table};
 use crate::names::{Key, name};
-use crate::profile::{Profile, Recording, View};
+use crate::profile::{Profile, Recording, Row, View};
 
 /// Show the functions in which the samples of `vperf record` lie.
 ///
@@ -170,7 +170,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
         text.push('\n');
         match &profile.calls {
             Some(calls) => text.push_str(&to_tree(calls, args.least)),
-            None => text.push_str(&to_table(profile, &args.sort, args.children)),
+            None => text.push_str(&rows_table(&profile.rows, &args.sort, args.children)),
         }
         text.push('\n');
     }
@@ -178,7 +178,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
 }
 
 /// How often a sample was taken, in words.
-pub(crate) fn every(profile: &Profile) -> String {
+fn every(profile: &Profile) -> String {
     let every = grouped(profile.every);
     if profile.freq {
         format!("about {every} a second")
@@ -189,7 +189,8 @@ pub(crate) fn every(profile: &Profile) -> String {
     }
 }
 
-pub(crate) fn to_table(profile: &Profile, keys: &[Key], children: bool) -> String {
+/// Rows under a head of what their columns are.
+pub(crate) fn rows_table(rows: &[Row], keys: &[Key], children: bool) -> String {
     let mut header = vec!["SHARE".to_owned(), "SAMPLES".to_owned()];
     if children {
         header[0] = "SELF".into();
@@ -197,17 +198,17 @@ pub(crate) fn to_table(profile: &Profile, keys: &[Key], children: bool) -> Strin
     }
     let numbers = header.len();
     header.extend(keys.iter().map(|&key| name(key).to_uppercase()));
-    let mut rows = vec![header];
-    for row in &profile.rows {
+    let mut lines = vec![header];
+    for row in rows {
         let with_children = row.children_percent.map(|share| format!("{share:.2}%"));
         let mut cells: Vec<String> = with_children.into_iter().collect();
         cells.extend([format!("{:.2}%", row.percent), grouped(row.samples)]);
         cells.extend(row.cells.iter().cloned());
-        rows.push(cells);
+        lines.push(cells);
     }
     let mut columns = vec![Align::Right; numbers];
     columns.resize(numbers + keys.len(), Align::Left);
-    table(&columns, &rows)
+    table(&columns, &lines)
 }
 
 /// Calls below `least` percent are left out, and so is what hangs from them: it has no more.

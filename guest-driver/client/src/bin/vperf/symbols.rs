@@ -14,48 +14,66 @@ pub(crate) fn kernel(kallsyms: &Path, addresses: &[u64]) -> Kernel {
     if addresses.is_empty() {
         return Kernel::default();
     }
-    let text = fs::read_to_string(kallsyms).unwrap_or_default();
-    let mut functions: Vec<(u64, &str)> = text.lines().filter_map(kernel_function).collect();
-    functions.sort_by_key(|&(start, _)| start);
-    // To users who may not see addresses the kernel shows zeros.
-    let hidden = functions.last().is_none_or(|&(start, _)| start == 0);
-    let mut symbols: Vec<Symbol> = Vec::new();
-    if !hidden {
+    KernelFunctions::read(kallsyms).of(addresses)
+}
+
+/// All functions of the kernel.
+#[derive(Debug)]
+pub(crate) struct KernelFunctions(Vec<(u64, String)>);
+
+impl KernelFunctions {
+    pub(crate) fn read(kallsyms: &Path) -> Self {
+        let text = fs::read_to_string(kallsyms).unwrap_or_default();
+        let mut functions: Vec<(u64, String)> = text.lines().filter_map(kernel_function).collect();
+        functions.sort_by_key(|&(start, _)| start);
+        Self(functions)
+    }
+
+    /// To users who may not see addresses the kernel shows zeros.
+    pub(crate) fn are_hidden(&self) -> bool {
+        self.0.last().is_none_or(|&(start, _)| start == 0)
+    }
+
+    /// Those in which `addresses` lie.
+    pub(crate) fn of(&self, addresses: &[u64]) -> Kernel {
+        let hidden = !addresses.is_empty() && self.are_hidden();
+        let mut symbols: Vec<Symbol> = Vec::new();
         let mut addresses = addresses.to_vec();
         addresses.sort_unstable();
         for address in addresses {
-            if symbols.last().is_some_and(|last| address < last.end) {
-                continue;
+            let is_known = symbols.last().is_some_and(|last| address < last.end);
+            if !hidden && !is_known {
+                symbols.extend(covering(&self.0, address));
             }
-            symbols.extend(covering(&functions, address));
         }
+        Kernel { symbols, hidden }
     }
-    Kernel { symbols, hidden }
 }
 
 /// `address type name [module]`, of code alone.
-fn kernel_function(line: &str) -> Option<(u64, &str)> {
+fn kernel_function(line: &str) -> Option<(u64, String)> {
     let (address, rest) = line.split_once(' ')?;
     let (kind, name) = rest.split_once(' ')?;
     let is_code = matches!(kind, "t" | "T" | "w" | "W");
-    Some((u64::from_str_radix(address, 16).ok()?, name)).filter(|_| is_code)
+    let address = u64::from_str_radix(address, 16).ok()?;
+    is_code.then(|| (address, name.replace('\t', " ")))
 }
 
 /// The function that begins last before `address` or at it, up to the next one's beginning.
 /// The last of all may not be long: what is far behind it belongs to nobody.
-fn covering(functions: &[(u64, &str)], address: u64) -> Option<Symbol> {
+fn covering(functions: &[(u64, String)], address: u64) -> Option<Symbol> {
     let after = functions.partition_point(|&(start, _)| start <= address);
-    let &(start, _) = functions.get(after.checked_sub(1)?)?;
+    let start = functions.get(after.checked_sub(1)?)?.0;
     // Of several names for one place, the first.
     let first = functions.partition_point(|&(other, _)| other < start);
-    let &(_, name) = functions.get(first)?;
+    let (_, name) = functions.get(first)?;
     let end = functions
         .get(after)
         .map_or_else(|| start.saturating_add(4096), |&(next, _)| next);
     (address < end).then(|| Symbol {
         start,
         end,
-        name: name.replace('\t', " "),
+        name: name.clone(),
     })
 }
 
@@ -128,6 +146,11 @@ impl Elf {
 pub(crate) struct Programs(HashMap<String, Option<Elf>>);
 
 impl Programs {
+    /// How many.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The function at `ip` of the mapped file; `None` if the file is gone or has no names.
     pub(crate) fn function(&mut self, map: &Map, ip: u64) -> Option<String> {
         let offset = ip.checked_sub(map.start)?.checked_add(map.offset)?;

@@ -140,6 +140,20 @@ fn a_running_process_is_measured_as_long_as_the_command_runs_or_it_lives() {
 }
 
 #[test]
+fn a_command_that_is_ended_early_is_no_failure() {
+    let end = |command: &[&str]| {
+        let target = args(command).prepare().unwrap();
+        let mut measuring = target.start(&[]).unwrap();
+        if command == ["false"] {
+            while !measuring.wait(&[], None, &mut Vec::new()).unwrap() {}
+        }
+        measuring.end().unwrap()
+    };
+    assert_eq!(end(&["sleep", "1000"]), 0);
+    assert_eq!(end(&["false"]), 1, "it had ended by itself");
+}
+
+#[test]
 fn wrong_targets_are_named() {
     assert!(matches!(args(&[]).prepare(), Err(TargetError::Nothing)));
     let anything = args(&[]).or_all_cpus();
