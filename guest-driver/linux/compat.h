@@ -9,6 +9,7 @@
 #include <linux/mm.h>
 #include <linux/perf_event.h>
 #include <linux/sched.h>
+#include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/version.h>
 #include <linux/virtio_config.h>
@@ -27,6 +28,21 @@ static inline void vpmu_vm_flags_clear(struct vm_area_struct *vma, vm_flags_t fl
 #define vpmu_vm_flags_set	vm_flags_set
 #define vpmu_vm_flags_clear	vm_flags_clear
 #endif
+
+/**
+ * vpmu_user_locked() - what of a user's pages is charged to perf's rings
+ * @user: the user
+ *
+ * Return: the count, the one that perf core uses.
+ */
+static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
+{
+#ifdef VPMU_USER_HAS_PERF_MLOCK
+	return &user->perf_mlock;
+#else
+	return &user->locked_vm;
+#endif
+}
 
 /**
  * vpmu_find_vqs() - set up virtqueues

@@ -8,8 +8,10 @@
  *   vpmu_event    an event's state, count and times
  *   vpmu_context  scheduling before 6.2
  *   vpmu_call     commands from outside perf core's scheduling
- *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from perf_event_attr to fd
- *   vpmu_file     what such an fd does       vpmu_ring  its pages
+ *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
+ *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
+ *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
+ *   vpmu_output   which ring an event writes to, and who is woken
  *   vpmu_task     tells the device who runs
  */
 #ifndef _VPMU_H
@@ -18,9 +20,11 @@
 #include <linux/atomic.h>
 #include <linux/irq_work.h>
 #include <linux/kref.h>
+#include <linux/list.h>
 #include <linux/miscdevice.h>
 #include <linux/mutex.h>
 #include <linux/perf_event.h>
+#include <linux/poll.h>
 #include <linux/spinlock.h>
 #include <linux/virtio.h>
 #include <linux/wait.h>
@@ -29,6 +33,8 @@
 #include "vpmu_abi.h"
 
 struct file;
+struct task_struct;
+struct user_struct;
 struct vm_area_struct;
 
 /* Commands that one kick carries at most; more are sent in several. */
@@ -85,6 +91,9 @@ struct vpmu_vcpu {
  * @attr_groups: sysfs groups of @pmu
  * @misc: /dev/vpmu
  * @files: from event id to struct vpmu_file, children's ids included
+ * @output_lock: rings, their maps and who writes to them; sleeps
+ * @notice_lock: what notices look at: vpmu_file::ring and ::family,
+ *               vpmu_ring::writers; taken with interrupts off
  * @gone: being removed; nothing more is opened
  * @users: open events and open files of /dev/vpmu
  * @idle: woken when @users falls to zero
@@ -107,6 +116,8 @@ struct vpmu_device {
 	const struct attribute_group *attr_groups[3];
 	struct miscdevice misc;
 	struct xarray files;
+	struct mutex output_lock;
+	spinlock_t notice_lock;
 	bool gone;
 	atomic_t users;
 	wait_queue_head_t idle;
@@ -115,28 +126,58 @@ struct vpmu_device {
 /**
  * struct vpmu_event - our part of a perf event (perf_event::pmu_private)
  * @dev: of which device
+ * @event: perf's part
  * @id: the device's; zero for an inherited event that the device had no room for
  * @task: it is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
  * @started: the device has been told that it counts
  * @stray: it should not have; what it counted meanwhile is not perf's
+ * @spent: its refreshes are used up, by which the device has it off
+ * @parting: it is being stopped, and a READ goes before to learn whether it is spent
  * @count: as the device last told
  * @enabled_ns: time enabled, as the device last told
  * @running_ns: time running, likewise
+ * @lost: overflows without a record, likewise
  * @owed: nanoseconds not counted that perf core's running time still has to lose;
  *        U64_MAX once the device has lost the event: all
  * @file: the door that it came through, NULL for perf core's
+ * @family: in @file->family
+ * @turn: the last call that has reached it, see vpmu_call_group()
  */
 struct vpmu_event {
 	struct vpmu_device *dev;
+	struct perf_event *event;
 	u64 id;
 	bool task;
 	bool started;
 	bool stray;
+	bool spent;
+	bool parting;
 	u64 count;
 	u64 enabled_ns;
 	u64 running_ns;
+	u64 lost;
 	u64 owed;
 	struct vpmu_file *file;
+	struct list_head family;
+	u64 turn;
+};
+
+/**
+ * struct vpmu_totals - what an event and those that inherit it have counted
+ * @value: the count
+ * @enabled: time enabled, by the device's account
+ * @running: time running, likewise
+ * @lost: overflows without a record
+ * @missed: time in which perf core wanted to count and could not
+ * @behind: @missed grows as this is read
+ */
+struct vpmu_totals {
+	u64 value;
+	u64 enabled;
+	u64 running;
+	u64 lost;
+	u64 missed;
+	bool behind;
 };
 
 struct vpmu_ring;
@@ -144,46 +185,94 @@ struct vpmu_ring;
 /**
  * struct vpmu_file - an event opened through /dev/vpmu
  * @dev: of which device
- * @ref: held by the fd and by each event, children included
+ * @ref: held by the fd, by each event, children included, and by each sibling
  * @rcu: notices look it up without a lock
  * @event: the event opened; its children point to it
+ * @type: perf_event_attr::type as opened
  * @config: as for perf_event_attr::config of our PMU
- * @period: a sample every so many, zero for none
- * @sample_type: what a sample holds
+ * @wanted: what the device is asked for besides: sampling and its output
+ * @engine: who makes the samples, VPMU_ENGINE_*
+ * @period: a sample every so many, or so many a second with @freq; zero for none
+ * @freq: @period is a frequency
  * @read_format: what read(2) gives
- * @wakeup: how often pollers are woken
- * @watermark: @wakeup is in bytes
  * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on,
  *           because it exports none that reaches inherited events
- * @on_exec: but for this event it is off until the task's exec
+ * @on_exec: but for this event, until the task's exec; see vpmu_group_switch()
+ * @limited: PERF_EVENT_IOC_REFRESH has been used
+ * @tracks: holds a reference on vpmu_task
+ * @error: the event is in VPMU_STATE_ERROR
+ * @closed: the fd is; nothing is done to the event for others any more
  * @enabled_ns: time enabled of all its events, by the device's account
  * @running_ns: time running, likewise
- * @tracks: holds a reference on vpmu_task
- * @poll: EPOLLIN since the last poll(2)
- * @error: the event is in VPMU_STATE_ERROR
- * @ring_lock: protects @ring
- * @ring: while mapped
+ * @lost: overflows of all its events without a record
+ * @family: its vpmu_events, children included
+ * @leader: as opened; see vpmu_group_leader()
+ * @group_lock: of a leader: protects what follows in it and in its siblings
+ * @siblings: how many it leads
+ * @members: they, in the order opened
+ * @member: in the leader's @members
+ * @totals: of the group's last reading
+ * @ring: that its records go to, if any: its own or that of another
+ * @maps: how many there are of @ring through this fd
+ * @writer: in the ring's writers
  */
 struct vpmu_file {
 	struct vpmu_device *dev;
 	struct kref ref;
 	struct rcu_head rcu;
 	struct perf_event *event;
+	u32 type;
 	u64 config;
+	struct vpmu_open_request wanted;
+	u32 engine;
 	u64 period;
-	u64 sample_type;
+	bool freq;
 	u64 read_format;
-	u32 wakeup;
-	bool watermark;
 	bool enabled;
 	bool on_exec;
+	bool limited;
+	bool tracks;
+	bool error;
+	bool closed;
 	atomic64_t enabled_ns;
 	atomic64_t running_ns;
-	bool tracks;
-	atomic_t poll;
-	bool error;
-	struct mutex ring_lock;
+	atomic64_t lost;
+	struct list_head family;
+
+	struct vpmu_file *leader;
+	struct mutex group_lock;
+	unsigned int siblings;
+	struct list_head members;
+	struct list_head member;
+	struct vpmu_totals totals;
+
 	struct vpmu_ring *ring;
+	unsigned int maps;
+	struct list_head writer;
+};
+
+/**
+ * struct vpmu_ring - pages that the host writes and programs map
+ * @mapped: how many maps there are, through whichever event
+ * @id: of the event that it was first mapped with, for the device
+ * @writers: the files whose records go there
+ * @poll: EPOLLIN since the last poll(2)
+ * @user: on whose account the pages are, up to the module's mlock_kb
+ * @mm: on whose the rest of them is
+ * @extra: so many
+ * @count: how many pages
+ * @pages: the metadata page, then the data pages
+ */
+struct vpmu_ring {
+	unsigned int mapped;
+	u64 id;
+	struct list_head writers;
+	atomic_t poll;
+	struct user_struct *user;
+	struct mm_struct *mm;
+	u32 extra;
+	u32 count;
+	struct page *pages[];
 };
 
 /* vpmu_virtio.c */
@@ -192,10 +281,13 @@ void vpmu_device_put(struct vpmu_device *dev);
 
 /* vpmu_control.c */
 void vpmu_control_callback(struct virtqueue *vq);
-int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id);
+int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
+		      u32 *engine);
 int vpmu_control_close(struct vpmu_device *dev, u64 id);
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags);
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id);
+int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
+int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
 int vpmu_control_catalogue(struct vpmu_device *dev);
 
@@ -223,10 +315,8 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_call.c */
-int vpmu_call_switch(struct perf_event *event, bool enable);
-int vpmu_call_reset(struct perf_event *event);
-int vpmu_call_settle(struct perf_event *event);
-int vpmu_call_period(struct perf_event *event, u64 period);
+int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
+int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 
 /* vpmu_sysfs.c */
 int vpmu_sysfs_init(struct vpmu_device *dev);
@@ -236,6 +326,12 @@ void vpmu_sysfs_exit(struct vpmu_device *dev);
 int vpmu_cdev_register(struct vpmu_device *dev);
 void vpmu_cdev_unregister(struct vpmu_device *dev);
 
+/* vpmu_attr.c */
+int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user);
+int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate);
+bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr);
+void vpmu_attr_request(const struct perf_event_attr *attr, struct vpmu_open_request *request);
+
 /* vpmu_open.c */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
 
@@ -243,9 +339,47 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
 extern const struct file_operations vpmu_file_fops;
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs);
+struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev);
 void vpmu_file_get(struct vpmu_file *file);
 void vpmu_file_put(struct vpmu_file *file);
-void vpmu_file_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
+void vpmu_file_close(struct vpmu_file *file);
+u64 vpmu_file_id(const struct vpmu_file *file);
+struct file *vpmu_file_fget(int fd);
+
+static inline struct vpmu_file *vpmu_group_next(struct vpmu_file *file, struct vpmu_file *leader)
+{
+	struct list_head *next = file == leader ? leader->members.next : file->member.next;
+
+	return next == &leader->members ? NULL : list_entry(next, struct vpmu_file, member);
+}
+
+/* The leader first; its group_lock is held. */
+#define vpmu_group_for_each(file, leader) \
+	for ((file) = (leader); (file); (file) = vpmu_group_next(file, leader))
+
+/* vpmu_group.c */
+struct vpmu_file *vpmu_group_leader(struct vpmu_file *file);
+struct vpmu_file *vpmu_group_lock(struct vpmu_file *file);
+int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
+		      const struct perf_event_attr *attr, int cpu, struct task_struct *task);
+int vpmu_group_join(struct vpmu_file *file);
+void vpmu_group_leave(struct vpmu_file *file);
+bool vpmu_group_allows(const struct perf_event *event);
+u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task);
+int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable);
+int vpmu_group_reset(struct vpmu_file *file, bool whole);
+int vpmu_group_refresh(struct vpmu_file *file, u32 overflows);
+ssize_t vpmu_group_read(struct vpmu_file *file, u64 **values, size_t room);
+
+/* vpmu_output.c */
+void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring);
+void vpmu_output_unmapped(struct vpmu_file *file);
+void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring);
+int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target);
+int vpmu_output_pause(struct vpmu_file *file, bool paused);
+void vpmu_output_close(struct vpmu_file *file);
+__poll_t vpmu_output_poll(struct vpmu_file *file);
+void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
 /* vpmu_ring.c */
 int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Commands for an event from outside perf core's scheduling: switch, reset, period.
+ * Commands for events from outside perf core's scheduling.
+ *
+ * A call goes to the CPU where an event is and holds its context's lock there. The
+ * events of a group are in one context for each task, so a call to a group reaches
+ * all of them at once, with one kick.
  */
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -9,29 +13,148 @@
 #include "compat.h"
 #include "vpmu.h"
 
-/* Besides VPMU_COMMAND_*: start or stop the event as its file says, if it runs. */
-#define CALL_SWITCH	0
-
 /**
- * struct event_call - a command on its way to the CPU where the event is
- * @event: whose
- * @op: VPMU_COMMAND_* or CALL_SWITCH
- * @value: of the command
+ * struct event_call - commands on their way to the CPU where an event is
+ * @event: which one
+ * @leader: of the group called; NULL for @event alone
+ * @only: of the group, the one meant; NULL for all
+ * @turn: which call this is, of all
+ * @op: VPMU_COMMAND_*; for a group, zero starts and stops what runs as the files say
+ * @value: of the command, for @event alone
  * @ret: 0, a negative errno, or -EAGAIN when the event was elsewhere by then
  */
 struct event_call {
 	struct perf_event *event;
+	struct vpmu_file *leader;
+	struct vpmu_file *only;
+	u64 turn;
 	u32 op;
 	u64 value;
 	int ret;
 };
 
-static void event_switch_here(struct vpmu_vcpu *vcpu, struct perf_event *event, bool enable)
+static atomic64_t call_turns = ATOMIC64_INIT(0);
+
+static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
-	if (enable)
+	if (event->state != PERF_EVENT_STATE_ACTIVE)
+		return;
+	if (vpmu_group_allows(event))
 		vpmu_event_start(vcpu, event);
 	else if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
+}
+
+static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (!own->id)
+		return;
+	switch (call->op) {
+	case 0:
+		call_switch(vcpu, event);
+		break;
+	case VPMU_COMMAND_READ:
+		/* A loss that found no room in the ring yet is told at a read, at the latest. */
+		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->period)
+			vpmu_vcpu_append(vcpu, event, call->op);
+		break;
+	default:
+		vpmu_vcpu_append(vcpu, event, call->op);
+	}
+}
+
+/* Adds to its file's totals what an event has counted. */
+static void call_sum(struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_file *file = own->file;
+	struct vpmu_totals *totals = &file->totals;
+
+	totals->value += local64_read(&event->count);
+	totals->missed += event->total_time_enabled - event->total_time_running;
+	if (event->state == PERF_EVENT_STATE_INACTIVE && event->ctx->is_active)
+		totals->behind = true;
+	/* Those are of the whole family; with its last event they fit the counts best. */
+	totals->enabled = atomic64_read(&file->enabled_ns);
+	totals->running = atomic64_read(&file->running_ns);
+	totals->lost = atomic64_read(&file->lost);
+}
+
+/* Whether @event is one of those that the call is for. */
+static bool call_reaches(const struct event_call *call, const struct perf_event *event)
+{
+	const struct vpmu_event *own;
+
+	if (event->pmu != call->event->pmu)
+		return false;
+	own = event->pmu_private;
+	if (!own->file || vpmu_group_leader(own->file) != call->leader)
+		return false;
+	return !call->only || call->only == own->file;
+}
+
+/* Does @what to each event of the call in its context, and to the one that may have left it. */
+static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu, bool sum)
+{
+	struct perf_event *event = call->event, *other;
+	struct vpmu_event *own = event->pmu_private;
+
+	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+		if (other == event || !call_reaches(call, other))
+			continue;
+		own = other->pmu_private;
+		own->turn = call->turn;
+		if (sum)
+			call_sum(other);
+		else
+			call_append(call, vcpu, other);
+	}
+	own = event->pmu_private;
+	own->turn = call->turn;
+	if (sum)
+		call_sum(event);
+	else
+		call_append(call, vcpu, event);
+}
+
+static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
+{
+	bool sum = call->op == VPMU_COMMAND_READ;
+
+	if (vcpu) {
+		/* Interrupts are off: nothing else gathers on this queue meanwhile. */
+		vcpu->reading = true;
+		call_each(call, vcpu, false);
+		vcpu->reading = false;
+		vpmu_vcpu_flush(vcpu);
+	}
+	if (sum)
+		call_each(call, NULL, true);
+	return vcpu || sum ? 0 : -ENODEV;
+}
+
+static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
+{
+	struct perf_event *event = call->event;
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_reply reply;
+	int err;
+
+	if (!vcpu || !own->id)
+		return -ENODEV;
+	err = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);
+	if (err || (call->op != VPMU_COMMAND_REFRESH && call->op != VPMU_COMMAND_ENABLE))
+		return err;
+	own->spent = false;
+	if (own->task)
+		return 0;
+	/* The device has it on now; it stays so only if it would be started. */
+	own->started = true;
+	if (event->state != PERF_EVENT_STATE_ACTIVE || !vpmu_group_allows(event))
+		vpmu_event_stop(vcpu, event);
+	return 0;
 }
 
 /* Runs with interrupts off, by which nothing has gathered on this CPU's queue. */
@@ -42,38 +165,22 @@ static void event_call_here(void *info)
 	struct vpmu_event *own = event->pmu_private;
 	struct perf_event_context *ctx = event->ctx;
 	struct vpmu_vcpu *vcpu;
-	struct vpmu_reply reply;
 
-	/* While it is held, the event is scheduled neither in nor out. */
+	/* While it is held, no event of the context is scheduled in or out. */
 	raw_spin_lock(&ctx->lock);
 	call->ret = -EAGAIN;
-	if (event->state == PERF_EVENT_STATE_ACTIVE && event->oncpu != smp_processor_id())
-		goto unlock;
-
-	vcpu = vpmu_vcpu_local(own->dev);
-	call->ret = -ENODEV;
-	if (!vcpu || !own->id)
-		goto unlock;
-	if (call->op == CALL_SWITCH) {
-		call->ret = 0;
-		if (event->state == PERF_EVENT_STATE_ACTIVE)
-			event_switch_here(vcpu, event, READ_ONCE(own->file->enabled));
-		goto unlock;
+	if (event->state != PERF_EVENT_STATE_ACTIVE || event->oncpu == smp_processor_id()) {
+		vcpu = vpmu_vcpu_local(own->dev);
+		call->ret = call->leader ? call_group_here(call, vcpu) :
+					   call_event_here(call, vcpu);
 	}
-	call->ret = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);
-	if (!call->ret && call->op == VPMU_COMMAND_RESET) {
-		own->count = le64_to_cpu(reply.value);
-		local64_set(&event->count, 0);
-		perf_event_update_userpage(event);
-	}
-unlock:
 	raw_spin_unlock(&ctx->lock);
 }
 
-static int event_call(struct perf_event *event, u32 op, u64 value)
+static int event_call(struct event_call *call)
 {
+	struct perf_event *event = call->event;
 	struct vpmu_event *own = event->pmu_private;
-	struct event_call call = { .event = event, .op = op, .value = value };
 	int cpu, err;
 
 	/* Each turn but the last means that the task has moved in the meantime. */
@@ -84,95 +191,96 @@ static int event_call(struct perf_event *event, u32 op, u64 value)
 		else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE &&
 			 READ_ONCE(event->oncpu) >= 0)
 			cpu = READ_ONCE(event->oncpu);
-		err = smp_call_function_single(cpu, event_call_here, &call, 1);
+		err = smp_call_function_single(cpu, event_call_here, call, 1);
 		put_cpu();
 		cond_resched();
-	} while (!err && call.ret == -EAGAIN);
-	return err ? -ENODEV : call.ret;
+	} while (!err && call->ret == -EAGAIN);
+	return err ? -ENODEV : call->ret;
 }
 
-/* The same for an event and those that inherit it; those without a device event have no part. */
-static int event_call_family(struct perf_event *event, u32 op)
-{
-	struct perf_event *child;
-	int err;
-
-	lockdep_assert_held(&event->child_mutex);
-	err = event_call(event, op, 0);
-	list_for_each_entry(child, &event->child_list, child_list) {
-		struct vpmu_event *own = child->pmu_private;
-
-		if (!err && own->id)
-			err = event_call(child, op, 0);
-	}
-	return err;
-}
-
-/**
- * vpmu_call_switch() - switch on or off, as PERF_EVENT_IOC_ENABLE and _DISABLE do
- * @event: the event of a file, not an inherited one
- * @enable: on
- *
- * Return: 0 or a negative errno.
- */
-int vpmu_call_switch(struct perf_event *event, bool enable)
+/* One family of the group: a call for each context that none before it has reached. */
+static int call_family(struct event_call *call, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 	struct perf_event *child;
-	int err = 0;
+	int err = 0, ret;
 
-	mutex_lock(&event->child_mutex);
-	/* perf core's own switch is off before the exec, and there is none for children. */
-	if (enable && own->file->on_exec)
-		list_for_each_entry(child, &event->child_list, child_list)
-			if (READ_ONCE(child->state) == PERF_EVENT_STATE_OFF)
-				err = -EOPNOTSUPP;
-	if (!err) {
-		WRITE_ONCE(own->file->enabled, enable);
-		err = event_call_family(event, CALL_SWITCH);
+	call->event = event;
+	if (own->turn != call->turn)
+		err = event_call(call);
+	list_for_each_entry(child, &event->child_list, child_list) {
+		own = child->pmu_private;
+		if (own->turn == call->turn)
+			continue;
+		call->event = child;
+		ret = event_call(call);
+		err = err ?: ret;
 	}
-	mutex_unlock(&event->child_mutex);
-	if (!err && enable && own->file->on_exec)
-		perf_event_enable(event);
+	return err;
+}
+
+/* Adds up what events that have ended left to theirs. */
+static void call_sum_dead(struct vpmu_file *file)
+{
+	struct perf_event *event = file->event;
+
+	file->totals.value += atomic64_read(&event->child_count);
+	file->totals.missed += atomic64_read(&event->child_total_time_enabled) -
+			       atomic64_read(&event->child_total_time_running);
+}
+
+/**
+ * vpmu_call_group() - a command for all events of a group
+ * @leader: its leader; its group_lock is held, by which its files stay open
+ * @only: the one that is meant, with those that inherit it; NULL for all
+ * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_READ, which sets the totals of those meant;
+ *      or zero to start and stop what runs as the files say, then for all
+ *
+ * What the group's events of one task count is read and written at one moment.
+ *
+ * Return: 0 or the first negative errno; the others are called then, too.
+ */
+int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
+{
+	struct event_call call = { .leader = leader, .only = only, .op = op };
+	struct vpmu_file *file;
+	int err = 0, ret;
+
+	lockdep_assert_held(&leader->group_lock);
+	call.turn = atomic64_inc_return(&call_turns);
+	/*
+	 * With these held no inherited event comes or goes. Nobody else holds more than
+	 * one of a group's.
+	 */
+	vpmu_group_for_each(file, leader) {
+		mutex_lock_nest_lock(&file->event->child_mutex, &leader->group_lock);
+		memset(&file->totals, 0, sizeof(file->totals));
+	}
+	vpmu_group_for_each(file, leader) {
+		if (only && only != file)
+			continue;
+		ret = call_family(&call, file->event);
+		err = err ?: ret;
+		if (op == VPMU_COMMAND_READ)
+			call_sum_dead(file);
+	}
+	vpmu_group_for_each(file, leader)
+		mutex_unlock(&file->event->child_mutex);
 	return err;
 }
 
 /**
- * vpmu_call_reset() - set the count to zero, as PERF_EVENT_IOC_RESET does
- * @event: the event of a file, not an inherited one; those that inherit it are
- *         reset too
- *
- * Return: 0 or a negative errno.
- */
-int vpmu_call_reset(struct perf_event *event)
-{
-	int err;
-
-	mutex_lock(&event->child_mutex);
-	err = event_call_family(event, VPMU_COMMAND_RESET);
-	mutex_unlock(&event->child_mutex);
-	return err;
-}
-
-/**
- * vpmu_call_settle() - have the device write what it still owes an event's ring
- * @event: the event; perf core asks the device only while it runs
- *
- * Return: 0 or a negative errno.
- */
-int vpmu_call_settle(struct perf_event *event)
-{
-	return event_call(event, VPMU_COMMAND_READ, 0);
-}
-
-/**
- * vpmu_call_period() - set the period, as PERF_EVENT_IOC_PERIOD does
+ * vpmu_call_event() - a command for one event
  * @event: the event
- * @period: a sample every so many from now on
+ * @op: VPMU_COMMAND_PERIOD, VPMU_COMMAND_REFRESH or VPMU_COMMAND_ENABLE, the latter
+ *      two to let one go on that has used up its refreshes
+ * @value: of the command
  *
- * Return: 0 or a negative errno.
+ * Return: 0 or a negative errno, the device's own included.
  */
-int vpmu_call_period(struct perf_event *event, u64 period)
+int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 {
-	return event_call(event, VPMU_COMMAND_PERIOD, period);
+	struct event_call call = { .event = event, .op = op, .value = value };
+
+	return event_call(&call);
 }

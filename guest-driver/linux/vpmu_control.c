@@ -82,10 +82,12 @@ static int control_call(struct vpmu_device *dev, void *request, size_t len)
  * @dev: the device
  * @wanted: the request; its header is filled in here
  * @id: the event's, on success
+ * @engine: who makes its samples, on success
  *
  * Return: 0 or a negative errno, the device's own included.
  */
-int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id)
+int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
+		      u32 *engine)
 {
 	struct {
 		struct vpmu_open_request request;
@@ -105,6 +107,7 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 		ret = ret < sizeof(call->reply) ? -EPROTO : -(int)le32_to_cpu(call->reply.status);
 	if (!ret) {
 		*id = le64_to_cpu(call->reply.id);
+		*engine = le32_to_cpu(call->reply.engine);
 		if (!*id)
 			ret = -EPROTO;
 	}
@@ -185,6 +188,54 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 {
 	return control_event(dev, VPMU_CONTROL_UNMAP, id);
+}
+
+/**
+ * vpmu_control_redirect() - send an event's records to another's ring
+ * @dev: the device
+ * @id: the event's
+ * @target: the event's that has the ring, zero for none but its own
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target)
+{
+	struct vpmu_redirect_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_REDIRECT);
+	request->header.event = cpu_to_le64(id);
+	request->target = cpu_to_le64(target);
+	ret = control_call(dev, request, sizeof(*request));
+	kfree(request);
+	return ret;
+}
+
+/**
+ * vpmu_control_pause() - stop or resume writing to the ring that an event writes to
+ * @dev: the device
+ * @id: the event's
+ * @paused: stop
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
+{
+	struct vpmu_pause_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_PAUSE);
+	request->header.event = cpu_to_le64(id);
+	request->paused = cpu_to_le32(paused);
+	ret = control_call(dev, request, sizeof(*request));
+	kfree(request);
+	return ret;
 }
 
 /**

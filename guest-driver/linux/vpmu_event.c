@@ -13,7 +13,7 @@
 #define OWED_ALL	U64_MAX
 
 /**
- * vpmu_event_start() - let the device count an event, unless it is switched off
+ * vpmu_event_start() - let the device count an event, unless its file has it off
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
@@ -23,7 +23,7 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	if (own->started || (own->file && !READ_ONCE(own->file->enabled)))
+	if (own->started || own->spent || !vpmu_group_allows(event))
 		return false;
 	own->started = true;
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
@@ -44,6 +44,11 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (!own->started)
 		return false;
 	own->started = false;
+	/* The answer to OUT tells whether it is spent; that to DISABLE is "off" anyway. */
+	if (!own->task && own->file && own->file->limited) {
+		own->parting = true;
+		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ);
+	}
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE);
 	return true;
 }
@@ -82,7 +87,11 @@ static void event_owe(struct vpmu_event *own, u64 time)
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {
-	local64_add(count, &event->count);
+	/* After a reset there is nothing that the device has and perf has not. */
+	if (op == VPMU_COMMAND_RESET)
+		local64_set(&event->count, 0);
+	else
+		local64_add(count, &event->count);
 	if (own->file) {
 		atomic64_add(enabled, &own->file->enabled_ns);
 		atomic64_add(running, &own->file->running_ns);
@@ -113,6 +122,18 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 	perf_event_update_userpage(event);
 }
 
+/*
+ * Whether an answer says that the device has the event off because it has used up
+ * its refreshes: it is not us who have it off then. A task's event never is off
+ * otherwise, for it is switched by IN and OUT.
+ */
+static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
+{
+	if (state != VPMU_STATE_OFF || !own->file || !own->file->limited)
+		return false;
+	return own->task || (op == VPMU_COMMAND_READ && (own->started || own->parting));
+}
+
 /**
  * vpmu_event_answer() - the device has answered a command
  * @event: for this event
@@ -125,12 +146,18 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply)
 {
 	struct vpmu_event *own = event->pmu_private;
-	u64 count, enabled, running;
+	u64 count, enabled, running, lost;
+	s32 state;
 
-	if (!reply || reply->status || (s32)le32_to_cpu(reply->state) == VPMU_STATE_ERROR)
+	if (!reply || reply->status) {
 		event_lost(event, own, op);
-	if (!reply || reply->status)
 		return;
+	}
+	state = le32_to_cpu(reply->state);
+	if (state == VPMU_STATE_ERROR)
+		event_lost(event, own, op);
+	if (event_is_spent(own, op, state))
+		own->spent = true;
 
 	count = le64_to_cpu(reply->value);
 	enabled = le64_to_cpu(reply->time_enabled);
@@ -141,6 +168,12 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	own->count = count;
 	own->enabled_ns = enabled;
 	own->running_ns = running;
-	if (is_stop(op))
+	lost = le64_to_cpu(reply->lost);
+	if (own->file)
+		atomic64_add(lost - own->lost, &own->file->lost);
+	own->lost = lost;
+	if (is_stop(op)) {
 		own->stray = false;
+		own->parting = false;
+	}
 }

@@ -2,11 +2,15 @@
 /*
  * What a file descriptor from VPMU_IOC_OPEN does: perf's interface, perf's numbers.
  */
+#include <linux/bpf.h>
+#include <linux/capability.h>
+#include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/module.h>
 #include <linux/perf_event.h>
 #include <linux/poll.h>
 #include <linux/slab.h>
+#include <linux/string.h>
 #include <linux/uaccess.h>
 
 #include "vpmu.h"
@@ -25,6 +29,29 @@ void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 }
 
 /**
+ * vpmu_file_alloc() - state for a new file
+ * @dev: the device
+ *
+ * Return: it, with one reference, or NULL.
+ */
+struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
+{
+	struct vpmu_file *file = kzalloc(sizeof(*file), GFP_KERNEL);
+
+	if (!file)
+		return NULL;
+	kref_init(&file->ref);
+	mutex_init(&file->group_lock);
+	INIT_LIST_HEAD(&file->family);
+	INIT_LIST_HEAD(&file->members);
+	INIT_LIST_HEAD(&file->member);
+	INIT_LIST_HEAD(&file->writer);
+	vpmu_device_get(dev);
+	file->dev = dev;
+	return file;
+}
+
+/**
  * vpmu_file_get() - keep a file's state
  * @file: the file
  */
@@ -40,6 +67,8 @@ static void file_free(struct kref *ref)
 
 	if (file->tracks)
 		vpmu_task_put(dev);
+	if (file->leader)
+		vpmu_file_put(file->leader);
 	kfree_rcu(file, rcu);
 	vpmu_device_put(dev);
 }
@@ -54,82 +83,64 @@ void vpmu_file_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_file_notice() - the device tells something of an event
- * @dev: the device
- * @notice: what
+ * vpmu_file_id() - the device's id of a file's event
+ * @file: an open one
  *
- * Called from the interrupt.
+ * Return: the id; that of its records, too.
  */
-void vpmu_file_notice(struct vpmu_device *dev, const struct vpmu_notice *notice)
+u64 vpmu_file_id(const struct vpmu_file *file)
 {
-	struct perf_event *event;
-	struct vpmu_file *file;
-
-	/* An event is looked up here until it is destroyed, and freed a grace period later. */
-	rcu_read_lock();
-	file = xa_load(&dev->files, le64_to_cpu(notice->event));
-	event = file ? READ_ONCE(file->event) : NULL;
-	if (event) {
-		if (le32_to_cpu(notice->kind) == VPMU_NOTICE_ERROR)
-			WRITE_ONCE(file->error, true);
-		else
-			atomic_set(&file->poll, (__force int)EPOLLIN);
-		wake_up_all(&event->waitq);
-		kill_fasync(&event->fasync, SIGIO, POLL_IN);
-	}
-	rcu_read_unlock();
-}
-
-static int file_release(struct inode *inode, struct file *filp)
-{
-	struct vpmu_file *file = filp->private_data;
-
-	perf_event_release_kernel(file->event);
-	vpmu_file_put(file);
-	return 0;
-}
-
-static u64 file_id(struct vpmu_file *file)
-{
-	struct vpmu_event *own = file->event->pmu_private;
+	const struct vpmu_event *own = file->event->pmu_private;
 
 	return own->id;
 }
 
+/**
+ * vpmu_file_fget() - an open event by its descriptor
+ * @fd: the descriptor
+ *
+ * Return: the file, for fput(); or an ERR_PTR of -EBADF if it is none of ours.
+ */
+struct file *vpmu_file_fget(int fd)
+{
+	struct file *filp = fget(fd);
+
+	if (filp && filp->f_op == &vpmu_file_fops)
+		return filp;
+	if (filp)
+		fput(filp);
+	return ERR_PTR(-EBADF);
+}
+
+/**
+ * vpmu_file_close() - end an event
+ * @file: its file; the caller's reference goes, too
+ */
+void vpmu_file_close(struct vpmu_file *file)
+{
+	vpmu_group_leave(file);
+	vpmu_output_close(file);
+	perf_event_release_kernel(file->event);
+	vpmu_file_put(file);
+}
+
+static int file_release(struct inode *inode, struct file *filp)
+{
+	vpmu_file_close(filp->private_data);
+	return 0;
+}
+
 static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff_t *ppos)
 {
-	struct vpmu_file *file = filp->private_data;
-	u64 values[4], value, enabled, running, missed;
-	size_t n = 0;
+	ssize_t size;
+	u64 *values;
 
 	/* End of file says that the event is in error, as perf's own do. */
-	if (READ_ONCE(file->error) || READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR)
-		return 0;
-	if (count < sizeof(u64) * (1 + hweight64(file->read_format)))
-		return -ENOSPC;
-
-	/* A loss that found no room in the ring yet is told at a read, at the latest. */
-	if (READ_ONCE(file->period))
-		vpmu_call_settle(file->event);
-	value = perf_event_read_value(file->event, &enabled, &running);
-	/* What was read last may be what told of the error. */
-	if (READ_ONCE(file->error))
-		return 0;
-	/*
-	 * Times are the device's: perf core's run while the file is switched off. But
-	 * what perf core wanted to count and could not, the device knows nothing of.
-	 */
-	missed = enabled > running ? enabled - running : 0;
-	values[n++] = value;
-	if (file->read_format & PERF_FORMAT_TOTAL_TIME_ENABLED)
-		values[n++] = atomic64_read(&file->enabled_ns) + missed;
-	if (file->read_format & PERF_FORMAT_TOTAL_TIME_RUNNING)
-		values[n++] = atomic64_read(&file->running_ns);
-	if (file->read_format & PERF_FORMAT_ID)
-		values[n++] = file_id(file);
-	if (copy_to_user(buf, values, n * sizeof(u64)))
-		return -EFAULT;
-	return n * sizeof(u64);
+	size = vpmu_group_read(filp->private_data, &values, count);
+	if (size > 0 && copy_to_user(buf, values, size))
+		size = -EFAULT;
+	kfree(values);
+	return size;
 }
 
 static bool file_has_children(struct perf_event *event)
@@ -146,20 +157,14 @@ static __poll_t file_poll(struct file *filp, poll_table *wait)
 {
 	struct vpmu_file *file = filp->private_data;
 	struct perf_event *event = file->event;
-	__poll_t events = EPOLLHUP;
 
 	/* perf core wakes this queue too, when the task or an inheriting one ends. */
 	poll_wait(filp, &event->waitq, wait);
 	if (READ_ONCE(file->error))
 		return EPOLLHUP | EPOLLERR;
-	if (READ_ONCE(event->state) == PERF_EVENT_STATE_EXIT && !file_has_children(event))
-		return events;
-
-	mutex_lock(&file->ring_lock);
-	if (file->ring)
-		events = (__force __poll_t)atomic_xchg(&file->poll, 0);
-	mutex_unlock(&file->ring_lock);
-	return events;
+	if (READ_ONCE(event->state) <= PERF_EVENT_STATE_EXIT && !file_has_children(event))
+		return EPOLLHUP;
+	return vpmu_output_poll(file);
 }
 
 static int file_fasync(int fd, struct file *filp, int on)
@@ -174,36 +179,115 @@ static int file_fasync(int fd, struct file *filp, int on)
 	return ret < 0 ? ret : 0;
 }
 
+static long file_refresh(struct vpmu_file *file, int overflows)
+{
+	if (!file->period || file->event->attr.inherit || overflows < 0)
+		return -EINVAL;
+	/* As perf has it: no more than what is left, and for ever if nothing is. */
+	if (!overflows)
+		return vpmu_group_switch(file, false, true);
+	return vpmu_group_refresh(file, overflows);
+}
+
 static long file_period(struct vpmu_file *file, u64 __user *arg)
 {
 	u64 period;
 	int err;
 
-	if (get_user(period, arg))
+	if (copy_from_user(&period, arg, sizeof(period)))
 		return -EFAULT;
-	if (!period || period >> 63 || !READ_ONCE(file->period))
+	if (!file->period || !period)
 		return -EINVAL;
-	err = vpmu_call_period(file->event, period);
+	if (file->freq ? period > file->dev->info.max_sample_rate : period >> 63)
+		return -EINVAL;
+	err = vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
 	if (!err)
 		WRITE_ONCE(file->period, period);
 	return err;
 }
 
+static long file_set_output(struct vpmu_file *file, unsigned long fd)
+{
+	struct file *target;
+	long err;
+
+	if (fd == -1UL)
+		return vpmu_output_redirect(file, NULL);
+	target = vpmu_file_fget(fd);
+	if (IS_ERR(target))
+		return PTR_ERR(target);
+	err = vpmu_output_redirect(file, target->private_data);
+	fput(target);
+	return err;
+}
+
+static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *arg)
+{
+	struct perf_event_attr attr;
+	int err = vpmu_attr_copy(&attr, arg);
+
+	if (err)
+		return err;
+	/* perf modifies breakpoints alone. */
+	return attr.type == file->type ? -EOPNOTSUPP : -EINVAL;
+}
+
+/* Filters are for tracepoints and traces of instructions: none fits. */
+static long file_set_filter(const char __user *arg)
+{
+	char *filter = strndup_user(arg, PAGE_SIZE);
+
+	if (IS_ERR(filter))
+		return PTR_ERR(filter);
+	kfree(filter);
+	return -EINVAL;
+}
+
+/* Programs run where perf core sees an overflow; the host's overflows it does not see. */
+static long file_set_bpf(u32 fd)
+{
+	struct bpf_prog *prog = bpf_prog_get_type_dev(fd, BPF_PROG_TYPE_PERF_EVENT, false);
+
+	if (IS_ERR(prog))
+		return PTR_ERR(prog);
+	bpf_prog_put(prog);
+	return -EOPNOTSUPP;
+}
+
 static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
+	bool whole = arg & PERF_IOC_FLAG_GROUP;
 	struct vpmu_file *file = filp->private_data;
+	void __user *user = (void __user *)arg;
 
 	switch (cmd) {
 	case PERF_EVENT_IOC_ENABLE:
-		return vpmu_call_switch(file->event, true);
+		return vpmu_group_switch(file, whole, true);
 	case PERF_EVENT_IOC_DISABLE:
-		return vpmu_call_switch(file->event, false);
+		return vpmu_group_switch(file, whole, false);
 	case PERF_EVENT_IOC_RESET:
-		return vpmu_call_reset(file->event);
+		return vpmu_group_reset(file, whole);
+	case PERF_EVENT_IOC_REFRESH:
+		return file_refresh(file, arg);
 	case PERF_EVENT_IOC_PERIOD:
-		return file_period(file, (u64 __user *)arg);
+		return file_period(file, user);
 	case PERF_EVENT_IOC_ID:
-		return put_user(file_id(file), (u64 __user *)arg);
+		return put_user(vpmu_file_id(file), (u64 __user *)user);
+	case PERF_EVENT_IOC_SET_OUTPUT:
+		return file_set_output(file, arg);
+	case PERF_EVENT_IOC_PAUSE_OUTPUT:
+		return vpmu_output_pause(file, arg);
+	case PERF_EVENT_IOC_MODIFY_ATTRIBUTES:
+		return file_modify(file, user);
+	case PERF_EVENT_IOC_SET_FILTER:
+		return file_set_filter(user);
+	case PERF_EVENT_IOC_SET_BPF:
+		return file_set_bpf(arg);
+	case PERF_EVENT_IOC_QUERY_BPF:
+		/* As perf has it for what is no tracepoint. */
+		return perfmon_capable() ? -EINVAL : -EPERM;
+	case VPMU_IOC_ENGINE:
+		return put_user(file->engine, (u32 __user *)user);
 	default:
 		return -ENOTTY;
 	}

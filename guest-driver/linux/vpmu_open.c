@@ -24,69 +24,6 @@
 
 #include "vpmu.h"
 
-#define READ_FORMATS \
-	(PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING | PERF_FORMAT_ID)
-
-/* Copies attributes of any version that has nothing we do not know. */
-static int open_copy_attr(struct perf_event_attr *attr, struct perf_event_attr __user *user)
-{
-	u32 size;
-	int err;
-
-	if (get_user(size, &user->size))
-		return -EFAULT;
-	if (!size)
-		size = PERF_ATTR_SIZE_VER0;
-	err = -E2BIG;
-	if (size >= PERF_ATTR_SIZE_VER0 && size <= PAGE_SIZE) {
-		memset(attr, 0, sizeof(*attr));
-		err = copy_struct_from_user(attr, sizeof(*attr), user, size);
-	}
-	if (err == -E2BIG && put_user((u32)sizeof(*attr), &user->size))
-		return -EFAULT;
-	return err;
-}
-
-/* Refuses what the device or this driver would not honour. */
-static int open_check_attr(const struct perf_event_attr *attr)
-{
-	struct perf_event_attr rest = *attr;
-
-	if (attr->__reserved_1 || attr->__reserved_2)
-		return -EINVAL;
-	if (attr->sample_type & ~(u64)(PERF_SAMPLE_MAX - 1) ||
-	    attr->read_format & ~(u64)(PERF_FORMAT_MAX - 1))
-		return -EINVAL;
-	if (!attr->freq && attr->sample_period >> 63)
-		return -EINVAL;
-	if (attr->exclude_user && attr->exclude_kernel)
-		return -EINVAL;
-	if (attr->sample_type & ~(u64)VPMU_SAMPLE_ALLOWED ||
-	    attr->read_format & ~(u64)READ_FORMATS)
-		return -EOPNOTSUPP;
-
-	/* Everything that is honoured is taken out; nothing may be left. */
-	rest.type = 0;
-	rest.size = 0;
-	rest.config = 0;
-	if (!attr->freq)
-		rest.sample_period = 0;
-	rest.sample_type = 0;
-	rest.read_format = 0;
-	rest.disabled = 0;
-	rest.inherit = 0;
-	rest.pinned = 0;
-	rest.exclude_user = 0;
-	rest.exclude_kernel = 0;
-	/* count_mode says what becomes of the hypervisor's work; our own guests are our work. */
-	rest.exclude_hv = 0;
-	rest.exclude_guest = 0;
-	rest.enable_on_exec = 0;
-	rest.watermark = 0;
-	rest.wakeup_events = 0;
-	return memchr_inv(&rest, 0, sizeof(rest)) ? -EOPNOTSUPP : 0;
-}
-
 /* The config of our own PMU that means the same. */
 static int open_config(struct vpmu_device *dev, const struct perf_event_attr *attr, u64 *config)
 {
@@ -158,8 +95,7 @@ static int open_permitted(const struct perf_event_attr *attr, struct task_struct
 		return 0;
 	if (!task)
 		return -EACCES;
-	/* A sample of the kernel tells where the kernel lies. */
-	if (attr->sample_period && attr->sample_type & PERF_SAMPLE_IP && !attr->exclude_kernel)
+	if (vpmu_attr_tells_kernel(attr))
 		return -EACCES;
 	return open_owns(task) ? 0 : -EACCES;
 }
@@ -176,40 +112,46 @@ static struct task_struct *open_task(pid_t pid)
 	return task ? task : ERR_PTR(-ESRCH);
 }
 
-static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_event_attr *attr)
+/* What records say of who ran, or take from the task's registers. */
+static bool open_needs_task(const struct perf_event_attr *attr)
+{
+	const u64 samples = PERF_SAMPLE_TID | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_USER |
+			    PERF_SAMPLE_STACK_USER;
+
+	return attr->inherit_stat || (attr->sample_period && attr->sample_type & samples);
+}
+
+static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_event_attr *attr,
+				   u32 engine)
 {
 	struct vpmu_file *file;
 	int err;
 
-	file = kzalloc(sizeof(*file), GFP_KERNEL);
+	file = vpmu_file_alloc(dev);
 	if (!file)
 		return ERR_PTR(-ENOMEM);
-	kref_init(&file->ref);
-	mutex_init(&file->ring_lock);
 	err = open_config(dev, attr, &file->config);
 	if (err)
-		goto free;
+		goto put;
+	file->type = attr->type;
 	file->read_format = attr->read_format;
-	file->on_exec = attr->disabled && attr->enable_on_exec;
+	file->on_exec = attr->enable_on_exec;
 	file->enabled = !attr->disabled || attr->enable_on_exec;
 	file->period = attr->sample_period;
+	file->freq = attr->freq;
+	vpmu_attr_request(attr, &file->wanted);
 	if (file->period) {
-		file->sample_type = attr->sample_type;
-		file->watermark = attr->watermark;
-		file->wakeup = attr->watermark ? attr->wakeup_watermark : attr->wakeup_events;
+		file->wanted.engine = cpu_to_le32(engine);
 		err = virtio_has_feature(dev->vdev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
-		if (!err && file->sample_type & PERF_SAMPLE_TID) {
-			err = vpmu_task_get(dev);
-			file->tracks = !err;
-		}
-		if (err)
-			goto free;
 	}
-	vpmu_device_get(dev);
-	file->dev = dev;
-	return file;
-free:
-	kfree(file);
+	if (!err && open_needs_task(attr)) {
+		err = vpmu_task_get(dev);
+		file->tracks = !err;
+	}
+	if (!err)
+		return file;
+put:
+	vpmu_file_put(file);
 	return ERR_PTR(err);
 }
 
@@ -249,6 +191,93 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 	return err;
 }
 
+/* Makes the perf event, in its group. */
+static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *attr, int cpu,
+			 struct task_struct *task, struct vpmu_file *leader)
+{
+	int err;
+
+	if (!leader)
+		return open_event(file, attr, cpu, task);
+
+	/* The one that was asked for, not its own leader: a sibling leads nobody. */
+	mutex_lock(&leader->group_lock);
+	err = vpmu_group_admits(leader, file, attr, cpu, task);
+	if (!err) {
+		vpmu_file_get(leader);
+		file->leader = leader;
+		err = open_event(file, attr, cpu, task);
+	}
+	if (!err) {
+		err = vpmu_group_join(file);
+		if (err)
+			perf_event_release_kernel(file->event);
+	}
+	mutex_unlock(&leader->group_lock);
+	return err;
+}
+
+/* Makes a file descriptor of @file, which is consumed. */
+static int open_fd(struct vpmu_file *file, const struct vpmu_open *args,
+		   const struct perf_event_attr *attr, struct task_struct *task,
+		   struct vpmu_file *other)
+{
+	struct vpmu_file *leader = args->flags & PERF_FLAG_FD_NO_GROUP ? NULL : other;
+	struct file *filp;
+	int fd, err;
+
+	fd = get_unused_fd_flags(args->flags & PERF_FLAG_FD_CLOEXEC ? O_CLOEXEC : 0);
+	if (fd < 0) {
+		vpmu_file_put(file);
+		return fd;
+	}
+	err = open_in_group(file, attr, args->cpu, task, leader);
+	if (err) {
+		vpmu_file_put(file);
+		goto put_fd;
+	}
+	if (other && args->flags & PERF_FLAG_FD_OUTPUT) {
+		err = vpmu_output_redirect(file, other);
+		if (err)
+			goto close;
+	}
+	filp = anon_inode_getfile("[vpmu]", &vpmu_file_fops, file, O_RDWR);
+	if (IS_ERR(filp)) {
+		err = PTR_ERR(filp);
+		goto close;
+	}
+	fd_install(fd, filp);
+	return fd;
+
+close:
+	vpmu_file_close(file);
+put_fd:
+	put_unused_fd(fd);
+	return err;
+}
+
+static int open_task_event(struct vpmu_device *dev, const struct vpmu_open *args,
+			   const struct perf_event_attr *attr, struct vpmu_file *other)
+{
+	struct task_struct *task = NULL;
+	struct vpmu_file *file;
+	int ret;
+
+	if (args->pid != -1) {
+		task = open_task(args->pid);
+		if (IS_ERR(task))
+			return PTR_ERR(task);
+	}
+	file = open_file(dev, attr, args->engine);
+	if (IS_ERR(file))
+		ret = PTR_ERR(file);
+	else
+		ret = open_fd(file, args, attr, task, other);
+	if (task)
+		put_task_struct(task);
+	return ret;
+}
+
 /**
  * vpmu_open() - open an event
  * @dev: the device
@@ -258,61 +287,30 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
  */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 {
-	struct task_struct *task = NULL;
+	const u64 flags = PERF_FLAG_FD_CLOEXEC | PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT;
 	struct perf_event_attr attr;
-	struct vpmu_file *file;
-	struct file *filp;
-	int fd, err;
+	struct file *group = NULL;
+	int ret;
 
-	if (args->engine || args->flags & ~(u64)PERF_FLAG_FD_CLOEXEC)
+	if (args->engine > VPMU_ENGINE_BATCHED || args->flags & ~(flags | PERF_FLAG_PID_CGROUP))
 		return -EINVAL;
-	if (args->group_fd != -1)
+	ret = vpmu_attr_copy(&attr, u64_to_user_ptr(args->attr));
+	if (ret)
+		return ret;
+	if (args->flags & PERF_FLAG_PID_CGROUP)
 		return -EOPNOTSUPP;
 	if (args->pid < -1 || args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;
-	err = open_copy_attr(&attr, u64_to_user_ptr(args->attr));
-	if (err)
-		return err;
-	err = open_check_attr(&attr);
-	if (err)
-		return err;
-
-	if (args->pid != -1) {
-		task = open_task(args->pid);
-		if (IS_ERR(task))
-			return PTR_ERR(task);
+	ret = vpmu_attr_check(&attr, dev->info.max_sample_rate);
+	if (ret)
+		return ret;
+	if (args->group_fd != -1) {
+		group = vpmu_file_fget(args->group_fd);
+		if (IS_ERR(group))
+			return PTR_ERR(group);
 	}
-	file = open_file(dev, &attr);
-	if (IS_ERR(file)) {
-		err = PTR_ERR(file);
-		goto put_task;
-	}
-	fd = get_unused_fd_flags(args->flags & PERF_FLAG_FD_CLOEXEC ? O_CLOEXEC : 0);
-	if (fd < 0) {
-		err = fd;
-		goto put_file;
-	}
-	err = open_event(file, &attr, args->cpu, task);
-	if (err)
-		goto put_fd;
-	filp = anon_inode_getfile("[vpmu]", &vpmu_file_fops, file, O_RDWR);
-	if (IS_ERR(filp)) {
-		err = PTR_ERR(filp);
-		goto release;
-	}
-	fd_install(fd, filp);
-	if (task)
-		put_task_struct(task);
-	return fd;
-
-release:
-	perf_event_release_kernel(file->event);
-put_fd:
-	put_unused_fd(fd);
-put_file:
-	vpmu_file_put(file);
-put_task:
-	if (task)
-		put_task_struct(task);
-	return err;
+	ret = open_task_event(dev, args, &attr, group ? group->private_data : NULL);
+	if (group)
+		fput(group);
+	return ret;
 }

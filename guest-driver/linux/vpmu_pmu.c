@@ -140,6 +140,11 @@ static void vpmu_pmu_destroy(struct perf_event *event)
 	struct vpmu_device *dev = to_vpmu(event->pmu);
 	struct vpmu_event *own = event->pmu_private;
 
+	if (own->file) {
+		spin_lock_irq(&dev->notice_lock);
+		list_del(&own->family);
+		spin_unlock_irq(&dev->notice_lock);
+	}
 	if (own->id) {
 		if (own->file)
 			xa_erase_irq(&dev->files, own->id);
@@ -151,15 +156,34 @@ static void vpmu_pmu_destroy(struct perf_event *event)
 	vpmu_device_put(dev);
 }
 
+/* What a file asks for beyond counting. */
+static void pmu_request_file(struct perf_event *event, struct vpmu_file *file,
+			     struct vpmu_open_request *request)
+{
+	struct vpmu_event *parent;
+
+	*request = file->wanted;
+	request->leader = cpu_to_le64(vpmu_group_leader_id(file, event->hw.target));
+	if (!event->parent)
+		return;
+	parent = event->parent->pmu_private;
+	request->parent = cpu_to_le64(parent->id);
+	request->period = cpu_to_le64(READ_ONCE(file->period));
+	/* A family's samples come from one engine. */
+	request->engine = cpu_to_le32(file->engine);
+}
+
 /* Opens the device's event behind @event. */
 static int pmu_open(struct vpmu_device *dev, struct perf_event *event, struct vpmu_event *own)
 {
 	struct vpmu_open_request request = {};
-	struct vpmu_file *file = own->file;
 	u64 config = event->attr.config;
-	u32 flags = 0;
+	u32 engine, flags;
 	int err;
 
+	if (own->file)
+		pmu_request_file(event, own->file, &request);
+	flags = le32_to_cpu(request.flags);
 	request.kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
 	request.config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
 	if (own->task) {
@@ -176,29 +200,17 @@ static int pmu_open(struct vpmu_device *dev, struct perf_event *event, struct vp
 		flags |= VPMU_OPEN_EXCLUDE_USER;
 	if (event->attr.exclude_kernel)
 		flags |= VPMU_OPEN_EXCLUDE_KERNEL;
-	if (file) {
-		request.period = cpu_to_le64(READ_ONCE(file->period));
-		request.sample_type = cpu_to_le64(file->sample_type);
-		request.wakeup = cpu_to_le32(file->wakeup);
-		if (file->watermark)
-			flags |= VPMU_OPEN_WATERMARK;
-	}
-	if (file && event->parent) {
-		struct vpmu_event *parent = event->parent->pmu_private;
-
-		request.parent = cpu_to_le64(parent->id);
-	}
 	request.flags = cpu_to_le32(flags);
 
-	err = vpmu_control_open(dev, &request, &own->id);
-	if (err)
+	err = vpmu_control_open(dev, &request, &own->id, &engine);
+	if (err || !own->file)
 		return err;
-	if (file) {
-		err = xa_err(xa_store_irq(&dev->files, own->id, file, GFP_KERNEL));
-		if (err) {
-			vpmu_control_close(dev, own->id);
-			own->id = 0;
-		}
+	if (!event->parent)
+		own->file->engine = engine;
+	err = xa_err(xa_store_irq(&dev->files, own->id, own->file, GFP_KERNEL));
+	if (err) {
+		vpmu_control_close(dev, own->id);
+		own->id = 0;
 	}
 	return err;
 }
@@ -226,6 +238,7 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	if (!own)
 		return -ENOMEM;
 	own->dev = dev;
+	own->event = event;
 	own->task = event->attach_state & PERF_ATTACH_TASK;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	if (event->overflow_handler == vpmu_file_overflow) {
@@ -255,9 +268,14 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 		dev_warn_ratelimited(&dev->vdev->dev,
 				     "an inherited event is not counted in a new task (%d)\n", err);
 
-	if (own->file && !event->parent)
-		WRITE_ONCE(own->file->event, event);
 	event->pmu_private = own;
+	if (own->file) {
+		spin_lock_irq(&dev->notice_lock);
+		list_add(&own->family, &own->file->family);
+		if (!event->parent)
+			WRITE_ONCE(own->file->event, event);
+		spin_unlock_irq(&dev->notice_lock);
+	}
 	event->destroy = vpmu_pmu_destroy;
 	return 0;
 fail:

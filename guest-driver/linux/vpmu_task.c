@@ -2,9 +2,13 @@
 /*
  * Who runs: a page per CPU that the device reads when it writes a sample.
  *
- * Costs a store per task switch while somebody samples, and nothing otherwise.
+ * It says who runs now, for samples of this moment; where the task's user registers
+ * are, for those taken in the kernel; and who ran when, for samples that the device
+ * learns of later. Costs a few stores per task switch while somebody samples, and
+ * nothing otherwise.
  */
 #include <linux/cpu.h>
+#include <linux/irqflags.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -29,23 +33,35 @@ static unsigned int task_users;
 static DEFINE_MUTEX(tell_lock);
 static bool telling;
 
+/* With interrupts off, on the CPU that @task begins to run on: nobody else writes its page. */
 static void task_write(struct task_struct *task)
 {
 	struct vpmu_task_page *page = this_cpu_read(task_page);
 	struct vpmu_task_switch *entry;
-	u64 who, switches;
+	u64 who, regs, switches;
 
 	if (!page)
 		return;
 	who = (u32)task_tgid_nr(task) | (u64)(u32)task_pid_nr(task) << 32;
-	/* One store: the device stops this CPU between instructions, so it sees both or neither. */
+	regs = task->flags & PF_KTHREAD ? 0 : (unsigned long)task_pt_regs(task);
+	/*
+	 * The device stops this CPU between instructions when it reads these. A sample
+	 * between the two takes the registers of the task that comes for those of the
+	 * one that goes: so there are none meanwhile.
+	 */
+	WRITE_ONCE(page->user_regs, 0);
+	/* One store: it sees both numbers or neither. */
 	WRITE_ONCE(*(__le64 *)&page->pid, cpu_to_le64(who));
+	WRITE_ONCE(page->user_regs, cpu_to_le64(regs));
 
 	switches = le64_to_cpu(page->switches);
 	entry = &page->history[switches % VPMU_TASK_HISTORY];
 	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
 	WRITE_ONCE(entry->since, cpu_to_le64(rdtsc()));
-	/* The device may read from another CPU: the entry stands before it is counted. */
+	/*
+	 * Here the device may read from another CPU while this writes: an entry is whole
+	 * before it is counted, and one that is written again was counted out before.
+	 */
 	smp_store_release(&page->switches, cpu_to_le64(switches + 1));
 }
 
@@ -156,7 +172,9 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 	mutex_lock(&tell_lock);
 	if (telling) {
 		err = task_tell(dev, cpu);
+		local_irq_disable();
 		task_write(current);
+		local_irq_enable();
 	}
 	mutex_unlock(&tell_lock);
 	if (err)

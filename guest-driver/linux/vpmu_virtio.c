@@ -76,7 +76,7 @@ static void notices_callback(struct virtqueue *vq)
 		virtqueue_disable_cb(vq);
 		while ((notice = virtqueue_get_buf(vq, &len))) {
 			if (len >= sizeof(*notice))
-				vpmu_file_notice(dev, notice);
+				vpmu_output_notice(dev, notice);
 			notices_post(dev, notice);
 		}
 	} while (!virtqueue_enable_cb(vq));
@@ -181,6 +181,8 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	dev->vdev = vdev;
 	vdev->priv = dev;
 	mutex_init(&dev->control_lock);
+	mutex_init(&dev->output_lock);
+	spin_lock_init(&dev->notice_lock);
 	init_completion(&dev->control_done);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->idle);

@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Groups: which events of /dev/vpmu act as one.
+ *
+ * perf core makes no groups of events that the kernel opened, so to it each of ours is
+ * alone. A group is a leader's file and its siblings' here, and a leader on the device,
+ * where samples read it. A sibling counts only while its leader is enabled: it is
+ * started and stopped with it. An event alone is a group of one.
+ */
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+
+#include "vpmu.h"
+
+/**
+ * vpmu_group_leader() - who leads a file's group
+ * @file: the file
+ *
+ * Return: the leader; the file itself if it is one, is alone, or its leader was closed.
+ */
+struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
+{
+	struct vpmu_file *leader = file->leader;
+
+	/* It does not change but by closing, and is kept as long as the sibling. */
+	return leader && !READ_ONCE(leader->closed) ? leader : file;
+}
+
+/**
+ * vpmu_group_lock() - hold a file's group as it is
+ * @file: an open one
+ *
+ * Until it is let go, nobody joins or leaves, and the events of its files stay.
+ *
+ * Return: the leader, whose group_lock is held.
+ */
+struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
+{
+	struct vpmu_file *leader;
+
+	for (;;) {
+		leader = vpmu_group_leader(file);
+		mutex_lock(&leader->group_lock);
+		if (vpmu_group_leader(file) == leader)
+			return leader;
+		mutex_unlock(&leader->group_lock);
+	}
+}
+
+/**
+ * vpmu_group_admits() - whether a new event may join a group, as perf has it
+ * @leader: an open file; its group_lock is held
+ * @file: of the new event
+ * @attr: as asked for
+ * @cpu: its CPU or -1
+ * @task: its task or NULL
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
+		      const struct perf_event_attr *attr, int cpu, struct task_struct *task)
+{
+	struct perf_event *event = leader->event;
+
+	lockdep_assert_held(&leader->group_lock);
+	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev)
+		return -EINVAL;
+	if (event->cpu != cpu || event->hw.target != task)
+		return -EINVAL;
+	if (attr->pinned || (task && event->attr.inherit != attr->inherit))
+		return -EINVAL;
+	/* All that a group reads goes to the device in one buffer. */
+	return leader->siblings + 1 < VPMU_BATCH ? 0 : -E2BIG;
+}
+
+/**
+ * vpmu_group_join() - a new event joins
+ * @file: with its event and its leader, whose group_lock is held
+ *
+ * Return: 0 or -EINVAL.
+ */
+int vpmu_group_join(struct vpmu_file *file)
+{
+	struct vpmu_file *leader = file->leader;
+
+	lockdep_assert_held(&leader->group_lock);
+	/* They part when perf core swaps the contexts of tasks that inherited the leader. */
+	if (leader->event->ctx != file->event->ctx)
+		return -EINVAL;
+	list_add_tail(&file->member, &leader->members);
+	leader->siblings++;
+	return 0;
+}
+
+/**
+ * vpmu_group_leave() - a file is closed; those that it leads are alone then
+ * @file: the file; nobody else closes it
+ */
+void vpmu_group_leave(struct vpmu_file *file)
+{
+	struct vpmu_file *leader = file->leader, *sibling;
+
+	/* A leader that goes at this moment has not let go of its siblings before. */
+	if (leader) {
+		mutex_lock(&leader->group_lock);
+		if (!list_empty(&file->member)) {
+			list_del_init(&file->member);
+			leader->siblings--;
+		}
+		mutex_unlock(&leader->group_lock);
+	}
+	mutex_lock(&file->group_lock);
+	WRITE_ONCE(file->closed, true);
+	file->siblings = 0;
+	while (!list_empty(&file->members)) {
+		sibling = list_first_entry(&file->members, struct vpmu_file, member);
+		list_del_init(&sibling->member);
+		/* What their leader held back counts from now on. */
+		mutex_lock_nested(&sibling->group_lock, SINGLE_DEPTH_NESTING);
+		vpmu_call_group(sibling, NULL, 0);
+		mutex_unlock(&sibling->group_lock);
+	}
+	mutex_unlock(&file->group_lock);
+}
+
+/*
+ * Whether perf core has the leader's event on that is in the context of @event. It
+ * has it off before the exec that the leader waits for.
+ */
+static bool group_leader_is_on(const struct perf_event *event, const struct vpmu_file *leader)
+{
+	const struct vpmu_event *own;
+	struct perf_event *other;
+
+	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+		if (other->pmu != event->pmu)
+			continue;
+		own = other->pmu_private;
+		if (own->file == leader)
+			return other->state >= PERF_EVENT_STATE_INACTIVE;
+	}
+	return true;
+}
+
+/**
+ * vpmu_group_allows() - whether an event may count, as far as files say
+ * @event: the event; its context's lock is held
+ *
+ * Return: true if its own and its leader's have it on.
+ */
+bool vpmu_group_allows(const struct perf_event *event)
+{
+	const struct vpmu_event *own = event->pmu_private;
+	struct vpmu_file *file = own->file, *leader;
+
+	if (!file)
+		return true;
+	if (!READ_ONCE(file->enabled))
+		return false;
+	leader = vpmu_group_leader(file);
+	if (leader == file)
+		return true;
+	return READ_ONCE(leader->enabled) &&
+	       (!leader->on_exec || group_leader_is_on(event, leader));
+}
+
+/**
+ * vpmu_group_leader_id() - the leader that the device is told of
+ * @file: whose event is being opened
+ * @task: for this task, NULL for a CPU
+ *
+ * Return: the device's id of the leader's event for the same task, zero without.
+ */
+u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
+{
+	struct vpmu_file *leader = vpmu_group_leader(file);
+	struct vpmu_event *own;
+	u64 id = 0;
+
+	if (leader == file)
+		return 0;
+	spin_lock_irq(&file->dev->notice_lock);
+	list_for_each_entry(own, &leader->family, family)
+		if (own->event->hw.target == task)
+			id = own->id;
+	spin_unlock_irq(&file->dev->notice_lock);
+	return id;
+}
+
+static bool group_child_is_off(struct vpmu_file *file)
+{
+	struct perf_event *child;
+	bool off = false;
+
+	mutex_lock(&file->event->child_mutex);
+	list_for_each_entry(child, &file->event->child_list, child_list)
+		off |= READ_ONCE(child->state) == PERF_EVENT_STATE_OFF;
+	mutex_unlock(&file->event->child_mutex);
+	return off;
+}
+
+/* Whether the task's exec is still to come. */
+static bool group_awaits_exec(struct vpmu_file *file)
+{
+	return file->on_exec && file->event->attr.enable_on_exec;
+}
+
+static int group_switch_file(struct vpmu_file *file, bool enable)
+{
+	int err = 0;
+
+	/*
+	 * Before the exec perf core's switch is the one that counts, because the exec
+	 * turns it. It reaches no inherited event.
+	 */
+	if (!enable && group_awaits_exec(file) && list_empty(&file->event->child_list)) {
+		perf_event_disable(file->event);
+		return 0;
+	}
+	WRITE_ONCE(file->enabled, enable);
+	if (enable && file->on_exec)
+		perf_event_enable(file->event);
+	/* The device has one off that has used up its refreshes. */
+	if (enable && file->limited)
+		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
+	return err;
+}
+
+/**
+ * vpmu_group_switch() - as PERF_EVENT_IOC_ENABLE and _DISABLE do
+ * @file: whose event, with those that inherit it
+ * @whole: with all of its group
+ * @enable: on
+ *
+ * Return: 0; -EOPNOTSUPP to enable before its exec what tasks have inherited; or
+ * another negative errno.
+ */
+int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
+{
+	struct vpmu_file *leader = vpmu_group_lock(file), *other;
+	int err = 0, ret;
+
+	vpmu_group_for_each(other, leader)
+		if ((whole || other == file) && enable && other->on_exec &&
+		    group_child_is_off(other))
+			err = -EOPNOTSUPP;
+	if (!err) {
+		vpmu_group_for_each(other, leader) {
+			if (!whole && other != file)
+				continue;
+			ret = group_switch_file(other, enable);
+			err = err ?: ret;
+		}
+		ret = vpmu_call_group(leader, NULL, 0);
+		err = err ?: ret;
+	}
+	mutex_unlock(&leader->group_lock);
+	return err;
+}
+
+/**
+ * vpmu_group_reset() - set counts to zero, as PERF_EVENT_IOC_RESET does
+ * @file: whose event, with those that inherit it
+ * @whole: with all of its group
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_group_reset(struct vpmu_file *file, bool whole)
+{
+	struct vpmu_file *leader = vpmu_group_lock(file);
+	int err = vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_RESET);
+
+	mutex_unlock(&leader->group_lock);
+	return err;
+}
+
+/**
+ * vpmu_group_refresh() - on for so many overflows more, as PERF_EVENT_IOC_REFRESH
+ * @file: of an event that samples and is not inherited
+ * @overflows: so many
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
+{
+	struct vpmu_file *leader = vpmu_group_lock(file);
+	int err;
+
+	WRITE_ONCE(file->limited, true);
+	WRITE_ONCE(file->enabled, true);
+	if (file->on_exec)
+		perf_event_enable(file->event);
+	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
+	if (!err)
+		err = vpmu_call_group(leader, NULL, 0);
+	mutex_unlock(&leader->group_lock);
+	return err;
+}
+
+/* Whether nothing is told any more of a count, because it was lost. */
+static bool group_has_error(struct vpmu_file *file)
+{
+	return READ_ONCE(file->error) ||
+	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR;
+}
+
+static size_t group_values(const struct vpmu_file *file, const struct vpmu_file *leader)
+{
+	u64 format = file->read_format;
+	size_t each = 1 + !!(format & PERF_FORMAT_ID) + !!(format & PERF_FORMAT_LOST);
+	size_t times = !!(format & PERF_FORMAT_TOTAL_TIME_ENABLED) +
+		       !!(format & PERF_FORMAT_TOTAL_TIME_RUNNING);
+
+	return format & PERF_FORMAT_GROUP ? 1 + times + (1 + leader->siblings) * each :
+					    times + each;
+}
+
+/*
+ * Times are the device's: perf core's run while the file is switched off. But what
+ * perf core wanted to count and could not, the device knows nothing of.
+ */
+static size_t group_put_times(struct vpmu_file *file, u64 format, u64 *values)
+{
+	u64 enabled = 0, running = 0, missed = file->totals.missed;
+	size_t n = 0;
+
+	if (file->totals.behind) {
+		perf_event_read_value(file->event, &enabled, &running);
+		missed = enabled > running ? enabled - running : 0;
+	}
+	if (format & PERF_FORMAT_TOTAL_TIME_ENABLED)
+		values[n++] = file->totals.enabled + missed;
+	if (format & PERF_FORMAT_TOTAL_TIME_RUNNING)
+		values[n++] = file->totals.running;
+	return n;
+}
+
+static size_t group_put_rest(const struct vpmu_file *file, u64 format, u64 *values)
+{
+	size_t n = 0;
+
+	if (format & PERF_FORMAT_ID)
+		values[n++] = vpmu_file_id(file);
+	if (format & PERF_FORMAT_LOST)
+		values[n++] = file->totals.lost;
+	return n;
+}
+
+static void group_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *values)
+{
+	u64 format = file->read_format;
+	struct vpmu_file *other;
+
+	if (!(format & PERF_FORMAT_GROUP)) {
+		*values++ = file->totals.value;
+		values += group_put_times(file, format, values);
+		group_put_rest(file, format, values);
+		return;
+	}
+	*values++ = 1 + leader->siblings;
+	values += group_put_times(leader, format, values);
+	vpmu_group_for_each(other, leader) {
+		*values++ = other->totals.value;
+		values += group_put_rest(other, format, values);
+	}
+}
+
+/**
+ * vpmu_group_read() - what read(2) gives
+ * @file: read from; with PERF_FORMAT_GROUP all of its group is read at one moment
+ * @values: set to an array for the caller to free, on success
+ * @room: bytes that there is room for
+ *
+ * Return: bytes in @values; 0 if a count was lost, and without @values; -ENOSPC; or
+ * another negative errno.
+ */
+ssize_t vpmu_group_read(struct vpmu_file *file, u64 **values, size_t room)
+{
+	bool whole = file->read_format & PERF_FORMAT_GROUP;
+	struct vpmu_file *leader = vpmu_group_lock(file), *other;
+	size_t size = group_values(file, leader) * sizeof(u64);
+	ssize_t ret = 0;
+
+	*values = NULL;
+	if (group_has_error(file))
+		goto unlock;
+	ret = -ENOSPC;
+	if (room < size)
+		goto unlock;
+	/* What cannot be reached any more, because its CPU has gone, stands as it is. */
+	vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_READ);
+	ret = 0;
+	vpmu_group_for_each(other, leader)
+		if ((whole || other == file) && group_has_error(other))
+			goto unlock;
+	ret = -ENOMEM;
+	*values = kcalloc(size / sizeof(u64), sizeof(u64), GFP_KERNEL);
+	if (!*values)
+		goto unlock;
+	group_put(file, leader, *values);
+	ret = size;
+unlock:
+	mutex_unlock(&leader->group_lock);
+	return ret;
+}

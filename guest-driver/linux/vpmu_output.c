@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Output: which ring an event writes to, and who is woken for it.
+ *
+ * An event writes to its own ring or, redirected, to that of another. The device
+ * writes; it says of which event the record was with which a ring crossed the mark.
+ * Whoever polls an event that writes to this ring is woken, and the owner of that
+ * event alone gets a signal.
+ */
+#include <linux/fs.h>
+#include <linux/perf_event.h>
+#include <linux/poll.h>
+#include <linux/rcupdate.h>
+
+#include "vpmu.h"
+
+/**
+ * vpmu_output_attach() - an event writes to another ring from now on
+ * @file: its file; the device's output_lock is held
+ * @ring: the ring, NULL for none
+ */
+void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
+{
+	lockdep_assert_held(&file->dev->output_lock);
+	spin_lock_irq(&file->dev->notice_lock);
+	list_del_init(&file->writer);
+	file->ring = ring;
+	if (ring)
+		list_add_tail(&file->writer, &ring->writers);
+	spin_unlock_irq(&file->dev->notice_lock);
+}
+
+/**
+ * vpmu_output_abandon() - a ring is no more: who wrote there writes nowhere
+ * @dev: the device; its output_lock is held
+ * @ring: the ring
+ */
+void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
+{
+	struct vpmu_file *file, *next;
+
+	lockdep_assert_held(&dev->output_lock);
+	list_for_each_entry_safe(file, next, &ring->writers, writer)
+		vpmu_output_attach(file, NULL);
+}
+
+/**
+ * vpmu_output_unmapped() - the last map through an event has gone, the ring has not
+ * @file: its file; the device's output_lock is held
+ *
+ * perf takes the event from the ring then. So does this, unless the ring is its own:
+ * the device has no ring without the event that it was mapped with.
+ */
+void vpmu_output_unmapped(struct vpmu_file *file)
+{
+	if (file->ring->id == vpmu_file_id(file))
+		return;
+	if (vpmu_control_redirect(file->dev, vpmu_file_id(file), 0))
+		dev_err(&file->dev->vdev->dev, "event %llu still writes to the ring of %llu\n",
+			vpmu_file_id(file), file->ring->id);
+	vpmu_output_attach(file, NULL);
+}
+
+static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
+{
+	struct vpmu_ring *ring = target ? target->ring : NULL;
+	u64 id = vpmu_file_id(file);
+	int err;
+
+	lockdep_assert_held(&file->dev->output_lock);
+	/* What is mapped stays; its own ring may be so through another event. */
+	if (file->maps || (file->ring && file->ring->id == id))
+		return -EINVAL;
+	if (target && !ring)
+		return -EINVAL;
+	if (file->ring == ring)
+		return 0;
+	err = vpmu_control_redirect(file->dev, id, target ? vpmu_file_id(target) : 0);
+	if (!err)
+		vpmu_output_attach(file, ring);
+	return err;
+}
+
+/**
+ * vpmu_output_redirect() - as PERF_EVENT_IOC_SET_OUTPUT does
+ * @file: whose records, with those of events that inherit it
+ * @target: go to the ring of this one; NULL for nowhere, until it is mapped itself
+ *
+ * Return: 0; -EINVAL for what perf refuses: itself, another CPU or task, opposite
+ * directions, a target without a ring, an event that is mapped; or another negative
+ * errno.
+ */
+int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
+{
+	const __le32 backward = cpu_to_le32(VPMU_OPEN_BACKWARD);
+	int err;
+
+	if (target) {
+		struct perf_event *to = target->event, *from = file->event;
+
+		if (target == file || target->dev != file->dev || to->cpu != from->cpu)
+			return -EINVAL;
+		if (to->cpu == -1 && to->hw.target != from->hw.target)
+			return -EINVAL;
+		if ((target->wanted.flags ^ file->wanted.flags) & backward)
+			return -EINVAL;
+	}
+	mutex_lock(&file->dev->output_lock);
+	err = output_redirect(file, target);
+	mutex_unlock(&file->dev->output_lock);
+	return err;
+}
+
+/**
+ * vpmu_output_pause() - as PERF_EVENT_IOC_PAUSE_OUTPUT does
+ * @file: whose ring
+ * @paused: stop writing there, or resume
+ *
+ * Return: 0; -EINVAL without a ring that has data; or another negative errno.
+ */
+int vpmu_output_pause(struct vpmu_file *file, bool paused)
+{
+	int err = -EINVAL;
+
+	mutex_lock(&file->dev->output_lock);
+	if (file->ring && file->ring->count > 1)
+		err = vpmu_control_pause(file->dev, vpmu_file_id(file), paused);
+	mutex_unlock(&file->dev->output_lock);
+	return err;
+}
+
+/**
+ * vpmu_output_close() - a file is closed; no notice reaches its event any more
+ * @file: the file, which has left its group
+ *
+ * Its ring, if it still has one, lives on in the maps of others.
+ */
+void vpmu_output_close(struct vpmu_file *file)
+{
+	mutex_lock(&file->dev->output_lock);
+	vpmu_output_attach(file, NULL);
+	mutex_unlock(&file->dev->output_lock);
+}
+
+/**
+ * vpmu_output_poll() - whether a ring has crossed the mark since it was last asked
+ * @file: the file polled
+ *
+ * Return: EPOLLIN, nothing, or EPOLLHUP without a ring.
+ */
+__poll_t vpmu_output_poll(struct vpmu_file *file)
+{
+	__poll_t events = EPOLLHUP;
+
+	spin_lock_irq(&file->dev->notice_lock);
+	if (file->ring)
+		events = (__force __poll_t)atomic_xchg(&file->ring->poll, 0);
+	spin_unlock_irq(&file->dev->notice_lock);
+	return events;
+}
+
+static void output_wakeup(struct vpmu_file *file)
+{
+	struct vpmu_ring *ring = file->ring;
+	struct vpmu_file *writer;
+
+	if (!ring)
+		return;
+	atomic_set(&ring->poll, (__force int)EPOLLIN);
+	list_for_each_entry(writer, &ring->writers, writer)
+		wake_up_all(&writer->event->waitq);
+	kill_fasync(&file->event->fasync, SIGIO, POLL_IN);
+}
+
+/**
+ * vpmu_output_notice() - the device tells something of an event
+ * @dev: the device
+ * @notice: what
+ *
+ * Called from the interrupt.
+ */
+void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice)
+{
+	struct vpmu_file *file;
+	unsigned long flags;
+
+	/* A file is looked up here until its last event is destroyed, and freed later. */
+	rcu_read_lock();
+	spin_lock_irqsave(&dev->notice_lock, flags);
+	file = xa_load(&dev->files, le64_to_cpu(notice->event));
+	/* A closed file's event goes after vpmu_output_close() has had the lock. */
+	if (!file || READ_ONCE(file->closed) || !file->event)
+		goto unlock;
+	switch (le32_to_cpu(notice->kind)) {
+	case VPMU_NOTICE_WAKEUP:
+		output_wakeup(file);
+		break;
+	case VPMU_NOTICE_LIMIT:
+		wake_up_all(&file->event->waitq);
+		kill_fasync(&file->event->fasync, SIGIO, POLL_HUP);
+		break;
+	case VPMU_NOTICE_ERROR:
+		WRITE_ONCE(file->error, true);
+		wake_up_all(&file->event->waitq);
+		kill_fasync(&file->event->fasync, SIGIO, POLL_ERR);
+		break;
+	}
+unlock:
+	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	rcu_read_unlock();
+}
