@@ -205,7 +205,9 @@ fn pages_of_every_size_at_every_depth() {
             let address = 0x4000_0000_0000 + size * 3;
             // A page as large as the memory or larger begins with it.
             let physical = if level == 0 { 0x20_0000 } else { 0 };
-            guest.map(address, physical | P | U | large, level, P | U);
+            // Bit 12 of a large page's entry is no part of its address.
+            let entry = physical | large | (large << 5) | P | U;
+            guest.map(address, entry, level, P | U);
             guest.put(physical + 0x1238 % size, 42);
             let at = address + 0x1238 % size;
             assert_eq!(word(&guest, at, paging::Rights::User), Some(42), "{level}");
@@ -436,9 +438,34 @@ fn a_kernel_frame_lies_on_the_stack_rises_and_returns_to_code() {
         assert_eq!(chain(fp), [TEXT], "{caller:#x} is no code of the kernel's");
     }
     guest.kernel_frame(sp - 0x10, 0, TEXT + 0x111);
-    guest.kernel_frame(fp + 4, 0, TEXT << 32 | 0x111);
+    guest.kernel_frame(fp + 4, 0, TEXT + 0x111);
     for wrong in [sp - 0x10, fp + 4, SAVED - 8, SAVED + 8, 0, USTACK, u64::MAX] {
         assert_eq!(chain(wrong), [TEXT], "{wrong:#x} is no frame");
+    }
+    guest.kernel_frame(SAVED - 16, 0, TEXT + 0x111);
+    assert_eq!(
+        chain(SAVED - 16),
+        [TEXT, TEXT + 0x111],
+        "the last that fits"
+    );
+}
+
+#[test]
+fn code_is_what_no_level_forbids_to_run() {
+    for level in 0..4 {
+        let guest = Guest::new();
+        let fp = KSTACK + 0x3010;
+        guest.kernel_frame(fp, 0, TEXT + 0x111);
+        let mut table = 0x1000;
+        for above in (level..4).rev() {
+            let at = table + (TEXT >> (12 + above * 9) & 511) * 8;
+            if above == level {
+                guest.put(at, guest.get(at) | NX);
+            }
+            table = guest.get(at) & 0x000f_ffff_ffff_f000;
+        }
+        let cpu = guest.in_kernel(TEXT, fp, fp);
+        assert_eq!(guest.chain(&cpu), [KERNEL, TEXT], "level {level}");
     }
 }
 
