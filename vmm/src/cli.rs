@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Deserialize;
 
 use crate::check::CheckArgs;
 
@@ -72,6 +73,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     pub max_sample_rate: Option<u32>,
 
+    /// What makes the guest's samples of host events: batched (the host, without an exit for
+    /// each), exit (the vCPU, with one), or auto (the first where the host knows guest addresses)
+    /// [default: auto]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub engine: Option<Engine>,
+
     /// Write what happened to a JSON file, however the run ends
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -79,6 +86,19 @@ pub struct RunArgs {
     /// Print a short account on standard error at the end
     #[arg(long)]
     pub summary: bool,
+}
+
+/// What makes the guest's samples of host events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Batched where the host's samples name guest addresses, else exit
+    #[default]
+    Auto,
+    /// The host samples while the vCPU runs on
+    Batched,
+    /// Each overflow makes the vCPU leave the guest
+    Exit,
 }
 
 const RUN_HELP: &str = "\
@@ -90,6 +110,7 @@ Examples:
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"max-sample-rate\": 10000,
+   \"engine\": \"auto\",
    \"report\": \"report.json\", \"summary\": true}
 
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,

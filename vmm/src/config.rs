@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use vpmu::Limits;
 
-use crate::cli::RunArgs;
+use crate::cli::{Engine, RunArgs};
 
 /// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
 pub const MAX_VCPUS: u32 = 254;
@@ -36,6 +36,8 @@ pub struct Config {
     pub vpmu: bool,
     /// Most samples a second that one event makes; not zero.
     pub max_sample_rate: u32,
+    /// What makes its samples of host events.
+    pub engine: Engine,
     /// Where the report goes.
     pub report: Option<PathBuf>,
     /// Whether a summary goes to standard error.
@@ -91,6 +93,7 @@ struct Document {
     vpmu: Option<bool>,
     #[serde(rename = "max-sample-rate")]
     max_sample_rate: Option<u32>,
+    engine: Option<Engine>,
     report: Option<PathBuf>,
     summary: Option<bool>,
 }
@@ -144,6 +147,7 @@ impl TryFrom<&RunArgs> for Config {
             memory_mib,
             vpmu: !args.no_vpmu && file.vpmu.unwrap_or(true),
             max_sample_rate,
+            engine: args.engine.or(file.engine).unwrap_or_default(),
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
         })
@@ -178,6 +182,7 @@ mod tests {
         assert_eq!((config.vcpus, config.memory_mib), (1, 256));
         assert!(config.vpmu && !config.summary);
         assert_eq!(config.max_sample_rate, 100_000);
+        assert_eq!(config.engine, Engine::Auto);
         assert!(matches!(
             Config::try_from(&RunArgs::default()),
             Err(ConfigError::NoKernel)
@@ -187,26 +192,33 @@ mod tests {
     #[test]
     fn flags_win_over_the_file() {
         let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x",
-            "max-sample-rate": 500}"#;
+            "max-sample-rate": 500, "engine": "exit"}"#;
         let config = with_file(text, RunArgs::default()).expect("valid");
         assert_eq!((config.vcpus, config.memory_mib), (4, 64));
         assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
-        assert_eq!(config.max_sample_rate, 500);
+        assert_eq!((config.max_sample_rate, config.engine), (500, Engine::Exit));
         let flags = RunArgs {
             kernel: Some("b".into()),
             vcpus: Some(2),
             max_sample_rate: Some(7),
+            engine: Some(Engine::Batched),
             ..Default::default()
         };
         let config = with_file(text, flags).expect("valid");
         assert_eq!(config.max_sample_rate, 7);
         assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
-        assert_eq!(config.memory_mib, 64);
+        assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
     }
 
     #[test]
     fn a_file_with_mistakes_is_refused() {
-        for text in ["", "{", r#"{"kernal": "a"}"#, r#"{"vcpus": -1}"#] {
+        for text in [
+            "",
+            "{",
+            r#"{"kernal": "a"}"#,
+            r#"{"vcpus": -1}"#,
+            r#"{"engine": "fast"}"#,
+        ] {
             let result = with_file(text, kernel());
             assert!(matches!(result, Err(ConfigError::Parse { .. })), "{text}");
         }

@@ -14,6 +14,7 @@ use vpmu::{Vpmu, abi};
 
 use crate::devices::console::Keys;
 use crate::devices::serial::Serial;
+use crate::devices::vpmu::DrainTimer;
 use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
 
@@ -29,6 +30,7 @@ const ROOM: u32 = 3;
 const OUTPUT: u32 = 4;
 const CONTROL: u32 = 5;
 const NOTICES: u32 = 6;
+const DRAIN: u32 = 7;
 
 /// Why the loop cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +63,8 @@ pub struct Queues {
     pub control: EventFd,
     /// Of the event queue.
     pub notices: EventFd,
+    /// When the device's samples are to be collected.
+    pub drain: Arc<DrainTimer>,
 }
 
 #[derive(Debug)]
@@ -130,6 +134,7 @@ impl Wakeups {
         if let Some(queues) = &self.queues {
             add(queues.control.as_raw_fd(), CONTROL)?;
             add(queues.notices.as_raw_fd(), NOTICES)?;
+            add(queues.drain.as_raw_fd(), DRAIN)?;
         }
         Ok(())
     }
@@ -179,6 +184,13 @@ impl MutEventSubscriber for Wakeups {
                 if let Some(queues) = &self.queues {
                     take(&queues.notices);
                     queues.vpmu.notify(abi::QUEUE_EVENT, None);
+                }
+            }
+            DRAIN => {
+                if let Some(queues) = &self.queues
+                    && queues.drain.take()
+                {
+                    queues.vpmu.drain();
                 }
             }
             // The end itself: `run` looks.

@@ -123,6 +123,14 @@ pub struct VpmuReport {
     pub samples_lost: u64,
     /// Samples beyond the rate allowed.
     pub samples_throttled: u64,
+    /// Overflows during the host's own work.
+    pub host_overflows: u64,
+    /// Times that the host suspended overflows.
+    pub host_throttles: u64,
+    /// Samples whose task is not known any more.
+    pub samples_unnamed: u64,
+    /// Times that the host's samples were collected.
+    pub drains: u64,
     /// Exits for the sake of samples.
     pub overflow_exits: u64,
     /// Interrupts raised.
@@ -229,6 +237,10 @@ impl Report {
                 samples_written: metrics.samples_written,
                 samples_lost: metrics.samples_lost,
                 samples_throttled: metrics.samples_throttled,
+                host_overflows: metrics.host_overflows,
+                host_throttles: metrics.host_throttles,
+                samples_unnamed: metrics.samples_unnamed,
+                drains: metrics.drains,
                 overflow_exits: metrics.overflow_exits,
                 interrupts: metrics.interrupts,
                 notices: metrics.notices,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,15 @@ use kvm_ioctls::{Cap, IoEventAddress, Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::Killable;
-use vpmu::{Limits, Settings, Vpmu, abi, host::PerfSource};
+use vpmu::{Engines, Limits, Settings, Vpmu, abi, host::PerfSource};
 
 use crate::arch::{acpi, boot, cpuid, kernel, layout, regs};
+use crate::cli::Engine;
 use crate::config::Config;
 use crate::devices::console::Patience;
 use crate::devices::progress::Progress;
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY};
-use crate::devices::vpmu::Carrier;
+use crate::devices::vpmu::{Carrier, DrainTimer};
 use crate::event_loop::{self, Console, Queues};
 use crate::exit::{End, Ending};
 use crate::kvm;
@@ -209,9 +210,13 @@ impl Vm {
             vm.register_irqfd(&line, layout::VIRTIO_GSI)
                 .map_err(kvm::KvmError::refused("wire an interrupt"))?;
             let interrupt = Arc::new(Interrupt::new(line));
+            let drain = DrainTimer::new().map_err(|e| VmError::Host("timers", e))?;
+            let drain = Arc::new(drain);
             let carrier = Carrier {
                 interrupt: Arc::clone(&interrupt),
                 stats: Arc::clone(&stats),
+                drain: Arc::clone(&drain),
+                guest_ips: OnceLock::new(),
             };
             let settings = Settings {
                 vcpus: u32::from(config.vcpus),
@@ -219,6 +224,11 @@ impl Vm {
                 limits: Limits {
                     max_sample_rate: config.max_sample_rate,
                     ..Limits::default()
+                },
+                engines: match config.engine {
+                    Engine::Auto => Engines::Auto,
+                    Engine::Batched => Engines::Batched,
+                    Engine::Exit => Engines::Exit,
                 },
             };
             let source = PerfSource::new(signal::kick_signal())?;
@@ -228,6 +238,7 @@ impl Vm {
                 control: notification(&vm, abi::QUEUE_CONTROL)?,
                 notices: notification(&vm, abi::QUEUE_EVENT)?,
                 vpmu,
+                drain,
             });
         }
         let shared = Arc::new(Shared {

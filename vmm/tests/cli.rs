@@ -58,6 +58,11 @@ fn wrong_usage_is_told_in_one_line() {
         &["9T", "MiB"],
     );
     refused(
+        &["run", "--kernel", "x", "--engine", "fast"],
+        2,
+        &["fast", "--engine", "batched"],
+    );
+    refused(
         &["run", "--config", "/nonexistent.json"],
         2,
         &["/nonexistent.json"],
@@ -121,6 +126,7 @@ fn help_teaches_options_and_exit_statuses() {
     for word in [
         "Examples:",
         "--no-vpmu",
+        "--engine",
         "--report",
         "0x504",
         "Ctrl-A x",

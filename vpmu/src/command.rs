@@ -20,6 +20,8 @@ impl State {
         let index = usize::from(QUEUE_VCPU) + of as usize;
         let mut served = false;
         let mut left = MAX_COMMANDS;
+        // Samples from before the notification stand in their rings before it is answered.
+        self.settle(host);
         for _ in 0..self.queues.bound(index) {
             let Some(chain) = self.queues.take(index) else {
                 break;

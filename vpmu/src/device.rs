@@ -205,6 +205,9 @@ impl Vpmu {
         let mut locked = self.locked();
         if let Some(mut state) = locked.state.take() {
             state.drop_events(&self.host());
+            if state.collecting {
+                self.machine.draining(false);
+            }
             locked.next_id = state.next_id;
             locked.past.add(&state.totals());
         }
@@ -264,6 +267,16 @@ impl Vpmu {
                 log::warn!("queue {queue} was notified, but not by a vCPU of this device");
                 false
             }
+        });
+    }
+
+    /// Collects the samples that the host took while vCPUs ran on, and writes them to the guest's
+    /// rings. Called from a thread that is no vCPU's, about every ten milliseconds while
+    /// [`Machine::draining`] asks for it.
+    pub fn drain(&self) {
+        self.with_state(|state, host| {
+            state.collect(host);
+            false
         });
     }
 

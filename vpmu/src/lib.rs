@@ -18,6 +18,7 @@ pub mod host;
 #[doc(hidden)]
 pub mod internals;
 mod machine;
+mod merge;
 mod metrics;
 mod notice;
 mod output;
@@ -37,5 +38,5 @@ mod walk;
 pub use device::{Error, Vpmu};
 pub use machine::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers};
 pub use metrics::{ExitCounts, Metrics};
-pub use settings::{Limits, Settings};
+pub use settings::{Engines, Limits, Settings};
 pub use source::Source;

@@ -79,4 +79,20 @@ pub trait Machine: Send + Sync + Debug {
     fn exits(&self, vcpu: u32) -> Option<u64>;
     /// Times that the vCPU halted so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;
+    /// Whether samples that the host takes of a vCPU's thread while it runs the guest carry the
+    /// guest's instruction pointer and mode, kernel and user. Asked when an
+    /// event is opened for which it matters: finding it out may take a while, once.
+    ///
+    /// By default they do not, and every sample costs an exit.
+    fn reports_guest_ips(&self) -> bool {
+        false
+    }
+    /// From now on, or no longer, [`Vpmu::drain`](crate::Vpmu::drain) is to be called about every
+    /// ten milliseconds, from any thread that is no vCPU's.
+    ///
+    /// By default nobody calls it; samples of the batched engine then come to the guest when it
+    /// stops or reads their event.
+    fn draining(&self, wanted: bool) {
+        let _ = wanted;
+    }
 }

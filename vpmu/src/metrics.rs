@@ -40,6 +40,14 @@ pub struct Metrics {
     pub samples_lost: u64,
     /// Overflows beyond the sample rate: neither written nor lost.
     pub samples_throttled: u64,
+    /// Overflows while a vCPU's thread did the host's work: no samples of the guest's.
+    pub host_overflows: u64,
+    /// Times that the host suspended an event's overflows for having too many of them.
+    pub host_throttles: u64,
+    /// Samples whose task the guest's history of switches told no longer.
+    pub samples_unnamed: u64,
+    /// Times that the host's records were collected.
+    pub drains: u64,
     /// Exits by signal that brought host overflows.
     pub overflow_exits: u64,
     /// Used-buffer interrupts raised.
@@ -63,6 +71,10 @@ impl Metrics {
         self.samples_written += other.samples_written;
         self.samples_lost += other.samples_lost;
         self.samples_throttled += other.samples_throttled;
+        self.host_overflows += other.host_overflows;
+        self.host_throttles += other.host_throttles;
+        self.samples_unnamed += other.samples_unnamed;
+        self.drains += other.drains;
         self.overflow_exits += other.overflow_exits;
         self.interrupts += other.interrupts;
         self.notices += other.notices;

@@ -9,6 +9,21 @@ pub struct Settings {
     pub tsc_khz: u32,
     /// What one guest may use up.
     pub limits: Limits,
+    /// What makes the samples of host counters.
+    pub engines: Engines,
+}
+
+/// What makes the samples of host counters, where the guest leaves the choice to the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Engines {
+    /// The batched engine where [`Machine::reports_guest_ips`](crate::Machine::reports_guest_ips)
+    /// and the event allow it, else the exit engine.
+    #[default]
+    Auto,
+    /// The batched engine, asked or not; what it cannot make is refused.
+    Batched,
+    /// The exit engine; the batched one is refused.
+    Exit,
 }
 
 /// What one guest may use up of its host.

@@ -17,6 +17,8 @@ pub(crate) enum Need {
     Exits,
     /// Looks for overflows of host counters.
     HostSamples,
+    /// Nothing: what the host records is collected by others.
+    Collecting,
     /// Looks whether a throttled event may sample again.
     Throttled,
     /// Nothing but that registers will be asked for.
@@ -53,9 +55,12 @@ impl Vcpu {
 
     /// The guest's TSC on this vCPU.
     pub(crate) fn guest_tsc(&self, source: &dyn Source) -> u64 {
-        source
-            .tsc()
-            .wrapping_add(self.tsc_offset.load(Ordering::Relaxed))
+        self.to_guest(source.tsc())
+    }
+
+    /// The guest's TSC on this vCPU when the host's showed `tsc`.
+    pub(crate) fn to_guest(&self, tsc: u64) -> u64 {
+        tsc.wrapping_add(self.tsc_offset.load(Ordering::Relaxed))
     }
 
     pub(crate) fn needs(&self, need: Need) -> bool {

@@ -132,8 +132,21 @@ pub struct Perf {
     pub guest_kernel: Option<Samples>,
     /// Clock samples taken while a guest loop ran in ring 3.
     pub guest_user: Option<Samples>,
+    /// What `vmm run --engine auto` takes here for samples of host events.
+    pub auto_engine: AutoEngine,
     /// The `kvm:` tracepoints as seen through tracefs.
     pub tracepoints: Finding,
+}
+
+/// What makes a guest's samples of host events.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AutoEngine {
+    /// The host, without an exit for each.
+    Batched,
+    /// The vCPU, which leaves the guest for each.
+    #[default]
+    Exit,
 }
 
 /// Whether one event can be opened on a thread of this process.
@@ -178,5 +191,15 @@ impl Samples {
     /// Whether host samples carry guest instruction pointers; `None`: too few samples to tell.
     pub fn carry_guest_ips(&self) -> Option<bool> {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
+    }
+
+    /// Whether they can stand for samples of guest mode `user`, or else of guest kernel mode: of
+    /// those that name the guest, nearly all name the mode right.
+    pub(super) fn name_mode(&self, user: bool) -> bool {
+        let right = match user {
+            true => self.labelled_user,
+            false => self.guest - self.labelled_user.min(self.guest),
+        };
+        self.carry_guest_ips() == Some(true) && right >= self.guest - self.guest / 10
     }
 }

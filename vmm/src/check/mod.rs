@@ -18,7 +18,9 @@ mod watch;
 
 use std::io::{self, Write};
 
-pub use facts::{Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples, Survey};
+pub use facts::{
+    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples, Survey,
+};
 
 /// Arguments of `vmm check`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -76,6 +78,15 @@ pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
         (Some(guest), _) => Err(CheckError::NoGuest(guest.port_io.detail.clone())),
         (None, error) => Err(CheckError::NoGuest(error.unwrap_or_default())),
     }
+}
+
+/// Whether the host's samples of a vCPU thread name the guest's addresses and mode, kernel and
+/// user: small guests are sampled to see. Takes tens of milliseconds, and as the survey the signal
+/// `SIGRTMIN + 9`.
+pub fn host_knows_guest_ips() -> bool {
+    let knows = perf::knows_guest_ips();
+    log::info!("host samples name guest addresses: {knows}");
+    knows
 }
 
 /// Tries everything; takes about a second, and at most a few where KVM is broken.

@@ -1,6 +1,8 @@
 //! From facts to what follows from them, in words: pure, no probing, no printing.
 
-use super::facts::{Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples};
+use super::facts::{
+    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples,
+};
 use super::perf;
 
 /// Whether a stock kernel can be expected to boot: what one does before its first user program
@@ -43,6 +45,7 @@ pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check
     if guest.is_some() {
         checks.push(sampled("perf.guest-kernel", "kernel", perf.guest_kernel));
         checks.push(sampled("perf.guest-user", "user", perf.guest_user));
+        checks.push(engine(perf.auto_engine));
     }
     checks.push(choose(
         "perf.tracepoints",
@@ -299,6 +302,22 @@ fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
     check(name, value, consequence)
 }
 
+fn engine(auto: AutoEngine) -> Check {
+    let name = "perf.engine";
+    match auto {
+        AutoEngine::Batched => check(
+            name,
+            "batched",
+            "`vmm run` samples host events without an exit for each",
+        ),
+        AutoEngine::Exit => check(
+            name,
+            "exit",
+            "`vmm run` samples host events with an exit for each; --engine batched insists",
+        ),
+    }
+}
+
 fn verdict(kvm: &Kvm, guest: Option<&Guest>) -> Check {
     let name = "stock-kernel";
     match guest {
@@ -412,6 +431,16 @@ mod tests {
         assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
         assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
         assert_eq!(of(3, 3).carry_guest_ips(), None);
+        let labelled = |user| Samples {
+            guest: 190,
+            labelled_user: user,
+            ..of(200, 180)
+        };
+        let modes = |samples: Samples| (samples.name_mode(false), samples.name_mode(true));
+        assert_eq!(modes(labelled(0)), (true, false));
+        assert_eq!(modes(labelled(190)), (false, true));
+        assert_eq!(modes(labelled(100)), (false, false));
+        assert_eq!(modes(of(200, 0)), (false, false));
     }
 
     #[test]

@@ -2,14 +2,18 @@
 //! asks of KVM.
 
 use std::io;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::timerfd::TimerFd;
 use vpmu::{Machine, Vpmu, abi};
 
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE};
 use crate::bus::{Caller, Device};
+use crate::check;
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
 use crate::stats::Stats;
 
@@ -23,6 +27,59 @@ pub struct Carrier {
     pub interrupt: Arc<Interrupt>,
     /// Each vCPU's statistics, where this kernel has them.
     pub stats: Arc<Vec<Option<Stats>>>,
+    /// Goes off when the device is to be drained.
+    pub drain: Arc<DrainTimer>,
+    /// Whether the host's samples carry guest addresses, once somebody has asked.
+    pub guest_ips: OnceLock<bool>,
+}
+
+/// How often the batched engine's samples are collected.
+const DRAIN_PERIOD: Duration = Duration::from_millis(10);
+
+/// The timer of the batched engine; armed only while there is something to collect.
+#[derive(Debug)]
+pub struct DrainTimer {
+    fd: RawFd,
+    timer: Mutex<TimerFd>,
+}
+
+impl DrainTimer {
+    /// A timer at rest.
+    ///
+    /// # Errors
+    /// The host has no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        let timer = TimerFd::new()?;
+        Ok(Self {
+            fd: timer.as_raw_fd(),
+            timer: Mutex::new(timer),
+        })
+    }
+
+    fn set(&self, going: bool) {
+        // A timer has no state that a panic could spoil.
+        let mut timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner);
+        let set = match going {
+            true => timer.reset(DRAIN_PERIOD, Some(DRAIN_PERIOD)),
+            false => timer.clear(),
+        };
+        if let Err(error) = set {
+            log::error!("samples come late: the timer cannot be set: {error}");
+        }
+    }
+
+    /// Whether it has gone off since the last call.
+    pub fn take(&self) -> bool {
+        let mut timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner);
+        // At rest it has nothing to read, and nobody is to wait for it.
+        timer.is_armed().unwrap_or(false) && timer.wait().is_ok()
+    }
+}
+
+impl AsRawFd for DrainTimer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd
+    }
 }
 
 impl Carrier {
@@ -43,6 +100,14 @@ impl Machine for Carrier {
 
     fn halts(&self, vcpu: u32) -> Option<u64> {
         self.counter(vcpu, "halt_exits")
+    }
+
+    fn reports_guest_ips(&self) -> bool {
+        *self.guest_ips.get_or_init(check::host_knows_guest_ips)
+    }
+
+    fn draining(&self, wanted: bool) {
+        self.drain.set(wanted);
     }
 }
 

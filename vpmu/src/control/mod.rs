@@ -59,6 +59,8 @@ impl State {
             return simple(room, &mut writer, || Err(Errno::EINVAL));
         }
         let event = header.event.get();
+        // What was sampled before the request is written as the request finds things.
+        self.settle(host);
         match header.op.get() {
             CONTROL_OPEN => {
                 enough(room, size_of::<OpenReply>())?;

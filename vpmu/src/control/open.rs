@@ -3,10 +3,10 @@
 use zerocopy::FromBytes;
 
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, KIND_RAW, MAX_STACK, OPEN_BACKWARD,
-    OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL,
-    OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL,
-    OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW,
+    KIND_SOFTWARE, MAX_STACK, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL,
+    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT,
+    OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
@@ -17,6 +17,7 @@ use crate::record::{
     read_size,
 };
 use crate::ring::Wakeup;
+use crate::settings::Engines;
 use crate::state::State;
 
 const OPEN_FLAGS: u32 = OPEN_ENABLED
@@ -30,6 +31,10 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_INHERIT_STAT
     | OPEN_EXCLUDE_CHAIN_KERNEL
     | OPEN_EXCLUDE_CHAIN_USER;
+
+/// Fields of a sample that only a vCPU that stands still can tell.
+const NOT_BATCHED: u64 =
+    SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
 /// Registers of x86-64 by perf's numbers: AX to SS, then R8 to R15; no DS, ES, FS, GS.
 const REGISTERS: u64 = 0xff_0fff;
@@ -59,7 +64,7 @@ impl State {
         let owner = self.owner(&request)?;
         let leader = self.leader(&request, context)?;
         let entry = self.allowed(catalogue, &request)?;
-        let engine = engine(&request)?;
+        let engine = self.engine(host, &request)?;
         if self.events.len() >= self.settings.limits.max_events as usize {
             return Err(Errno::ENOSPC);
         }
@@ -135,6 +140,31 @@ impl State {
         Ok(Some(id))
     }
 
+    /// What makes the samples.
+    fn engine(&self, host: &Host<'_>, request: &OpenRequest) -> Result<u32, Errno> {
+        let can_batch = can_batch(request);
+        if request.period.get() == 0 && (can_batch || request.engine.get() != ENGINE_BATCHED) {
+            return Ok(ENGINE_ANY);
+        }
+        let knows_ips = || host.machine.reports_guest_ips();
+        let batched = match (self.settings.engines, request.engine.get()) {
+            // Whoever wants to know of each overflow wants to know now.
+            (Engines::Auto, ENGINE_ANY) => {
+                can_batch && wakeup(request) != Wakeup::Records(1) && knows_ips()
+            }
+            (Engines::Auto, ENGINE_BATCHED) if can_batch && knows_ips() => true,
+            (Engines::Batched, ENGINE_ANY) if can_batch => true,
+            (Engines::Batched, ENGINE_BATCHED) if can_batch => true,
+            (_, ENGINE_BATCHED) => return Err(Errno::EOPNOTSUPP),
+            (Engines::Batched, _) if by_host(request) => return Err(Errno::EOPNOTSUPP),
+            _ => false,
+        };
+        Ok(match batched {
+            true => ENGINE_BATCHED,
+            false => ENGINE_EXIT,
+        })
+    }
+
     /// The entry that is asked for, if it can be had as asked.
     fn allowed<'a>(
         &self,
@@ -197,15 +227,16 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What makes the samples.
-fn engine(request: &OpenRequest) -> Result<u32, Errno> {
-    if request.engine.get() == ENGINE_BATCHED {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    Ok(match request.period.get() {
-        0 => ENGINE_ANY,
-        _ => ENGINE_EXIT,
-    })
+/// Whether the batched engine could make such samples: the host records where the guest was when,
+/// and nothing that has to be read while the vCPU stands still.
+fn can_batch(request: &OpenRequest) -> bool {
+    by_host(request) && request.sample_type.get() & NOT_BATCHED == 0
+}
+
+/// Whether the host's counters count it.
+fn by_host(request: &OpenRequest) -> bool {
+    let kind = request.kind.get();
+    matches!(kind, KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE)
 }
 
 fn period(request: &OpenRequest) -> Option<Period> {

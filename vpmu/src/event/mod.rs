@@ -7,8 +7,9 @@ use std::io;
 
 use self::backing::Backing;
 use crate::abi::{
-    KIND_EXITS, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL,
-    OPEN_EXCLUDE_USER, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
+    ENGINE_BATCHED, KIND_EXITS, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
+    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE,
+    STATE_OFF,
 };
 use crate::clock::Clock;
 use crate::machine::Machine;
@@ -210,6 +211,7 @@ impl Event {
         let wants = |need, wanted: bool| wanted.then_some(need);
         let needs = match &self.backing {
             Backing::GuestTime => [Some(Need::GuestTime), None],
+            Backing::Host(_) if self.is_batched() => [wants(Need::Collecting, samples), None],
             Backing::Host(_) => [wants(Need::HostSamples, samples), None],
             Backing::Exits => [
                 wants(Need::Exits, samples || self.shown),
@@ -236,6 +238,11 @@ impl Event {
         matches!(self.backing, Backing::Host(_)) && self.period.is_some()
     }
 
+    /// Whether the host records its overflows, to be collected later.
+    pub(crate) fn is_batched(&self) -> bool {
+        self.facts.engine == ENGINE_BATCHED
+    }
+
     /// Opens the host counter for `vcpu`, if this event has such and it is not open yet.
     ///
     /// # Errors
@@ -246,7 +253,10 @@ impl Event {
             config: self.facts.config,
             sampling: self.period.map(|period| Sampling {
                 rate: period.rate(),
-                engine: Engine::Exit,
+                engine: match self.is_batched() {
+                    true => Engine::Batched,
+                    false => Engine::Exit,
+                },
             }),
             exclude_user: self.facts.excludes(true),
             exclude_kernel: self.facts.excludes(false),

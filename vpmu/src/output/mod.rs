@@ -12,7 +12,7 @@ use self::notices::Notices;
 use crate::event::Facts;
 use crate::record::{Origin, Reading, Record, Sample};
 use crate::ring::{Author, Face, Outcome, Ring};
-use crate::tasks::{Task, Tasks};
+use crate::tasks::{History, Task, Tasks};
 
 /// Rings and notices of one activation.
 ///
@@ -195,6 +195,11 @@ impl Output {
     /// Where the kernel keeps the user registers of the task that runs on `vcpu`, unchecked.
     pub(crate) fn user_regs(&self, vcpu: u32) -> u64 {
         self.tasks.user_regs(&self.memory, vcpu)
+    }
+
+    /// Who has run on `vcpu`, as its task page has it.
+    pub(crate) fn history(&self, vcpu: u32) -> History {
+        self.tasks.history(&self.memory, vcpu)
     }
 
     /// Who runs on `vcpu`, as its task page has it.

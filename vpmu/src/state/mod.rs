@@ -1,6 +1,7 @@
 //! The events of one device and what happens to them, with the device's lock held. Requests come
 //! from `control` and `command`, exits and marks from `device`.
 
+mod batched;
 mod closing;
 mod group;
 mod overflow;
@@ -15,6 +16,7 @@ use crate::abi::F_RING;
 use crate::clock::Clock;
 use crate::errno::Errno;
 use crate::event::{Context, Event, Host};
+use crate::merge::Merge;
 use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::period::Period;
@@ -45,6 +47,10 @@ pub(crate) struct State {
     exit_places: Vec<(u64, Option<Place>)>,
     /// What the sample that is being made says of its place.
     capture: Capture,
+    /// Overflows that the host recorded, on their way to rings.
+    merge: Merge,
+    /// The machine has been asked to have such collected.
+    pub(crate) collecting: bool,
 }
 
 /// What becomes of overflows that are found when an event has been stopped.
@@ -78,6 +84,8 @@ impl State {
             active: vec![BTreeSet::new(); vcpus],
             exit_places: vec![(0, None); vcpus],
             capture: Capture::default(),
+            merge: Merge::new(vcpus),
+            collecting: false,
         }
     }
 
@@ -121,6 +129,9 @@ impl State {
         self.active[vcpu as usize].insert(id);
         host.vcpus[vcpu as usize].add_needs(event.needs());
         self.output.show(id, &event.face(self.clock));
+        if event.is_batched() {
+            self.start_collecting(host);
+        }
         Ok(())
     }
 
@@ -136,14 +147,13 @@ impl State {
         let stopped = event.stop(host);
         if let Some(vcpu) = vcpu.filter(|_| event.is_sampled_by_host()) {
             match pending {
+                Pending::Written if event.is_batched() => self.settle_last(host, id, vcpu),
                 Pending::Written => {
                     // Overflows since the exit belong to the exit: the guest has not run on.
                     let place = self.place_at_exit(host, vcpu);
                     self.drain(host, id, vcpu, place);
                 }
-                Pending::Dropped => {
-                    event.drain(vcpu);
-                }
+                Pending::Dropped => self.drop_recorded(id, vcpu),
             }
         }
         self.refresh(host, id, stopped)

@@ -110,8 +110,7 @@ impl State {
         let on = &host.vcpus[vcpu as usize];
         let exit = &mut Exit::new(vcpu, regs);
         if on.needs(Need::Throttled) {
-            let active: Vec<u64> = self.active[vcpu as usize].iter().copied().collect();
-            active.into_iter().for_each(|id| self.lift(host, id));
+            self.lift_all(host, vcpu);
         }
         if on.needs(Need::Exits) {
             self.happen(host, exit, |facts| {
@@ -155,6 +154,10 @@ impl State {
         for id in grown {
             self.show(host, id);
         }
+        if !completed.is_empty() {
+            // What came before on this vCPU is to stand before it.
+            self.settle(host);
+        }
         for (id, done) in completed {
             let moment = exit.moment(self, host);
             (0..done.overflows).all(|_| self.overflow(host, id, done.length, &moment));
@@ -183,7 +186,7 @@ impl State {
         let sampling: Vec<u64> = active
             .filter(|id| {
                 let event = self.events.get(id);
-                event.is_some_and(Event::is_sampled_by_host)
+                event.is_some_and(|event| event.is_sampled_by_host() && !event.is_batched())
             })
             .copied()
             .collect();
@@ -212,6 +215,8 @@ impl State {
         };
         let overflows = event.drain(vcpu);
         if !overflows.samples.is_empty() {
+            // What came before on this vCPU is to stand before it.
+            self.settle(host);
             let moment = Moment {
                 vcpu,
                 time: self.now(host, vcpu),
@@ -306,7 +311,7 @@ impl State {
     }
 
     /// Counts overflows of an event that no record can be made of.
-    fn lose(&mut self, id: u64, overflows: u64) {
+    pub(super) fn lose(&mut self, id: u64, overflows: u64) {
         if let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) {
             event.lost = event.lost.saturating_add(overflows);
             self.output.lose(&event.facts, overflows);
@@ -329,6 +334,12 @@ impl State {
         self.stop_members(host, id);
         self.output.notices.limit(id);
         true
+    }
+
+    /// Lets the events of a vCPU sample again that were throttled in a window that is over by now.
+    pub(super) fn lift_all(&mut self, host: &Host<'_>, vcpu: u32) {
+        let active: Vec<u64> = self.active[vcpu as usize].iter().copied().collect();
+        active.into_iter().for_each(|id| self.lift(host, id));
     }
 
     /// Lets an event sample again if it was throttled in a window that is over by now.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{ExitReason, Limits, Registers, Settings, Vpmu};
+use vpmu::{Engines, ExitReason, Limits, Registers, Settings, Vpmu};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::driver::{Descriptor, DriverQueue, QUEUE_SIZE};
@@ -85,6 +85,7 @@ impl Rig {
             // A tick is a nanosecond.
             tsc_khz: 1_000_000,
             limits,
+            engines: Engines::Auto,
         };
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world));

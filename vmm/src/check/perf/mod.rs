@@ -20,16 +20,31 @@ use perf_event_open_sys::bindings::{
     PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT, perf_event_attr,
 };
 
-use super::facts::{Event, Finding, Perf, Samples};
+use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
 use super::guest;
 use super::machine::Ring;
 
-/// How long a guest is sampled at a time.
-const SAMPLED: Duration = Duration::from_millis(200);
+/// How a guest's loop is sampled.
+#[derive(Debug, Clone, Copy)]
+struct Sampling {
+    /// How long at a time.
+    time: Duration,
+    /// A sample every so many nanoseconds of the clock.
+    period: u64,
+}
+
+/// For the survey: at 1 kHz.
+const THOROUGH: Sampling = Sampling {
+    time: Duration::from_millis(200),
+    period: 1_000_000,
+};
+/// For who only wants to know whether to rely on samples: enough of them in little time.
+const QUICK: Sampling = Sampling {
+    time: Duration::from_millis(10),
+    period: 250_000,
+};
 /// How many times at most: on a loaded machine its thread gets little of that time.
 const ATTEMPTS: usize = 8;
-/// One sample every so many nanoseconds of the clock: 1 kHz.
-const PERIOD: u64 = 1_000_000;
 /// How long a thread spins to see whether its own host work is counted.
 const SPUN: Duration = Duration::from_millis(5);
 
@@ -111,8 +126,10 @@ pub(super) fn probe(guests: bool) -> Perf {
     let cycles = opens("cycles");
     let sampled = |ring| {
         let clock = clock && guests;
-        clock.then(|| sample_guest(ring).ok()).flatten()
+        clock.then(|| sample_guest(ring, THOROUGH).ok()).flatten()
     };
+    let (guest_kernel, guest_user) = (sampled(Ring::Kernel), sampled(Ring::User));
+    let names = |samples: Option<Samples>, user| samples.is_some_and(|s| s.name_mode(user));
     Perf {
         paranoid: fs::read_to_string(PARANOID)
             .ok()
@@ -123,8 +140,12 @@ pub(super) fn probe(guests: bool) -> Perf {
         hardware_excludes_host: cycles
             .then(|| excludes_host(PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES).ok())
             .flatten(),
-        guest_kernel: sampled(Ring::Kernel),
-        guest_user: sampled(Ring::User),
+        auto_engine: match names(guest_kernel, false) && names(guest_user, true) {
+            true => AutoEngine::Batched,
+            false => AutoEngine::Exit,
+        },
+        guest_kernel,
+        guest_user,
         tracepoints: tracepoints(),
         events,
     }
@@ -198,11 +219,18 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
+/// Whether samples of a vCPU thread name the guest's addresses and mode.
+pub(super) fn knows_guest_ips() -> bool {
+    [(Ring::User, true), (Ring::Kernel, false)]
+        .into_iter()
+        .all(|(ring, user)| sample_guest(ring, QUICK).is_ok_and(|samples| samples.name_mode(user)))
+}
+
 /// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
-fn sample_guest(ring: Ring) -> Result<Samples, String> {
+fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, String> {
     let mut samples = Samples::default();
     for _ in 0..ATTEMPTS {
-        samples += sample_once(ring)?;
+        samples += sample_once(ring, how)?;
         if samples.carry_guest_ips().is_some() {
             break;
         }
@@ -210,11 +238,11 @@ fn sample_guest(ring: Ring) -> Result<Samples, String> {
     Ok(samples)
 }
 
-fn sample_once(ring: Ring) -> Result<Samples, String> {
+fn sample_once(ring: Ring, how: Sampling) -> Result<Samples, String> {
     let text = |error: io::Error| error.to_string();
     let start = move || {
         let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into());
-        attr.__bindgen_anon_1.sample_period = PERIOD;
+        attr.__bindgen_anon_1.sample_period = how.period;
         attr.sample_type = PERF_SAMPLE_IP.into();
         let event = sys::Event::open(attr).map_err(text)?;
         let ring = event.ring().map_err(text)?;
@@ -225,7 +253,7 @@ fn sample_once(ring: Ring) -> Result<Samples, String> {
         event.disable().map_err(text)?;
         Ok(samples::count(&ring.records(), guest::in_loop))
     };
-    guest::spin(SAMPLED, ring, start, finish)
+    guest::spin(how.time, ring, start, finish)
 }
 
 fn tracepoints() -> Finding {
