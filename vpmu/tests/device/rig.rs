@@ -79,13 +79,17 @@ impl Rig {
     }
 
     pub(crate) fn with(limits: Limits, features: u64) -> Self {
+        Self::with_engines(Engines::Auto, limits, features)
+    }
+
+    pub(crate) fn with_engines(engines: Engines, limits: Limits, features: u64) -> Self {
         let world = Arc::new(World::default());
         let settings = Settings {
             vcpus: VCPUS,
             // A tick is a nanosecond.
             tsc_khz: 1_000_000,
             limits,
-            engines: Engines::Auto,
+            engines,
         };
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world));

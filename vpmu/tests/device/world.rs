@@ -25,6 +25,8 @@ pub(crate) struct World {
     broken: AtomicBool,
     interrupts: AtomicU64,
     exits: AtomicU64,
+    knows_ips: AtomicBool,
+    draining: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,31 @@ impl World {
 
     pub(crate) fn interrupts(&self) -> u64 {
         self.interrupts.load(Ordering::Relaxed)
+    }
+
+    /// Host samples name guest addresses from now on.
+    pub(crate) fn know_ips(&self) {
+        self.knows_ips.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the device wants to be drained.
+    pub(crate) fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The host's TSC.
+    pub(crate) fn now(&self) -> u64 {
+        self.tsc.load(Ordering::Relaxed)
+    }
+
+    /// The host records an overflow of every counter that runs on `thread`.
+    pub(crate) fn record(&self, thread: i32, overflow: Overflow) {
+        for counter in &*self.counters.lock().expect("no panic") {
+            let mut counter = counter.lock().expect("no panic");
+            if counter.thread == thread && counter.running {
+                counter.overflows.samples.push(overflow);
+            }
+        }
     }
 
     pub(crate) fn open_counters(&self) -> usize {
@@ -275,6 +302,15 @@ impl Machine for FakeMachine {
 
     fn halts(&self, _vcpu: u32) -> Option<u64> {
         None
+    }
+
+    fn reports_guest_ips(&self) -> bool {
+        self.0.knows_ips.load(Ordering::Relaxed)
+    }
+
+    fn draining(&self, wanted: bool) {
+        let before = self.0.draining.swap(wanted, Ordering::Relaxed);
+        assert_ne!(before, wanted, "told once");
     }
 }
 

@@ -1,0 +1,502 @@
+//! The batched engine: the host records, and the device makes samples of it later.
+
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow};
+use vpmu::{Engines, ExitReason, Limits};
+
+use crate::reader::{Reader, Record, Sample};
+use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, open_of, sampling, thread};
+use crate::world::{At, CYCLES};
+
+/// Ticks for which the youngest records wait.
+const HOLD_BACK: u64 = 1_000_000;
+const TASK_PAGE: u64 = 0x8000;
+
+fn rig() -> Rig {
+    let rig = Rig::new();
+    rig.world.know_ips();
+    // So that there is a past to speak of.
+    rig.world.pass(10 * HOLD_BACK);
+    rig
+}
+
+fn cycles(context: u32) -> OpenRequest {
+    sampling(open_of(CYCLES.0, CYCLES.1, context), 100)
+}
+
+fn overflow(tsc: u64, ip: u64, mode: Mode) -> Overflow {
+    Overflow {
+        tsc,
+        ip,
+        mode,
+        period: 100,
+    }
+}
+
+/// Opens and enables an event of the batched engine, with its ring.
+fn batched(rig: &mut Rig, request: &OpenRequest) -> (u64, Reader) {
+    let reply = rig.open_reply(request);
+    assert_eq!(
+        (reply.status.get(), reply.engine.get()),
+        (0, ENGINE_BATCHED)
+    );
+    let event = reply.id.get();
+    let ring = rig.map(event, 16);
+    rig.command(0, COMMAND_ENABLE, event);
+    (event, ring)
+}
+
+fn ips(samples: &[Sample]) -> Vec<u64> {
+    samples.iter().map(|sample| sample.ip).collect()
+}
+
+/// The host records user-mode overflows at these moments before now, their IPs the moments.
+fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
+    for &ago in ago {
+        let tsc = rig.world.now() - ago;
+        rig.world
+            .record(thread(vcpu), overflow(tsc, ago, Mode::GuestUser));
+    }
+}
+
+#[test]
+fn the_engine_is_chosen_by_what_host_event_and_operator_can() {
+    const CALLCHAIN: u64 = 1 << 5;
+    const READ: u64 = 1 << 4;
+    let plain = cycles(0);
+    let with = |sample_type: u64| OpenRequest {
+        sample_type: (plain.sample_type.get() | sample_type).into(),
+        ..plain
+    };
+    let each = OpenRequest {
+        wakeup: 1.into(),
+        ..plain
+    };
+    let mark = sampling(open_of(KIND_MARK, 5, 0), 1);
+    let no = Err(libc::EOPNOTSUPP);
+    let (exit, batched) = (Ok(ENGINE_EXIT), Ok(ENGINE_BATCHED));
+    let requests = [plain, with(READ), each, mark];
+    // For each request what comes of any engine, the exit engine, the batched engine.
+    let expected = [
+        (Engines::Auto, false, [[exit, exit, no]; 4]),
+        (
+            Engines::Auto,
+            true,
+            [
+                [batched, exit, batched],
+                [exit, exit, no],
+                [exit, exit, batched],
+                [exit, exit, no],
+            ],
+        ),
+        (Engines::Exit, true, [[exit, exit, no]; 4]),
+        (
+            Engines::Batched,
+            false,
+            [
+                [batched, no, batched],
+                [no, no, no],
+                [batched, no, batched],
+                [exit, exit, no],
+            ],
+        ),
+    ];
+    for (engines, knows, rows) in expected {
+        let mut rig = Rig::with_engines(engines, Limits::default(), ALL_FEATURES);
+        if knows {
+            rig.world.know_ips();
+        }
+        for (request, row) in requests.iter().zip(rows) {
+            for (engine, outcome) in (0..).zip(row) {
+                let reply = rig.open_reply(&OpenRequest {
+                    engine: engine.into(),
+                    ..*request
+                });
+                let got = match i32::try_from(reply.status.get()).expect("an errno") {
+                    0 => Ok(reply.engine.get()),
+                    errno => Err(errno),
+                };
+                assert_eq!(got, outcome, "{engines:?} {knows} {engine} {request:?}");
+            }
+        }
+        let chain = rig.open_reply(&OpenRequest {
+            engine: ENGINE_BATCHED.into(),
+            ..with(CALLCHAIN)
+        });
+        assert_eq!(chain.status.get(), libc::EOPNOTSUPP.unsigned_abs());
+        let count = rig.open_reply(&open_of(CYCLES.0, CYCLES.1, 0));
+        assert_eq!((count.status.get(), count.engine.get()), (0, ENGINE_ANY));
+    }
+}
+
+#[test]
+fn records_become_samples_when_they_are_collected() {
+    let mut rig = rig();
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    assert!(rig.world.draining());
+    assert!(!rig.vpmu.wants_registers(0), "nobody asks for them");
+    rig.world.pass(10 * HOLD_BACK);
+    let now = rig.world.now();
+    let moments = [
+        overflow(now - 5_000_000, 0x10, Mode::GuestUser),
+        overflow(now - 4_000_000, 0xffff_8000_0000_0000, Mode::GuestKernel),
+        overflow(now - 3_000_000, 0x30, Mode::Host),
+        Overflow {
+            period: 77,
+            ..overflow(now - 2_000_000, 0x40, Mode::GuestUser)
+        },
+    ];
+    for moment in moments {
+        rig.world.record(thread(0), moment);
+    }
+    rig.exit(0, ExitReason::Signal, &mut At(0x9999));
+    assert_eq!(ring.samples(), [], "an exit collects nothing");
+    rig.vpmu.drain();
+    let samples = ring.samples();
+    let seen: Vec<_> = samples
+        .iter()
+        .map(|s| (s.time, s.ip, s.user, s.period))
+        .collect();
+    let at = |ago: u64| now - ago + TSC_OFFSET;
+    assert_eq!(
+        seen,
+        [
+            (at(5_000_000), 0x10, true, 100),
+            (at(4_000_000), 0xffff_8000_0000_0000, false, 100),
+            (at(2_000_000), 0x40, true, 77),
+        ]
+    );
+    assert!(
+        samples
+            .iter()
+            .all(|s| (s.id, s.stream_id, s.cpu) == (event, event, 0))
+    );
+    let metrics = rig.vpmu.metrics();
+    assert_eq!((metrics.host_overflows, metrics.drains), (1, 1));
+    assert_eq!((metrics.samples_lost, metrics.overflow_exits), (0, 0));
+}
+
+#[test]
+fn the_youngest_wait_for_the_next_time() {
+    let mut rig = rig();
+    let (_, mut ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(10 * HOLD_BACK);
+    record(&rig, 0, &[3 * HOLD_BACK, HOLD_BACK + 1000, HOLD_BACK / 2]);
+    rig.vpmu.drain();
+    assert_eq!(ips(&ring.samples()), [3 * HOLD_BACK, HOLD_BACK + 1000]);
+    rig.world.pass(HOLD_BACK);
+    rig.vpmu.drain();
+    assert_eq!(ips(&ring.samples()), [HOLD_BACK / 2]);
+}
+
+#[test]
+fn many_host_rings_come_out_in_the_order_of_time() {
+    let mut rig = rig();
+    let (parent, mut ring) = batched(&mut rig, &cycles(0));
+    let child = OpenRequest {
+        parent: parent.into(),
+        flags: OPEN_ENABLED.into(),
+        ..cycles(1)
+    };
+    let child = rig.open(&child).expect("open");
+    rig.world.pass(100 * HOLD_BACK);
+    record(&rig, 0, &[90_000_000, 70_000_000, 50_000_000]);
+    record(&rig, 1, &[80_000_000, 60_000_000, 40_000_000]);
+    rig.vpmu.drain();
+    let samples = ring.samples();
+    assert!(samples.is_sorted_by_key(|sample| sample.time));
+    let who: Vec<_> = samples.iter().map(|s| (s.id, s.stream_id, s.cpu)).collect();
+    let (of_parent, of_child) = ((parent, parent, 0), (parent, child, 1));
+    assert_eq!(who, [of_parent, of_child].repeat(3));
+}
+
+#[test]
+fn what_came_before_a_command_stands_when_it_is_answered() {
+    for op in [
+        COMMAND_READ,
+        COMMAND_DISABLE,
+        COMMAND_RESET,
+        COMMAND_PERIOD,
+        COMMAND_OUT,
+    ] {
+        let mut rig = rig();
+        let request = OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..cycles(CONTEXT_TASK)
+        };
+        let event = rig.open(&request).expect("open");
+        let mut ring = rig.map(event, 2);
+        rig.command(0, COMMAND_IN, event);
+        // As young as can be.
+        record(&rig, 0, &[30, 20, 10]);
+        let value = if op == COMMAND_PERIOD { 1000 } else { 0 };
+        let asked = Command {
+            value: value.into(),
+            ..command(op, event)
+        };
+        assert_eq!(rig.commands(0, &[asked])[0].status.get(), 0, "{op}");
+        assert_eq!(ips(&ring.samples()), [30, 20, 10], "{op}");
+    }
+}
+
+#[test]
+fn what_came_before_the_end_stands_when_it_is_answered() {
+    let mut rig = rig();
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    record(&rig, 0, &[20, 10]);
+    rig.close(event).expect("closed");
+    assert_eq!(ips(&ring.samples()), [20, 10]);
+
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    record(&rig, 0, &[20, 10]);
+    rig.unmap(event).expect("unmapped");
+    assert_eq!(ips(&ring.samples()), [20, 10]);
+}
+
+#[test]
+fn a_clock_that_runs_ahead_holds_nothing_back_from_a_command() {
+    let mut rig = rig();
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    let ahead = rig.world.now() + 500_000;
+    rig.world
+        .record(thread(0), overflow(ahead, 0x10, Mode::GuestUser));
+    rig.read(0, event);
+    let samples = ring.samples();
+    assert_eq!(ips(&samples), [0x10]);
+    assert!(samples[0].time <= rig.world.now() + TSC_OFFSET);
+}
+
+#[test]
+fn samples_of_both_engines_keep_their_order() {
+    let mut rig = rig();
+    let mark = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    let mut ring = rig.map(mark, 2);
+    rig.command(0, COMMAND_ENABLE, mark);
+    let child = OpenRequest {
+        parent: mark.into(),
+        flags: OPEN_ENABLED.into(),
+        ..cycles(0)
+    };
+    rig.open(&child).expect("open");
+    for _ in 0..10 {
+        rig.world.pass(100);
+        record(&rig, 0, &[3]);
+        rig.mark(0, 5, 0x5000);
+    }
+    let samples = ring.samples();
+    assert_eq!(ips(&samples), [3, 0x5000].repeat(10));
+    assert!(samples.is_sorted_by_key(|sample| sample.time));
+}
+
+/// Switch number `n`: to task `who`, when the guest's TSC showed `since`.
+fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
+    let word = u64::from(who) | u64::from(who + 1) << 32;
+    let entry = TASK_PAGE + 32 + n % TASK_HISTORY as u64 * 16;
+    let put = |at, value: u64, order| {
+        let stored = rig.memory.store(value, GuestAddress(at), order);
+        stored.expect("in memory");
+    };
+    put(TASK_PAGE, word, Ordering::Relaxed);
+    put(entry, word, Ordering::Relaxed);
+    put(entry + 8, since, Ordering::Relaxed);
+    put(TASK_PAGE + 16, n + 1, Ordering::Release);
+}
+
+fn name_page(rig: &mut Rig) {
+    rig.control(&TaskPageRequest {
+        header: Rig::header(CONTROL_TASK_PAGE, 0),
+        vcpu: 0.into(),
+        reserved: 0.into(),
+        address: TASK_PAGE.into(),
+    })
+    .expect("set");
+}
+
+#[test]
+fn a_sample_names_the_task_of_its_moment() {
+    let mut rig = rig();
+    name_page(&mut rig);
+    let (_, mut ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(100 * HOLD_BACK);
+    let base = rig.world.now() - 90_000_000;
+    for n in 0..8 {
+        let who = 100 + u32::try_from(n).expect("small");
+        switch(&rig, n, who, base + TSC_OFFSET + n * 10_000_000);
+        for when in [0, 9_999_999] {
+            let tsc = base + n * 10_000_000 + when;
+            rig.world
+                .record(thread(0), overflow(tsc, n, Mode::GuestUser));
+        }
+    }
+    rig.vpmu.drain();
+    let samples = ring.samples();
+    assert_eq!(samples.len(), 16);
+    for sample in samples {
+        assert_eq!((sample.pid, sample.tid), (100 + sample.ip, 101 + sample.ip));
+    }
+    assert_eq!(rig.vpmu.metrics().samples_unnamed, 0);
+}
+
+#[test]
+fn a_sample_older_than_the_history_names_nobody() {
+    let mut rig = rig();
+    name_page(&mut rig);
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    let start = rig.world.now();
+    rig.world
+        .record(thread(0), overflow(start, 1, Mode::GuestUser));
+    for n in 0..1000 {
+        rig.world.pass(10);
+        switch(&rig, n, 7, rig.world.now() + TSC_OFFSET);
+    }
+    let now = rig.world.now();
+    rig.world
+        .record(thread(0), overflow(now, 2, Mode::GuestUser));
+    rig.read(0, event);
+    let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
+    assert_eq!(tasks, [(0, 0), (7, 8)]);
+    assert_eq!(rig.vpmu.metrics().samples_unnamed, 1);
+}
+
+#[test]
+fn a_task_event_names_the_task_that_it_came_in_with() {
+    let mut rig = rig();
+    name_page(&mut rig);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..cycles(CONTEXT_TASK)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 2);
+    switch(&rig, 0, 41, 0);
+    rig.command(0, COMMAND_IN, event);
+    record(&rig, 0, &[10]);
+    // The driver names the next task before it schedules the event out.
+    switch(&rig, 1, 51, 0);
+    rig.command(0, COMMAND_OUT, event);
+    let samples = ring.samples();
+    assert_eq!((samples[0].pid, samples[0].tid), (41, 42));
+}
+
+#[test]
+fn nobody_collects_where_there_is_nothing_to_collect() {
+    let mut rig = rig();
+    let count = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, count);
+    assert!(!rig.world.draining(), "it only counts");
+    let (event, _ring) = batched(&mut rig, &cycles(0));
+    for _ in 0..3 {
+        rig.command(0, COMMAND_DISABLE, event);
+        assert!(rig.world.draining(), "not at each switch of a task");
+        rig.command(0, COMMAND_ENABLE, event);
+    }
+    rig.vpmu.drain();
+    assert!(rig.world.draining());
+    rig.command(0, COMMAND_DISABLE, event);
+    rig.vpmu.drain();
+    assert!(!rig.world.draining());
+    rig.command(0, COMMAND_ENABLE, event);
+    assert!(rig.world.draining());
+    rig.vpmu.reset();
+    assert!(!rig.world.draining());
+    rig.vpmu.drain();
+}
+
+#[test]
+fn one_interrupt_for_all_that_is_collected_at_once() {
+    let mut rig = rig();
+    let request = OpenRequest {
+        wakeup: 10.into(),
+        ..cycles(0)
+    };
+    let (event, mut ring) = batched(&mut rig, &request);
+    rig.post_notice(0, 16);
+    rig.world.pass(10 * HOLD_BACK);
+    let before = rig.world.interrupts();
+    record(&rig, 0, &[5_000_000; 35]);
+    rig.vpmu.drain();
+    assert_eq!(rig.world.interrupts(), before + 1);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(rig.vpmu.metrics().wakeups, 3);
+    assert_eq!(ring.samples().len(), 35);
+    record(&rig, 0, &[4_000_000; 4]);
+    rig.vpmu.drain();
+    assert_eq!(rig.world.interrupts(), before + 1, "39 records, 3 tens");
+}
+
+#[test]
+fn what_the_host_dropped_is_lost() {
+    let mut rig = rig();
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(10 * HOLD_BACK);
+    rig.world.drop_overflows(thread(0), 17);
+    record(&rig, 0, &[5_000_000]);
+    rig.vpmu.drain();
+    let lost = Record::Lost {
+        id: event,
+        lost: 17,
+    };
+    let records = ring.take(usize::MAX);
+    assert_eq!(records.len(), 2);
+    assert_eq!(records[0], lost);
+    assert_eq!(rig.read(0, event).lost.get(), 17);
+}
+
+#[test]
+fn a_limit_is_kept_to_the_record() {
+    let mut rig = rig();
+    let event = rig.open(&cycles(0)).expect("open");
+    let mut ring = rig.map(event, 2);
+    let refresh = Command {
+        value: 5.into(),
+        ..command(COMMAND_REFRESH, event)
+    };
+    assert_eq!(rig.commands(0, &[refresh])[0].status.get(), 0);
+    rig.world.pass(10 * HOLD_BACK);
+    rig.post_notice(0, 16);
+    record(&rig, 0, &[5_000_000, 4_000_000, 3_000_000]);
+    rig.vpmu.drain();
+    // More than are due, some of them too young to be written yet.
+    record(&rig, 0, &[2_900_000, 2_800_000, 2_700_000, 100]);
+    rig.vpmu.drain();
+    assert_eq!(ring.samples().len(), 5);
+    assert_eq!(rig.notice(), Some((NOTICE_LIMIT, event)));
+    assert_eq!(rig.read(0, event).state.get(), STATE_OFF);
+    rig.world.pass(10 * HOLD_BACK);
+    rig.vpmu.drain();
+    assert_eq!(ring.samples(), []);
+    assert!(!rig.world.draining());
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let limits = Limits {
+        max_sample_rate: 1000,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    rig.world.know_ips();
+    // To the beginning of a window of ten milliseconds, in which ten samples are allowed.
+    rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
+    let (event, ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(5_000_000);
+    record(&rig, 0, &[3_000_000; 25]);
+    rig.vpmu.drain();
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(
+        (metrics.samples_written, metrics.samples_throttled),
+        (10, 15)
+    );
+    let before = ring.head();
+    rig.world.pass(10_000_000);
+    rig.vpmu.drain();
+    assert!(ring.head() > before, "told that it goes on");
+    record(&rig, 0, &[10]);
+    rig.read(0, event);
+    assert_eq!(rig.vpmu.metrics().samples_written, 11);
+}
