@@ -110,8 +110,7 @@ Examples:
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"max-sample-rate\": 10000,
-   \"engine\": \"auto\",
-   \"report\": \"report.json\", \"summary\": true}
+   \"engine\": \"auto\", \"report\": \"report.json\", \"summary\": true}
 
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
 Ctrl-A Ctrl-A sends one Ctrl-A.

@@ -107,11 +107,6 @@ impl World {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// The host's TSC.
-    pub(crate) fn now(&self) -> u64 {
-        self.tsc.load(Ordering::Relaxed)
-    }
-
     /// The host records an overflow of every counter that runs on `thread`.
     pub(crate) fn record(&self, thread: i32, overflow: Overflow) {
         for counter in &*self.counters.lock().expect("no panic") {
