@@ -36,7 +36,7 @@ pub(crate) struct Vcpu {
     thread: AtomicI32,
     tsc_offset: AtomicU64,
     exits: [AtomicU64; 5],
-    needs: [AtomicU32; 6],
+    needs: [AtomicU32; Need::State as usize + 1],
     guest_time: AtomicU64,
     entered: AtomicU64,
     kicks: AtomicU64,
