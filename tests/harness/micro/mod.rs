@@ -8,10 +8,12 @@
 mod code;
 mod halts;
 mod image;
+mod looping;
 mod run;
 pub mod sampled;
 
 pub use code::Code;
 pub use halts::halts;
 pub use image::{kernel, power_off, single};
+pub use looping::Looping;
 pub use run::{Ran, Vcpu, run, vmm_binary};

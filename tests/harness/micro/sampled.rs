@@ -8,13 +8,13 @@ use super::code::Code;
 use super::image::{power_off, single};
 
 /// Where the image is loaded, its code first.
-const LOAD: u64 = 0x10_0000;
+pub(super) const LOAD: u64 = 0x10_0000;
 const IMAGE: usize = 0xb_0000;
 
 /// The control queue: descriptors, available and used ring, then the requests and answers.
 const QUEUE: u64 = 0x14_0000;
-const AVAILABLE: u64 = QUEUE + 0x1000;
-const USED: u64 = QUEUE + 0x2000;
+pub(super) const AVAILABLE: u64 = QUEUE + 0x1000;
+pub(super) const USED: u64 = QUEUE + 0x2000;
 const REQUESTS: u64 = QUEUE + 0x3000;
 const ANSWERS: u64 = QUEUE + 0x4000;
 /// Bytes of a request, and of an answer.
@@ -22,7 +22,7 @@ const SLOT: u64 = 0x100;
 const ANSWER: u32 = 16;
 
 /// The ring: its metadata and one page of data.
-const RING: u64 = 0x15_0000;
+pub(super) const RING: u64 = 0x15_0000;
 /// What is sent of the data.
 const SENT: u32 = 0x800;
 const TASK_PAGE: u64 = 0x15_8000;
@@ -47,12 +47,12 @@ pub const USER: u64 = 1 << 39;
 pub const USER_STACK: u64 = USER + PAGE;
 const USER_DOORBELL: u64 = USER + 2 * PAGE;
 const USER_RING: u64 = USER + 3 * PAGE;
-const USER_CODE_AT: u64 = 0x19_0000;
+pub(super) const USER_CODE_AT: u64 = 0x19_0000;
 const USER_STACK_AT: u64 = 0x19_1000;
 const PAGE: u64 = 0x1000;
 
 /// The device's registers and its doorbell, as the machine's layout has them.
-const VIRTIO: u32 = 0xd000_0000;
+pub(super) const VIRTIO: u32 = 0xd000_0000;
 const DOORBELL: u32 = VIRTIO + 0x1000;
 const SERIAL: u16 = 0x3f8;
 
@@ -171,7 +171,11 @@ impl Sampled {
         (image, Marked { kernel, user })
     }
 
-    fn place(&mut self, address: u64, bytes: &[u8]) {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn place(&mut self, address: u64, bytes: &[u8]) {
         let at = usize::try_from(address - LOAD).expect("an address of the image");
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
@@ -222,8 +226,21 @@ impl Sampled {
         }
     }
 
+    /// Opens the kernel's addresses to the program, which is then trusted with everything.
+    pub(super) fn open_to_all(&mut self) {
+        const USER_TOO: u8 = 0b100;
+        let entries = [PML4, PML4 + PAGE]
+            .into_iter()
+            .flat_map(|table| (0..4).map(move |entry| table + entry * 8))
+            .chain((0..4 * 512).map(|entry| PML4 + 2 * PAGE + entry * 8));
+        for entry in entries {
+            let at = usize::try_from(entry - LOAD).expect("an address of the image");
+            self.bytes[at] |= USER_TOO;
+        }
+    }
+
     /// Makes the tables the processor's and brings the device up, one request after the other.
-    fn set_up(&self) -> Code {
+    pub(super) fn set_up(&self) -> Code {
         let write = |code: Code, offset: u32, value: u32| code.store(VIRTIO + offset, value);
         let low = |address: u64| u32::try_from(address).expect("below 4 GiB");
         let mut code = load(BX, POINTER)
@@ -266,18 +283,18 @@ impl Sampled {
 /// Numbers of registers in instructions.
 const AX: u8 = 0;
 const BX: u8 = 3;
-const SP: u8 = 4;
+pub(super) const SP: u8 = 4;
 const BP: u8 = 5;
 
 /// `mov register, value`, in 64 bits.
-fn load(register: u8, value: u64) -> Code {
+pub(super) fn load(register: u8, value: u64) -> Code {
     Code::new()
         .raw(&[0x48, 0xb8 + register])
         .raw(&value.to_le_bytes())
 }
 
 /// Into ring 3, at the program, with ports open to it.
-fn enter_user(stack: u64) -> Code {
+pub(super) fn enter_user(stack: u64) -> Code {
     const FLAGS: u64 = 3 << 12 | 2;
     let frame = [0x2b, stack, FLAGS, 0x33, USER];
     let pushes = frame.iter().fold(Code::new(), |code, &word| {
@@ -289,7 +306,7 @@ fn enter_user(stack: u64) -> Code {
 }
 
 /// Sends the ring's data out of the serial port, from ring 3.
-fn send() -> Code {
+pub(super) fn send() -> Code {
     // mov ecx, SENT; mov dx, SERIAL
     load(6, USER_RING)
         .raw(&[0xb9])

@@ -1,0 +1,120 @@
+//! What a sample costs a guest, by engine: a program in ring 3 that makes no exit of its own while
+//! it is sampled, through the built VMM on this machine's `/dev/kvm`.
+
+use serde_json::Value;
+use tests::micro::sampled::{Sampled, records};
+use tests::micro::{Looping, Ran, run};
+
+const IP_AND_TIME: u64 = 1 << 0 | 1 << 2;
+/// Header, IP, TIME.
+const RECORD: u32 = 24;
+/// A sample a millisecond.
+const PERIOD: u64 = 1_000_000;
+const USER_MODE: u64 = 2;
+
+/// The guest's own clock sampled until there are `samples` of it, by the engine of that number.
+fn sampled(samples: u32, engine: u64, arguments: &[&str]) -> (Ran, Looping) {
+    const OPEN: u64 = 1;
+    const SOFTWARE: u64 = 1;
+    const CPU_CLOCK: u64 = 0;
+    const ENABLED: u64 = 1;
+    let open = [
+        OPEN,
+        0,
+        SOFTWARE,
+        CPU_CLOCK,
+        PERIOD,
+        IP_AND_TIME,
+        ENABLED,
+        engine,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
+    let (kernel, at) = Sampled::new().looping(&open, samples * RECORD);
+    let ran = run(&kernel, 1, arguments);
+    assert_eq!(ran.status, 0, "{} {:#}", ran.errors, ran.report);
+    (ran, at)
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+fn pmu(ran: &Ran, name: &str) -> u64 {
+    number(&ran.report["vpmu"][name])
+}
+
+fn exits(ran: &Ran) -> &Value {
+    &ran.report["vcpus"][0]["exits"]
+}
+
+/// What stands in the ring: addresses, which all lie in the program, in the order of time.
+fn check_records(ran: &Ran, at: &Looping, least: u32) {
+    // What is sent of the ring may end within a record.
+    let whole = ran.console.len() - ran.console.len() % RECORD as usize;
+    let records = records(&ran.console[..whole]);
+    assert!(records.len() >= least as usize, "{} records", records.len());
+    for record in &records {
+        let &[header, ip, _] = record.as_slice() else {
+            panic!("no sample: {record:x?}");
+        };
+        assert_eq!(header & 0xffff_ffff_ffff, 9 | USER_MODE << 32, "{header:x}");
+        assert!(at.open.contains(&ip), "{ip:#x} not in {:x?}", at.open);
+    }
+    let inside = records
+        .iter()
+        .filter(|r| at.in_loop.contains(&r[1]))
+        .count();
+    // Others can be where the program waits for answers before and after.
+    assert!(
+        inside >= (least - least / 10) as usize,
+        "{inside} in the loop"
+    );
+    assert!(records.is_sorted_by_key(|record| record[2]), "{records:x?}");
+}
+
+#[test]
+fn the_batched_engine_makes_samples_without_a_single_exit() {
+    let runs = [20, 80].map(|samples| {
+        let (ran, at) = sampled(samples, 0, &["--engine", "batched"]);
+        check_records(&ran, &at, samples);
+        assert_eq!(pmu(&ran, "overflow_exits"), 0);
+        assert_eq!(number(&exits(&ran)["signal"]), 0);
+        assert!(pmu(&ran, "samples_written") >= samples.into());
+        assert!(pmu(&ran, "drains") > 0);
+        ran
+    });
+    // Not one return from the run call more for 60 samples more.
+    assert_eq!(exits(&runs[0]), exits(&runs[1]));
+}
+
+#[test]
+fn the_exit_engine_costs_one_exit_a_sample() {
+    let (ran, at) = sampled(80, 0, &["--engine", "exit"]);
+    check_records(&ran, &at, 80);
+    let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
+    let signals = number(&exits(&ran)["signal"]);
+    // Two overflows that come while the vCPU is out of the guest have one exit together.
+    assert!(
+        (overflows - overflows / 10..=overflows).contains(&signals),
+        "{signals} exits for {overflows} overflows"
+    );
+    assert_eq!((pmu(&ran, "drains"), pmu(&ran, "host_overflows")), (0, 0));
+}
+
+#[test]
+fn the_guest_has_the_engine_that_it_asks_for_or_none() {
+    const EXIT: u64 = 1;
+    const BATCHED: u64 = 2;
+    let (ran, _) = sampled(20, EXIT, &[]);
+    assert_eq!(pmu(&ran, "drains"), 0);
+    assert!(number(&exits(&ran)["signal"]) >= 18);
+    let (ran, _) = sampled(20, BATCHED, &["--engine", "batched"]);
+    assert_eq!(number(&exits(&ran)["signal"]), 0);
+}
