@@ -9,4 +9,11 @@ tests::guest_tests! {
     stat_names_what_it_does_not_know,
     record_and_report_find_the_hot_function,
     report_refuses_what_is_no_recording,
+    a_call_tree_is_the_programs,
+    a_recording_without_chains_has_no_tree,
+    top_refreshes_with_fresh_counts,
+    top_names_the_hot_function,
+    top_ends_with_its_command,
+    stat_counts_a_group_over_one_time,
+    wrong_arguments_name_the_remedy,
 }

@@ -8,6 +8,7 @@ mod cpu;
 mod doors;
 mod ensure;
 mod module;
+mod profiles;
 mod programs;
 mod rings;
 mod sampling;
@@ -36,7 +37,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "counting" => Some([counting::TESTS, tasks::TESTS].concat()),
         "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
-        "vperf" => Some(programs::TESTS.to_vec()),
+        "vperf" => Some([programs::TESTS, profiles::TESTS].concat()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }

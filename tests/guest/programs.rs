@@ -62,18 +62,18 @@ pub(crate) fn place_marks(value: &str, times: &str, in_turn: bool) -> ExitCode {
     }
 }
 
-fn vperf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
+pub(crate) fn vperf(args: &[&str]) -> Result<Output, Box<dyn std::error::Error>> {
     Ok(Command::new("vperf")
         .args(args)
         .current_dir("/tmp")
         .output()?)
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn json(bytes: &[u8]) -> Result<serde_json::Value, Box<dyn std::error::Error>> {
+pub(crate) fn json(bytes: &[u8]) -> Result<serde_json::Value, Box<dyn std::error::Error>> {
     serde_json::from_slice(bytes).map_err(|e| format!("{e}: {}", text(bytes)).into())
 }
 
@@ -107,7 +107,7 @@ fn list_names_every_source() -> Outcome {
 }
 
 /// The count of `event` in the JSON of `vperf stat`.
-fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
+pub(crate) fn count(json: &serde_json::Value, event: &str) -> Option<u64> {
     json["events"]
         .as_array()?
         .iter()

@@ -2,6 +2,7 @@
 //! that undone on every way out.
 #![expect(unsafe_code, reason = "the edge to the terminal")]
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -14,65 +15,77 @@ const CLEAR_BELOW: &str = "\x1b[J";
 /// Where its size cannot be asked for.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
-/// Standard input and output, both terminals, in live mode. Dropped, they are as before.
+/// A terminal in live mode. Dropped, it is as before.
 #[derive(Debug)]
 pub(crate) struct Terminal {
+    input: File,
+    output: File,
     before: libc::termios,
 }
 
 impl Terminal {
-    /// Takes the terminal over; `None` if there is none at both ends.
+    /// Takes over the terminal of standard input and output; `None` if they are not both one.
     pub(crate) fn take() -> io::Result<Option<Self>> {
-        if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        let (input, output) = (io::stdin(), io::stdout());
+        if !input.is_terminal() || !output.is_terminal() {
             return Ok(None);
         }
-        let terminal = Self {
-            before: attributes()?,
+        let input = input.as_fd().try_clone_to_owned()?;
+        let output = output.as_fd().try_clone_to_owned()?;
+        Self::take_over(input.into(), output.into()).map(Some)
+    }
+
+    fn take_over(input: File, output: File) -> io::Result<Self> {
+        let before = attributes(&input)?;
+        let mut terminal = Self {
+            input,
+            output,
+            before,
         };
-        let mut live = terminal.before;
+        let mut live = before;
         // Ctrl-C stays a signal, which is waited for; those that would stop or dump this
         // program where it stands do not.
         live.c_lflag &= !(libc::ICANON | libc::ECHO);
         for key in [libc::VSUSP, libc::VQUIT] {
             live.c_cc[key] = libc::_POSIX_VDISABLE;
         }
-        set_attributes(&live)?;
-        write_all(ENTER)?;
-        Ok(Some(terminal))
+        set_attributes(&terminal.input, &live)?;
+        terminal.output.write_all(ENTER)?;
+        Ok(terminal)
     }
 
     /// Shows `text` from the top of the screen, as much of it as there is room for.
-    pub(crate) fn show(&self, text: &str) -> io::Result<()> {
-        write_all(frame(text, size()).as_bytes())
+    pub(crate) fn show(&mut self, text: &str) -> io::Result<()> {
+        let frame = frame(text, size(&self.output));
+        self.output.write_all(frame.as_bytes())
     }
 
     /// Rows of the screen.
     pub(crate) fn rows(&self) -> usize {
-        size().0
+        size(&self.output).0
     }
 
     /// Takes the keys that were pressed; true if one of them asks for the end. To be called
-    /// when standard input is readable: it waits for a key.
-    pub(crate) fn wants_end(&self) -> io::Result<bool> {
+    /// when a key was pressed: it waits for one.
+    pub(crate) fn wants_end(&mut self) -> io::Result<bool> {
         let mut keys = [0; 64];
-        let got = io::stdin().read(&mut keys)?;
+        let got = self.input.read(&mut keys)?;
         let keys = &keys[..got];
         // No key at all: the terminal is gone.
         Ok(keys.is_empty() || keys.iter().any(|key| matches!(key, b'q' | b'Q')))
     }
 
     /// Readable when keys were pressed.
-    pub(crate) fn keys(&self) -> BorrowedFd<'static> {
-        // SAFETY: descriptor 0 was open in `take`, and nothing in this program closes it.
-        unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
+    pub(crate) fn keys(&self) -> BorrowedFd<'_> {
+        self.input.as_fd()
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
         // Where the terminal is gone there is nothing to restore.
-        let _ = write_all(LEAVE);
-        let _ = set_attributes(&self.before);
+        let _ = self.output.write_all(LEAVE);
+        let _ = set_attributes(&self.input, &self.before);
     }
 }
 
@@ -89,12 +102,6 @@ fn frame(text: &str, (rows, columns): (usize, usize)) -> String {
     format!("{HOME}{}{CLEAR_BELOW}", lines.join("\r\n"))
 }
 
-fn write_all(bytes: &[u8]) -> io::Result<()> {
-    let mut output = io::stdout();
-    output.write_all(bytes)?;
-    output.flush()
-}
-
 fn checked(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -103,33 +110,28 @@ fn checked(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-fn attributes() -> io::Result<libc::termios> {
-    let stdin = io::stdin();
+fn attributes(terminal: &File) -> io::Result<libc::termios> {
     // SAFETY: a termios is plain numbers, for which zeros are valid.
     let mut attributes = unsafe { std::mem::zeroed() };
     // SAFETY: writes one termios, which `attributes` has room for.
-    checked(unsafe { libc::tcgetattr(stdin.as_fd().as_raw_fd(), &raw mut attributes) })?;
+    checked(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut attributes) })?;
     Ok(attributes)
 }
 
-fn set_attributes(attributes: &libc::termios) -> io::Result<()> {
-    let stdin = io::stdin();
-    let fd = stdin.as_fd().as_raw_fd();
+fn set_attributes(terminal: &File, attributes: &libc::termios) -> io::Result<()> {
     // SAFETY: reads one termios.
-    checked(unsafe { libc::tcsetattr(fd, libc::TCSAFLUSH, attributes) })
+    checked(unsafe { libc::tcsetattr(terminal.as_raw_fd(), libc::TCSADRAIN, attributes) })
 }
 
-fn size() -> (usize, usize) {
+fn size(terminal: &File) -> (usize, usize) {
     let mut size = libc::winsize {
         ws_row: 0,
         ws_col: 0,
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    let stdout = io::stdout();
-    let fd = stdout.as_fd().as_raw_fd();
     // SAFETY: the request writes one winsize, which `size` has room for.
-    let result = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) };
+    let result = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
     match (result, size.ws_row, size.ws_col) {
         (0, rows @ 1.., columns @ 1..) => (rows.into(), columns.into()),
         _ => USUAL_SIZE,
@@ -139,6 +141,7 @@ fn size() -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
 
     #[test]
     fn frames_fit_the_screen_and_control_nothing() {
@@ -149,5 +152,63 @@ mod tests {
             "cut to two lines of four characters, without the escape"
         );
         assert_eq!(frame("", (2, 4)), "\x1b[H\x1b[J");
+    }
+
+    /// A pseudo terminal: its master, and it.
+    fn pty() -> (File, File) {
+        let (mut master, mut slave) = (0, 0);
+        // SAFETY: writes two descriptors; the null pointers ask for nothing more.
+        let result = unsafe {
+            libc::openpty(
+                &raw mut master,
+                &raw mut slave,
+                std::ptr::null_mut(),
+                std::ptr::null(),
+                std::ptr::null(),
+            )
+        };
+        checked(result).unwrap();
+        // SAFETY: both descriptors are new and nobody else's.
+        [master, slave]
+            .map(|fd| unsafe { File::from_raw_fd(fd) })
+            .into()
+    }
+
+    fn flags(terminal: &File) -> (libc::tcflag_t, libc::cc_t) {
+        let attributes = attributes(terminal).unwrap();
+        (attributes.c_lflag, attributes.c_cc[libc::VSUSP])
+    }
+
+    #[test]
+    fn the_terminal_is_given_back_as_it_was() {
+        let (mut master, slave) = pty();
+        let before = flags(&slave);
+        assert_ne!(before.0 & libc::ICANON, 0);
+        let take = || Terminal::take_over(slave.try_clone().unwrap(), slave.try_clone().unwrap());
+        let mut terminal = take().unwrap();
+        let live = flags(&slave);
+        assert_eq!(live.0 & (libc::ICANON | libc::ECHO), 0);
+        assert_eq!(live.1, libc::_POSIX_VDISABLE);
+        assert_ne!(live.0 & libc::ISIG, 0, "Ctrl-C stays a signal");
+        terminal.show("hello\n").unwrap();
+        drop(terminal);
+        assert_eq!(flags(&slave), before);
+        let mut shown = vec![0; 256];
+        let got = master.read(&mut shown).unwrap();
+        let expected = [ENTER, b"\x1b[Hhello\x1b[K\x1b[J", LEAVE].concat();
+        assert_eq!(shown[..got], expected);
+    }
+
+    #[test]
+    fn q_ends_and_other_keys_do_not() {
+        let (mut master, slave) = pty();
+        let mut terminal = Terminal::take_over(slave.try_clone().unwrap(), slave).unwrap();
+        let mut ends = |keys: &[u8]| {
+            master.write_all(keys).unwrap();
+            terminal.wants_end().unwrap()
+        };
+        assert!(!ends(b"x"));
+        assert!(ends(b"xq"));
+        assert!(ends(b"Q"));
     }
 }

@@ -210,7 +210,7 @@ impl Top<'_> {
             if ended {
                 return Ok(Woken::End);
             }
-            if let Some(terminal) = self.terminal.as_ref().filter(|_| key)
+            if let Some(terminal) = self.terminal.as_mut().filter(|_| key)
                 && terminal.wants_end().map_err(TopError::Terminal)?
             {
                 return Ok(Woken::Key);
@@ -253,7 +253,7 @@ impl Top<'_> {
         }
         let mut text = self.head(&frame, elapsed, unreadable.as_deref());
         text.push_str(&rows_table(&frame.rows, &self.args.sort, false));
-        match &self.terminal {
+        match &mut self.terminal {
             Some(terminal) => terminal.show(&text).map_err(TopError::Terminal),
             None => {
                 let blank = if number > 1 { "\n" } else { "" };

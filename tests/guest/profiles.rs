@@ -1,0 +1,265 @@
+//! vperf's call trees and live view, of programs whose profile is known beforehand.
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::programs::{count, json, text, vperf};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_call_tree_is_the_programs", a_call_tree_is_the_programs),
+    (
+        "a_recording_without_chains_has_no_tree",
+        a_recording_without_chains_has_no_tree,
+    ),
+    (
+        "top_refreshes_with_fresh_counts",
+        top_refreshes_with_fresh_counts,
+    ),
+    ("top_names_the_hot_function", top_names_the_hot_function),
+    ("top_ends_with_its_command", top_ends_with_its_command),
+    (
+        "stat_counts_a_group_over_one_time",
+        stat_counts_a_group_over_one_time,
+    ),
+    (
+        "wrong_arguments_name_the_remedy",
+        wrong_arguments_name_the_remedy,
+    ),
+];
+
+/// A line of the call tree.
+struct Call {
+    depth: u64,
+    name: String,
+    samples: u64,
+    self_samples: u64,
+}
+
+/// The tree of the first event in a report's JSON, from its roots on.
+fn calls(report: &serde_json::Value) -> Option<Vec<Call>> {
+    let calls = report["events"][0]["calls"].as_array()?;
+    let call = |call: &serde_json::Value| {
+        Some(Call {
+            depth: call["depth"].as_u64()?,
+            name: call["name"].as_str()?.to_owned(),
+            samples: call["samples"].as_u64()?,
+            self_samples: call["self_samples"].as_u64()?,
+        })
+    };
+    calls.iter().map(call).collect()
+}
+
+/// What hangs directly from line `at`, without what is too seldom to tell anything: a sample
+/// on the few instructions that set a frame up lacks that frame.
+fn callees(calls: &[Call], at: usize) -> Vec<&Call> {
+    let least = calls[at].samples / 50;
+    calls[at + 1..]
+        .iter()
+        .take_while(|call| call.depth > calls[at].depth)
+        .filter(|call| call.depth == calls[at].depth + 1 && call.samples > least)
+        .collect()
+}
+
+fn ends(call: &Call, function: &str) -> bool {
+    call.name.starts_with("[.]") && call.name.ends_with(&format!("::{function}"))
+}
+
+fn a_call_tree_is_the_programs() -> Outcome {
+    let file = "/tmp/tree.vperf";
+    let output = vperf(&[
+        "record",
+        "-g",
+        "-e",
+        "task-clock",
+        "-o",
+        file,
+        "--",
+        "workload",
+        "tree",
+    ])?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    ensure!(said.contains(" 0 lost"), "records were lost: {said}");
+    let report = vperf(&["report", "-i", file, "--call-graph", "--json"])?;
+    ensure!(report.status.success(), "{}", text(&report.stderr));
+    let report = json(&report.stdout)?;
+    let calls = calls(&report).ok_or_else(|| format!("no calls in {report}"))?;
+    let tree = calls
+        .iter()
+        .position(|call| ends(call, "tree"))
+        .ok_or_else(|| format!("no tree in {report}"))?;
+    // Its caller ends the chain, so above it stand that and the process alone.
+    ensure_eq!(calls[tree].depth, 2, "depth of the tree");
+    ensure!(ends(&calls[tree - 1], "begin"), "{}", calls[tree - 1].name);
+    ensure_eq!(calls[tree - 2].name.as_str(), "workload", "the process");
+    let whole = calls[tree].samples;
+    ensure!(whole >= 100, "{whole} samples say nothing");
+    let [often, seldom] = callees(&calls, tree)[..] else {
+        return Err(format!("not two callees: {report}").into());
+    };
+    ensure!(
+        ends(often, "three_quarters") && ends(seldom, "one_quarter"),
+        "{} and {}",
+        often.name,
+        seldom.name
+    );
+    let mut leaves = 0;
+    for caller in [often, seldom] {
+        let at = calls.iter().position(|call| std::ptr::eq(call, caller));
+        let [leaf] = callees(&calls, at.unwrap_or(0))[..] else {
+            return Err(format!("{} calls not one leaf: {report}", caller.name).into());
+        };
+        ensure!(ends(leaf, "hot_leaf"), "{}", leaf.name);
+        leaves += leaf.samples;
+        ensure!(
+            caller.self_samples * 20 <= caller.samples,
+            "{} does nothing itself, but has {} of {}",
+            caller.name,
+            caller.self_samples,
+            caller.samples
+        );
+        ensure!(
+            leaf.self_samples * 2 > leaf.samples,
+            "the leaf itself has {} of {}",
+            leaf.self_samples,
+            leaf.samples
+        );
+    }
+    ensure!(
+        leaves * 20 >= whole * 19,
+        "the leaf has {leaves} of {whole}"
+    );
+    // Far outside of what chance makes of 100 samples and more.
+    let percent = often.samples * 100 / whole;
+    ensure!(
+        (60..=90).contains(&percent),
+        "{percent} % by the first caller"
+    );
+    let table = vperf(&["report", "-i", file, "--call-graph"])?;
+    ensure!(
+        text(&table.stdout).contains("::three_quarters"),
+        "{}",
+        text(&table.stdout)
+    );
+    let up = vperf(&["report", "-i", file, "--call-graph=up", "--json"])?;
+    let up = json(&up.stdout)?;
+    let up = self::calls(&up).ok_or("no calls from below")?;
+    let leaf = up
+        .iter()
+        .position(|call| ends(call, "hot_leaf") && call.depth == 1);
+    let callers = callees(&up, leaf.ok_or("no leaf from below")?);
+    let names: Vec<&str> = callers.iter().map(|call| call.name.as_str()).collect();
+    ensure!(
+        callers.len() == 2 && ends(callers[0], "three_quarters") && ends(callers[1], "one_quarter"),
+        "the leaf's callers: {names:?}"
+    );
+    Ok(())
+}
+
+fn a_recording_without_chains_has_no_tree() -> Outcome {
+    let file = "/tmp/plain.vperf";
+    let command = ["guest-tests", "mark", "3", "10"];
+    let record = ["record", "-e", "mark=3", "-o", file, "--"];
+    let output = vperf(&[&record[..], &command].concat())?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    for option in ["--call-graph", "--children"] {
+        let output = vperf(&["report", "-i", file, option])?;
+        let said = text(&output.stderr);
+        ensure_eq!(output.status.code(), Some(125), "{option}: {said}");
+        ensure!(said.contains("record -g"), "{said}");
+    }
+    Ok(())
+}
+
+/// The lines of JSON that `vperf top` writes.
+fn frames(args: &[&str]) -> Result<Vec<serde_json::Value>, Box<dyn std::error::Error>> {
+    let output = vperf(&[&["top", "--json"], args].concat())?;
+    let said = text(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{}: {said}", output.status).into());
+    }
+    text(&output.stdout)
+        .lines()
+        .map(|line| json(line.as_bytes()))
+        .collect()
+}
+
+fn top_refreshes_with_fresh_counts() -> Outcome {
+    let marks = "guest-tests mark 5 250; sleep 1; guest-tests mark 5 250";
+    let frames = frames(&["-d", "0.3", "-e", "mark=5", "--", "sh", "-c", marks])?;
+    let samples = |frame: &serde_json::Value| frame["samples"].as_u64().unwrap_or_default();
+    let with_samples = frames.iter().filter(|frame| samples(frame) > 0).count();
+    ensure!(with_samples >= 2, "both bursts in one frame: {frames:?}");
+    // Each mark is in one frame, and in one only.
+    let all: u64 = frames.iter().map(samples).sum();
+    ensure_eq!(all, 500, "samples of all {} frames", frames.len());
+    let lost: u64 = frames.iter().filter_map(|f| f["lost"].as_u64()).sum();
+    ensure_eq!(lost, 0, "lost");
+    Ok(())
+}
+
+fn top_names_the_hot_function() -> Outcome {
+    let workload = ["--", "workload", "hot", "--ms", "60000"];
+    let frames = frames(&[&["-n", "3", "-d", "0.7", "-e", "task-clock"], &workload[..]].concat())?;
+    ensure_eq!(frames.len(), 3, "frames asked for");
+    // The first may be over before the program has begun.
+    for frame in &frames[1..] {
+        let hottest = &frame["rows"][0];
+        ensure!(
+            frame["samples"].as_u64() > Some(0),
+            "an empty frame: {frame}"
+        );
+        let is_hot = |symbol: &str| symbol.contains("hot_three_quarters");
+        ensure!(hottest["symbol"].as_str().is_some_and(is_hot), "{frame}");
+        ensure_eq!(hottest["comm"].as_str(), Some("workload"), "{frame}");
+    }
+    Ok(())
+}
+
+fn top_ends_with_its_command() -> Outcome {
+    let output = vperf(&["top", "-a", "-d", "60", "--", "sh", "-c", "exit 7"])?;
+    ensure_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    ensure!(
+        shown.starts_with("# all CPUs: ") && shown.contains(" lost, throttled 0 times"),
+        "{shown}"
+    );
+    ensure!(shown.contains("SHARE  SAMPLES  COMM"), "{shown}");
+    ensure!(
+        !shown.contains('\x1b'),
+        "no terminal, but its codes: {shown:?}"
+    );
+    Ok(())
+}
+
+fn stat_counts_a_group_over_one_time() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "123"];
+    let group = ["stat", "--json", "-e", "{mark=3,mark=4,exits-user}"];
+    let output = vperf(&[&group[..], &marks].concat())?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let counts = json(&output.stdout)?;
+    ensure_eq!(count(&counts, "mark=3"), Some(123), "{counts}");
+    ensure_eq!(count(&counts, "mark=4"), Some(0), "{counts}");
+    ensure!(count(&counts, "exits-user") >= Some(123), "{counts}");
+    Ok(())
+}
+
+fn wrong_arguments_name_the_remedy() -> Outcome {
+    for (args, remedy) in [
+        (&["record", "--call-graph=dwarf", "true"][..], "fp"),
+        (&["record", "-F", "1000000", "true"], "at most"),
+        (
+            &["record", "-g", "--engine", "batched", "true"],
+            "leave --engine",
+        ),
+        (&["record", "-e", "{mark=1,mark=2}", "true"], "vperf stat"),
+        (&["stat", "-e", "{mark=1", "true"], "{a,b}"),
+        (&["top", "-d", "0", "true"], "0.1"),
+        (&["top", "-e", "mark=1,mark=2", "true"], "one event"),
+    ] {
+        let output = vperf(args)?;
+        let said = text(&output.stderr);
+        ensure_eq!(output.status.code(), Some(125), "{args:?}: {said}");
+        ensure!(said.contains(remedy), "{args:?}: no {remedy:?} in {said}");
+    }
+    Ok(())
+}
