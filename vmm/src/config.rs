@@ -129,7 +129,7 @@ impl TryFrom<&RunArgs> for Config {
         let max_sample_rate = args
             .max_sample_rate
             .or(file.max_sample_rate)
-            .unwrap_or(Limits::default().max_sample_rate);
+            .unwrap_or_else(|| Limits::default().max_sample_rate);
         if max_sample_rate == 0 {
             return Err(ConfigError::SampleRate);
         }

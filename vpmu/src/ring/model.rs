@@ -226,7 +226,7 @@ fn counts_and_times_are_seen_together() {
                 let enabled = shared.enabled.load(Ordering::Relaxed);
                 fence(Ordering::Acquire);
                 let after = shared.lock.load(Ordering::Relaxed);
-                if before == after && before % 2 == 0 {
+                if before == after && before.is_multiple_of(2) {
                     assert_eq!(enabled, count * 10);
                     assert_eq!(count, u64::from(before) / 2, "as of the sequence");
                 }

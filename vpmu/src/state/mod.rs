@@ -301,9 +301,8 @@ impl State {
 
     /// The host gave an event up: says so to the driver, once. Those that it leads stand still.
     fn fail(&mut self, host: &Host<'_>, id: u64, error: io::Error) -> Errno {
-        if let Ok(Some(_)) = self.deactivate(host, id) {
-            log::debug!("event {id} was active");
-        }
+        // It may be active, or gone.
+        let _ = self.deactivate(host, id);
         if let Some(event) = self.events.get_mut(&id)
             && !event.has_failed()
         {
