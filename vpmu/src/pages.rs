@@ -84,7 +84,7 @@ impl<'a> GuestPages<'a> {
             let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at(rest.len().min((PAGE_SIZE - offset) / WORD));
             if now.len() <= SHORT {
-                put_short(&slice, offset, now)?;
+                put_short(slice, offset, now)?;
             } else {
                 let place = slice.offset(offset).map_err(Unwritable::Beyond)?;
                 place.copy_from(now.as_bytes());
@@ -137,9 +137,9 @@ impl Pages for GuestPages<'_> {
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
         // Less than a page, so any integer holds it.
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
-        match &self.current {
+        match self.current {
             Some((held, slice))
-                if *held == position / PAGE
+                if held == position / PAGE
                     && words.len() <= SHORT
                     && offset + size_of_val(words) <= PAGE_SIZE =>
             {
@@ -151,7 +151,7 @@ impl Pages for GuestPages<'_> {
 }
 
 #[inline]
-fn put_short(slice: &VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
+fn put_short(slice: VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
     for (at, &word) in (offset..).step_by(WORD).zip(words) {
         let place = slice.get_atomic_ref::<AtomicU64>(at);
         place

@@ -210,7 +210,10 @@ fn chain(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
     // Told by nobody first, or by another vCPU; at last by its own, who gets everything back.
     let by = input.arbitrary::<bool>()?.then_some(vcpu(input)?);
     rig.vpmu.notify(index_on_bus, by);
-    rig.vpmu.notify(index_on_bus, index_on_bus.checked_sub(QUEUE_VCPU).map(u32::from));
+    rig.vpmu.notify(
+        index_on_bus,
+        index_on_bus.checked_sub(QUEUE_VCPU).map(u32::from),
+    );
     while rig.queues[index].reclaim().is_some() {}
     Ok(())
 }

@@ -197,9 +197,9 @@ impl Record {
         self.words.resize(words.next_power_of_two(), 0);
     }
 
+    /// Leaves room for the header.
     fn begin(&mut self) {
-        self.len = 0;
-        self.push(0);
+        self.len = 1;
     }
 
     /// Bytes so far.

@@ -151,12 +151,13 @@ impl Producer {
             false => (self.head, self.head.wrapping_add(len)),
             true => (self.head.wrapping_sub(len), self.head.wrapping_sub(len)),
         };
-        let mut put = Ok(());
-        if !loss.is_empty() {
-            put = pages.put(start, loss);
+        if !loss.is_empty()
+            && let Err(error) = pages.put(start, loss)
+        {
+            return unwritable(&error);
         }
         let after = start.wrapping_add(size_of_val(loss) as u64);
-        if let Err(error) = put.and_then(|()| pages.put(after, record)) {
+        if let Err(error) = pages.put(after, record) {
             return unwritable(&error);
         }
         let before = self.produced();
