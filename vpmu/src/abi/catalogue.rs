@@ -39,7 +39,7 @@ pub const EXIT_SIGNAL: u64 = 5;
 pub const EXIT_OTHER: u64 = 6;
 
 wire! {
-    /// [`CONTROL_CATALOGUE`].
+    /// [`CONTROL_CATALOGUE`](super::CONTROL_CATALOGUE).
     pub struct CatalogueRequest {
         /// `event` is zero.
         pub header: ControlHeader,

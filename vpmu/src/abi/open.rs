@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::ControlHeader;
 
 wire! {
-    /// [`CONTROL_OPEN`].
+    /// [`CONTROL_OPEN`](super::CONTROL_OPEN).
     pub struct OpenRequest {
         /// `event` is zero.
         pub header: ControlHeader,
@@ -93,7 +93,7 @@ pub const ENGINE_EXIT: u32 = 1;
 pub const ENGINE_BATCHED: u32 = 2;
 
 wire! {
-    /// The answer to [`CONTROL_OPEN`].
+    /// The answer to [`CONTROL_OPEN`](super::CONTROL_OPEN).
     pub struct OpenReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
