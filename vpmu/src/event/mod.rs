@@ -2,27 +2,23 @@
 //! other events.
 
 mod backing;
+mod facts;
 
 use std::io;
 
 use self::backing::Backing;
+pub(crate) use self::facts::{Context, Facts};
 use crate::abi::{
-    ENGINE_BATCHED, KIND_EXITS, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
-    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE,
-    STATE_OFF,
+    ENGINE_BATCHED, KIND_EXITS, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
 };
 use crate::clock::Clock;
 use crate::machine::Machine;
 use crate::period::{Completed, Period};
-use crate::record::{
-    Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
-};
-use crate::ring::{Face, Wakeup};
+use crate::ring::Face;
 use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
 use crate::tasks::Task;
 use crate::throttle::{Allowance, Throttle, Verdict};
 use crate::vcpu::{Need, Vcpu};
-use crate::walk::Wish;
 
 /// What an event's figures come from.
 #[derive(Debug, Clone, Copy)]
@@ -39,98 +35,12 @@ impl Host<'_> {
     }
 }
 
-/// Where an event counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Context {
-    /// On one vCPU, whoever runs there.
-    Vcpu(u32),
-    /// With a task, on the vCPU that the driver last scheduled it in on.
-    Task(Option<u32>),
-}
-
-impl Context {
-    /// Whether events of both may be in one group, or write to one ring. Which task it is, the
-    /// driver alone knows.
-    pub(crate) fn is_like(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::Vcpu(one), Self::Vcpu(other)) => one == other,
-            (Self::Task(_), Self::Task(_)) => true,
-            _ => false,
-        }
-    }
-}
-
 /// An event while it counts.
 #[derive(Debug, Clone, Copy)]
 struct Active {
     vcpu: u32,
     since: u64,
     base: Reading,
-}
-
-/// What never changes about an event.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Facts {
-    pub(crate) id: u64,
-    /// The event whose ring and id its records use: itself, or its parent.
-    pub(crate) owner: u64,
-    pub(crate) kind: u32,
-    pub(crate) config: u64,
-    /// `OPEN_*`.
-    pub(crate) flags: u32,
-    /// What its records hold.
-    pub(crate) layout: Layout,
-    pub(crate) wakeup: Wakeup,
-    /// Most addresses of a call chain.
-    pub(crate) max_stack: u32,
-    /// `ENGINE_*`: what makes its samples.
-    pub(crate) engine: u32,
-    /// The shortest period that its backing keeps: 1 at least.
-    pub(crate) shortest_period: u64,
-}
-
-impl Facts {
-    /// Whether it was opened with a flag of `OPEN_*`.
-    pub(crate) fn has(&self, flag: u32) -> bool {
-        self.flags & flag != 0
-    }
-
-    /// Whether guest user mode, or else kernel mode, is left out.
-    pub(crate) fn excludes(&self, user: bool) -> bool {
-        self.has(if user {
-            OPEN_EXCLUDE_USER
-        } else {
-            OPEN_EXCLUDE_KERNEL
-        })
-    }
-
-    pub(crate) fn excludes_any(&self) -> bool {
-        self.has(OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL)
-    }
-
-    /// What its samples hold of the place where they were taken.
-    pub(crate) fn wish(&self) -> Wish {
-        let layout = &self.layout;
-        let of = |bit, mask| if layout.has(bit) { mask } else { 0 };
-        Wish {
-            chain: layout.has(SAMPLE_CALLCHAIN),
-            exclude_kernel: self.has(OPEN_EXCLUDE_CHAIN_KERNEL),
-            exclude_user: self.has(OPEN_EXCLUDE_CHAIN_USER),
-            max_stack: self.max_stack,
-            regs_user: of(SAMPLE_REGS_USER, layout.regs_user),
-            regs_intr: of(SAMPLE_REGS_INTR, layout.regs_intr),
-            stack_user: if layout.has(SAMPLE_STACK_USER) {
-                layout.stack_user
-            } else {
-                0
-            },
-        }
-    }
-
-    /// Whether it was inherited from another.
-    pub(crate) fn is_child(&self) -> bool {
-        self.owner != self.id
-    }
 }
 
 /// An open event.
