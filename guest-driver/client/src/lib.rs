@@ -35,6 +35,25 @@
 //! # Ok(())
 //! # }
 //! ```
+//! Know where the time went when something odd has happened, by a ring that always holds the
+//! latest samples and their callers:
+//! ```no_run
+//! # fn main() -> Result<(), vpmu_client::Error> {
+//! use vpmu_client::{EventAttr, Record, Vpmu};
+//! let vpmu = Vpmu::open()?;
+//! let attr = vpmu.attr("task-clock")?.sampling(1_000_000).with_call_chains(0);
+//! let event = vpmu.open_event(&EventAttr { backward: true, ..attr })?;
+//! let ring = event.map_overwrite(4)?;
+//! event.enable()?;
+//! // ... until it has happened ...
+//! for record in ring.snapshot()? {
+//!     if let Record::Sample(sample) = record {
+//!         println!("{:x?}", sample.frames());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod attr;
 pub mod catalogue;

@@ -384,4 +384,120 @@ mod tests {
         let told = ring.metadata().unwrap().time_enabled;
         assert!(told > 0 && told <= event.read().unwrap().time_enabled);
     }
+
+    /// The kernel's own clock of tasks, of user mode alone.
+    fn clock(period: u64) -> (PerfPmu, EventAttr) {
+        let pmu = PerfPmu {
+            path: PathBuf::new(),
+            pmu_type: 1,
+        };
+        let attr = EventAttr {
+            exclude_kernel: true,
+            exclude_callchain_kernel: true,
+            ..EventAttr::new(1, 1).sampling(period)
+        };
+        (pmu, attr)
+    }
+
+    fn spin() {
+        let work: u64 = (0..20_000_000u64).map(std::hint::black_box).sum();
+        std::hint::black_box(work);
+    }
+
+    #[test]
+    fn the_kernels_own_groups_read_here_too() {
+        let (pmu, attr) = clock(0);
+        let attr = EventAttr {
+            sample_type: 0,
+            ..attr.reading_group()
+        };
+        let leader = pmu.open_event(&attr).unwrap();
+        let open = EventAttr {
+            disabled: false,
+            ..attr
+        };
+        let member = pmu.open_member(&open, &leader).unwrap();
+        leader.enable_group().unwrap();
+        spin();
+        leader.disable_group().unwrap();
+        for event in [&leader, &member] {
+            let group = event.read_group().unwrap();
+            let ids: Vec<u64> = group.iter().map(|reading| reading.id).collect();
+            assert_eq!(ids, [leader.id().unwrap(), member.id().unwrap()]);
+            assert!(group.iter().all(|reading| reading.value > 0), "{group:?}");
+        }
+        leader.reset_group().unwrap();
+        let group = leader.read_group().unwrap();
+        assert!(group.iter().all(|reading| reading.value == 0), "{group:?}");
+    }
+
+    #[test]
+    fn the_kernels_own_samples_of_everything_are_taken_apart() {
+        // x86's numbers for the stack pointer and the instruction pointer.
+        const SP: u32 = 7;
+        const IP: u32 = 8;
+        let (pmu, attr) = clock(100_000);
+        let attr = attr
+            .with_call_chains(8)
+            .with_user_registers(1 << SP | 1 << IP)
+            .with_user_stack(64);
+        let attr = EventAttr {
+            sample_type: attr.sample_type | crate::attr::SAMPLE_READ,
+            sample_id_all: true,
+            ..attr
+        };
+        let event = pmu.open_event(&attr).unwrap();
+        let mut ring = event.map(3).unwrap();
+        event.enable().unwrap();
+        spin();
+        event.disable().unwrap();
+        let mut samples = 0;
+        for record in ring.records() {
+            let sample = match record.unwrap() {
+                Record::Sample(sample) => sample,
+                Record::Throttle(throttle) | Record::Unthrottle(throttle) => {
+                    let who = throttle.who.unwrap();
+                    assert_eq!(who.pid, std::process::id());
+                    continue;
+                }
+                record => panic!("{record:?}"),
+            };
+            samples += 1;
+            let registers = sample.user_registers.as_ref().unwrap();
+            assert_eq!(registers.get(IP), Some(sample.ip));
+            assert!(registers.get(SP) > Some(0));
+            assert_eq!(sample.user_stack.len(), 64);
+            let innermost = sample.frames()[0];
+            assert_eq!((innermost.ip, innermost.user), (sample.ip, true));
+            assert!(sample.frames().len() <= 8);
+            assert_eq!(sample.counts.len(), 1);
+            assert_eq!(sample.counts[0].id, sample.id);
+        }
+        assert!(samples > 0);
+    }
+
+    #[test]
+    fn the_kernels_own_backward_ring_holds_the_latest() {
+        let (pmu, attr) = clock(20_000);
+        let attr = EventAttr {
+            backward: true,
+            ..attr
+        };
+        let event = pmu.open_event(&attr).unwrap();
+        let ring = event.map_overwrite(0).unwrap();
+        event.enable().unwrap();
+        spin();
+        event.disable().unwrap();
+        let records = ring.snapshot().unwrap();
+        let times: Vec<u64> = records
+            .iter()
+            .filter_map(|record| match record {
+                Record::Sample(sample) => Some(sample.time),
+                _ => None,
+            })
+            .collect();
+        // 56 bytes each: a page holds 73 of them.
+        assert!(!times.is_empty() && times.len() <= 73, "{}", times.len());
+        assert!(times.is_sorted(), "the oldest first");
+    }
 }

@@ -50,21 +50,20 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Adds a sample that stands for `weight`: `path` leads from a root to the function that
-    /// it lies in, or from that to whoever began.
-    pub(crate) fn add(&mut self, path: impl IntoIterator<Item = String>, weight: u64) {
+    /// it lies in, or from that to whoever began; the sample lies in the `own`th on it.
+    pub(crate) fn add(&mut self, path: Vec<String>, own: usize, weight: u64) {
         self.weight = self.weight.saturating_add(weight);
         let mut parent = None;
-        for name in path {
+        for (index, name) in path.into_iter().enumerate() {
             let at = self.child(parent, name);
             let node = &mut self.nodes[at];
             node.samples += 1;
             node.weight = node.weight.saturating_add(weight);
+            if index == own {
+                node.self_samples += 1;
+                node.self_weight = node.self_weight.saturating_add(weight);
+            }
             parent = Some(at);
-        }
-        if let Some(last) = parent {
-            let node = &mut self.nodes[last];
-            node.self_samples += 1;
-            node.self_weight = node.self_weight.saturating_add(weight);
         }
     }
 
@@ -139,10 +138,10 @@ mod tests {
     fn callers_hold_what_they_call() {
         let mut tree = Tree::default();
         for _ in 0..3 {
-            tree.add(path("p main often leaf"), 10);
+            tree.add(path("p main often leaf"), 3, 10);
         }
-        tree.add(path("p main seldom leaf"), 9);
-        tree.add(path("p main"), 1);
+        tree.add(path("p main seldom leaf"), 3, 9);
+        tree.add(path("p main"), 1, 1);
         let lines: Vec<String> = tree
             .calls()
             .iter()
@@ -174,7 +173,7 @@ mod tests {
     #[test]
     fn recursion_is_a_line_for_each_call() {
         let mut tree = Tree::default();
-        tree.add(vec!["f".to_owned(); 200], 1);
+        tree.add(vec!["f".to_owned(); 200], 0, 1);
         let calls = tree.calls();
         assert_eq!(calls.len(), 200);
         assert!(calls.iter().all(|call| call.samples == 1));

@@ -56,25 +56,6 @@ impl From<&Sample> for Spot {
     }
 }
 
-/// The places of a sample's call chain, the innermost first; without a chain the sample's own.
-pub(crate) fn chain(sample: &Sample) -> Vec<Spot> {
-    let here = Spot::from(sample);
-    let modes = [(&sample.8.0, false), (&sample.8.1, true)];
-    let mut spots = Vec::new();
-    for (addresses, user) in modes {
-        for (index, &address) in addresses.iter().enumerate() {
-            // Callers are told by where they go on: the call itself, which may be the last
-            // of its function, lies before that.
-            let ip = address.saturating_sub(u64::from(index > 0));
-            spots.push(Spot { ip, user, ..here });
-        }
-    }
-    if spots.is_empty() {
-        spots.push(here);
-    }
-    spots
-}
-
 /// Gives names to what a recording holds as numbers.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
@@ -96,6 +77,36 @@ impl<'a> Names<'a> {
             kernel,
             programs,
         }
+    }
+
+    /// The places of a sample's call chain, the innermost first; without a chain the sample's
+    /// own. It ends where it leads out of what the process can execute: there somebody has
+    /// kept no frame pointer, and what follows was never a call.
+    pub(crate) fn chain(&self, sample: &Sample) -> Vec<Spot> {
+        let here = Spot::from(sample);
+        let mut spots = Vec::new();
+        for (addresses, user) in [(&sample.8.0, false), (&sample.8.1, true)] {
+            for (index, &address) in addresses.iter().enumerate() {
+                // Callers are told by where they go on: the call itself, which may be the
+                // last of its function, lies before that.
+                let ip = address.saturating_sub(u64::from(index > 0));
+                let spot = Spot { ip, user, ..here };
+                if index > 0 && user && !self.can_be_code(&spot) {
+                    break;
+                }
+                spots.push(spot);
+            }
+        }
+        if spots.is_empty() {
+            spots.push(here);
+        }
+        spots
+    }
+
+    /// Not if it is known what the process can execute, and this is no part of it.
+    fn can_be_code(&self, spot: &Spot) -> bool {
+        let process = self.process(spot);
+        process.is_none_or(|process| process.maps.is_empty()) || map(process, spot).is_some()
     }
 
     /// The name in the sense of `key`.

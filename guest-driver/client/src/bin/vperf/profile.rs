@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::calls::{Call, Direction, Tree, share};
 use crate::data::{EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle};
-use crate::names::{Key, Names, Spot, chain, name};
+use crate::names::{Key, Names, Spot, name};
 use crate::symbols::Programs;
 
 /// What a profile shall show beside where the samples lie.
@@ -124,16 +124,22 @@ impl Recording {
         let mut tree = Tree::default();
         let samples = || self.samples.iter().filter(|sample| sample.0 == index);
         for sample in samples() {
+            let spots = names.chain(sample);
             let mut cells = |spot: &Spot| -> Vec<String> {
                 keys.iter().map(|&key| names.of(spot, key)).collect()
             };
             sums.add(cells(&Spot::from(sample)), sample.6);
-            let spots = chain(sample);
             if view.children {
                 sums.add_callers(spots.iter().map(&mut cells).collect(), sample.6);
             }
             if let Some(direction) = view.calls {
-                tree.add(path(spots, direction, names), sample.6);
+                let path = path(spots, direction, names);
+                let own = match direction {
+                    Direction::Down => path.len().saturating_sub(1),
+                    // Right after the process.
+                    Direction::Up => 1,
+                };
+                tree.add(path, own, sample.6);
             }
         }
         let lost = self.lost.iter().filter(|lost| lost.event == index);
@@ -362,6 +368,7 @@ mod tests {
     fn chains() -> Recording {
         let mut recording = recording();
         recording.samples.clear();
+        // 0x9000 is no code: what wrote it there kept no frame pointer.
         let mut sample = |kernel: &[u64], user: &[u64], period| {
             let is_user = kernel.is_empty();
             let ip = if is_user { user[0] } else { kernel[0] };
@@ -370,7 +377,7 @@ mod tests {
                 0, ip, 7, 7, 250, 1, period, is_user, chain,
             )));
         };
-        sample(&[], &[0x2100, 0x1180], 600);
+        sample(&[], &[0x2100, 0x1180, 0x9000, 0x1300], 600);
         sample(&[], &[0x2108, 0x2000], 200);
         sample(&[0xf010], &[0x1190], 200);
         recording

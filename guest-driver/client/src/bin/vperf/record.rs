@@ -18,8 +18,9 @@ use crate::workload::WorkloadError;
 /// memory, and from there to a file, which `vperf report` shows. Records for which a ring
 /// had no room are counted: then give it more pages (-m) or sample more seldom (-c).
 ///
-/// With -g each sample also tells who called: as far as programs keep frame pointers (Rust:
-/// -C force-frame-pointers=yes, C: -fno-omit-frame-pointer), and the kernel does.
+/// With -g each sample also tells who called, as far as frame pointers are kept (Rust:
+/// -C force-frame-pointers=yes, C: -fno-omit-frame-pointer). Few distributions build their
+/// kernel so: of such a kernel the innermost function alone is known.
 ///
 /// Examples:
 ///   vperf record -- make -j2

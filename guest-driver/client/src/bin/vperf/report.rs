@@ -169,7 +169,7 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
         }
         text.push('\n');
         match &profile.calls {
-            Some(calls) => text.push_str(&to_tree(calls, args.least)),
+            Some(calls) => text.push_str(&to_tree(calls, args)),
             None => text.push_str(&rows_table(&profile.rows, &args.sort, args.children)),
         }
         text.push('\n');
@@ -211,22 +211,33 @@ pub(crate) fn rows_table(rows: &[Row], keys: &[Key], children: bool) -> String {
     table(&columns, &lines)
 }
 
-/// Calls below `least` percent are left out, and so is what hangs from them: it has no more.
-fn to_tree(calls: &[Call], least: f64) -> String {
-    let mut rows = vec![["CHILDREN", "SELF", "CALLS"].map(String::from).to_vec()];
-    let shown = calls.iter().filter(|call| call.percent >= least);
+/// Calls below the least share are left out, and so is what hangs from them: it has no more.
+fn to_tree(calls: &[Call], args: &ReportArgs) -> String {
+    // From below a sample lies in the first function of each path: there is no other share.
+    let up = args.call_graph == Some(Direction::Up);
+    let heads: &[&str] = if up {
+        &["SHARE", "CALLED FROM"]
+    } else {
+        &["CHILDREN", "SELF", "CALLS"]
+    };
+    let mut rows = vec![heads.iter().map(|&head| head.to_owned()).collect()];
+    let shown = calls.iter().filter(|call| call.percent >= args.least);
     rows.extend(shown.map(|call| {
-        vec![
-            format!("{:.2}%", call.percent),
-            format!("{:.2}%", call.self_percent),
-            format!("{}{}", "  ".repeat(call.depth), call.name),
-        ]
+        let mut cells = vec![format!("{:.2}%", call.percent)];
+        if !up {
+            cells.push(format!("{:.2}%", call.self_percent));
+        }
+        cells.push("  ".repeat(call.depth) + &call.name);
+        cells
     }));
     let left_out = calls.len() + 1 - rows.len();
-    let mut text = table(&[Align::Right, Align::Right, Align::Left], &rows);
+    let mut columns = vec![Align::Right; heads.len() - 1];
+    columns.push(Align::Left);
+    let mut text = table(&columns, &rows);
     if left_out > 0 {
         text.push_str(&format!(
-            "({left_out} calls with less than {least}% each are left out)\n"
+            "({left_out} calls with less than {}% each are left out)\n",
+            args.least
         ));
     }
     text
@@ -325,14 +336,20 @@ mod tests {
             call(1, "[k] rare", 0.25, 0.25),
         ];
         assert_eq!(
-            to_tree(&calls, 0.5),
+            to_tree(&calls, &args(&[])),
             "CHILDREN    SELF  CALLS\n\
              \u{20}100.00%   0.00%  workload\n\
              \u{20} 99.75%  24.75%    [.] main\n\
              \u{20} 75.00%  75.00%      [.] leaf\n\
              (1 calls with less than 0.5% each are left out)\n"
         );
-        assert!(to_tree(&calls, 0.0).contains("rare"));
+        let all = ReportArgs {
+            least: 0.0,
+            call_graph: Some(Direction::Up),
+            ..args(&[])
+        };
+        let up = to_tree(&calls, &all);
+        assert!(up.contains("rare") && !up.contains("SELF"), "{up}");
     }
 
     #[test]
