@@ -226,7 +226,11 @@ impl State {
     /// Whose record it would be that an event wrote now.
     pub(crate) fn origin(&self, host: &Host<'_>, event: &Event) -> Origin {
         let vcpu = event.placed_on().unwrap_or(0);
-        let task = event.task.unwrap_or_else(|| self.output.running(vcpu));
+        let task = match event.context {
+            Context::Vcpu(_) => self.output.running(vcpu),
+            // Nobody's, if its task has never run.
+            Context::Task(_) => event.task.unwrap_or_default(),
+        };
         Origin {
             pid: task.pid,
             tid: task.tid,

@@ -42,6 +42,16 @@ fn the_counts_of_a_child_are_written_as_it_closes() {
 }
 
 #[test]
+fn a_child_that_never_ran_names_nobody() {
+    let mut rig = Rig::new();
+    rig.runs(0, 41, 42);
+    let (parent, child) = family(&mut rig, OPEN_INHERIT_STAT, 0);
+    let mut ring = rig.map(parent, 1);
+    rig.close(child).expect("closed");
+    assert_eq!(ring.raw()[0].words, [0, 0]);
+}
+
+#[test]
 fn counts_are_written_only_where_they_are_asked_for() {
     let mut rig = Rig::new();
     let (parent, child) = family(&mut rig, 0, 0);

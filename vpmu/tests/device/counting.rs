@@ -217,6 +217,20 @@ fn the_queue_of_another_vcpu_is_refused() {
 }
 
 #[test]
+fn what_is_pinned_is_pinned_at_the_host() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    rig.open(&open_of(kind, config, 0)).expect("open");
+    assert_eq!(rig.world.pinned(), 0);
+    let pinned = OpenRequest {
+        flags: OPEN_PINNED.into(),
+        ..open_of(kind, config, 0)
+    };
+    rig.open(&pinned).expect("open");
+    assert_eq!(rig.world.pinned(), 1);
+}
+
+#[test]
 fn a_lost_backing_is_an_event_in_error() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;

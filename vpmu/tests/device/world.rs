@@ -36,6 +36,7 @@ struct FakeCounter {
     reading: Reading,
     period: u64,
     frequency: bool,
+    pinned: bool,
     left: u64,
     overflows: Overflows,
 }
@@ -74,6 +75,16 @@ impl World {
             counter.frequency.then_some(counter.period)
         });
         frequencies.collect()
+    }
+
+    /// How many counters fail rather than share.
+    pub(crate) fn pinned(&self) -> usize {
+        let counters = self.counters.lock().expect("no panic");
+        let pinned = counters.iter().filter(|counter| {
+            let counter = counter.lock().expect("no panic");
+            counter.pinned
+        });
+        pinned.count()
     }
 
     /// The calling thread is now this one, as far as the device can tell.
@@ -273,6 +284,7 @@ impl Source for FakeSource {
                     ..
                 })
             ),
+            pinned: what.pinned,
             left: period,
             overflows: Overflows::default(),
         }));
