@@ -1,0 +1,170 @@
+//! Callers, to the last address.
+
+use super::*;
+
+#[test]
+fn a_programs_callers() {
+    let guest = Guest::new();
+    let fp = USTACK + 0x100;
+    guest.user_frame(fp, fp + 0x40, 0x1111);
+    guest.user_frame(fp + 0x40, fp + 0x80, 0x2222);
+    guest.user_frame(fp + 0x80, 0, 0x3333);
+    let cpu = guest.in_user(UTEXT, fp);
+    assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222, 0x3333]);
+    let most = |max_stack| {
+        let wish = Wish { max_stack, ..CHAIN };
+        guest.capture(&cpu, &wish).chain().to_vec()
+    };
+    assert_eq!(most(2), [USER, UTEXT, 0x1111]);
+    assert_eq!(most(1), [USER, UTEXT]);
+    let out = Wish {
+        exclude_user: true,
+        ..CHAIN
+    };
+    assert!(guest.capture(&cpu, &out).chain().is_empty());
+    let kernel_out = Wish {
+        exclude_kernel: true,
+        ..CHAIN
+    };
+    assert_eq!(guest.capture(&cpu, &kernel_out).chain().len(), 5);
+}
+
+#[test]
+fn callers_of_32_bit_code() {
+    let mut guest = Guest::new();
+    guest.map(0x80_0000, 0x20_0000 | P | U, 0, P | U);
+    guest.user_word(USTACK + 0x100, 0x80_0200 | 0x1111 << 32);
+    guest.user_word(USTACK + 0x200, 0x2222 << 32);
+    // What lies above 32 bits is no part of its registers.
+    let mut cpu = guest.in_user(UTEXT, 7 << 32 | 0x80_0100);
+    cpu.code64 = false;
+    assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222]);
+    let regs = Wish {
+        regs_user: 1 << IP,
+        ..Wish::default()
+    };
+    let capture = guest.capture(&cpu, &regs);
+    assert_eq!(
+        capture.regs_user(),
+        Some(Regs {
+            abi: 1,
+            values: &[UTEXT]
+        })
+    );
+}
+
+#[test]
+fn frames_in_a_circle_end_at_the_limit() {
+    let guest = Guest::new();
+    let fp = USTACK + 0x100;
+    guest.user_frame(fp, fp, 0x1111);
+    let chain = guest.chain(&guest.in_user(UTEXT, fp));
+    assert_eq!(chain.len(), 1 + 127);
+    assert!(chain[2..].iter().all(|&caller| caller == 0x1111));
+}
+
+#[test]
+fn a_programs_frame_pointer_into_the_kernel_reads_nothing() {
+    let guest = Guest::new();
+    guest.kernel_frame(KSTACK + 0x100, 0, 0x5ec2e7);
+    let cpu = guest.in_user(UTEXT, KSTACK + 0x100);
+    assert_eq!(guest.chain(&cpu), [USER, UTEXT]);
+    let wish = Wish {
+        stack_user: 64,
+        ..CHAIN
+    };
+    assert_eq!(guest.capture(&cpu, &wish).stack(), Some(&[][..]));
+}
+
+#[test]
+fn the_kernels_callers_then_the_programs() {
+    let guest = Guest::new();
+    let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
+    guest.kernel_frame(fp, fp + 0x20, TEXT + 0x111);
+    // The outermost frame of the kernel's ends where the saved registers begin.
+    guest.kernel_frame(fp + 0x20, SAVED, TEXT + 0x222);
+    guest.user_frame(USTACK + 0x100, 0, 0x1111);
+    guest.save_task(UTEXT, USTACK + 0x100, 0x33);
+    let cpu = guest.in_kernel(TEXT, fp, sp);
+    let kernel = [KERNEL, TEXT, TEXT + 0x111, TEXT + 0x222];
+    let user = [USER, UTEXT, 0x1111];
+    assert_eq!(guest.chain(&cpu), [&kernel[..], &user].concat());
+
+    let part = |exclude_kernel, exclude_user| {
+        let wish = Wish {
+            exclude_kernel,
+            exclude_user,
+            ..CHAIN
+        };
+        guest.capture(&cpu, &wish).chain().to_vec()
+    };
+    assert_eq!(part(false, true), kernel);
+    assert_eq!(part(true, false), user);
+    assert!(part(true, true).is_empty());
+
+    // Both share the limit, and its marks are beyond it.
+    let wish = Wish {
+        max_stack: 4,
+        ..CHAIN
+    };
+    let chain = guest.capture(&cpu, &wish);
+    assert_eq!(chain.chain(), [&kernel[..], &user[..2]].concat());
+    let wish = Wish {
+        max_stack: 3,
+        ..CHAIN
+    };
+    let chain = guest.capture(&cpu, &wish);
+    assert_eq!(chain.chain(), [&kernel[..], &user[..1]].concat());
+}
+
+#[test]
+fn a_kernel_frame_lies_on_the_stack_rises_and_returns_to_code() {
+    let guest = Guest::new();
+    let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
+    let chain = |bp| {
+        let wish = Wish {
+            exclude_user: true,
+            ..CHAIN
+        };
+        let cpu = guest.in_kernel(TEXT, bp, sp);
+        guest.capture(&cpu, &wish).chain()[1..].to_vec()
+    };
+    guest.kernel_frame(fp, sp, TEXT + 0x111);
+    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next does not rise");
+    guest.kernel_frame(fp, fp, TEXT + 0x111);
+    assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "nor does itself");
+    for caller in [0, UTEXT, KSTACK + 0x100, TEXT + 0x1000, 1 << 55] {
+        guest.kernel_frame(fp, fp + 0x20, caller);
+        assert_eq!(chain(fp), [TEXT], "{caller:#x} is no code of the kernel's");
+    }
+    guest.kernel_frame(sp - 0x10, 0, TEXT + 0x111);
+    guest.kernel_frame(fp + 4, 0, TEXT + 0x111);
+    for wrong in [sp - 0x10, fp + 4, SAVED - 8, SAVED + 8, 0, USTACK, u64::MAX] {
+        assert_eq!(chain(wrong), [TEXT], "{wrong:#x} is no frame");
+    }
+    guest.kernel_frame(SAVED - 16, 0, TEXT + 0x111);
+    assert_eq!(
+        chain(SAVED - 16),
+        [TEXT, TEXT + 0x111],
+        "the last that fits"
+    );
+}
+
+#[test]
+fn code_is_what_no_level_forbids_to_run() {
+    for level in 0..4 {
+        let guest = Guest::new();
+        let fp = KSTACK + 0x3010;
+        guest.kernel_frame(fp, 0, TEXT + 0x111);
+        let mut table = 0x1000;
+        for above in (level..4).rev() {
+            let at = table + (TEXT >> (12 + above * 9) & 511) * 8;
+            if above == level {
+                guest.put(at, guest.get(at) | NX);
+            }
+            table = guest.get(at) & 0x000f_ffff_ffff_f000;
+        }
+        let cpu = guest.in_kernel(TEXT, fp, fp);
+        assert_eq!(guest.chain(&cpu), [KERNEL, TEXT], "level {level}");
+    }
+}

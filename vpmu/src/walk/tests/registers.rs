@@ -1,0 +1,162 @@
+//! Registers and stacks, and whose they are.
+
+use super::*;
+
+#[test]
+fn without_saved_registers_there_is_no_program() {
+    let guest = Guest::new();
+    let sp = KSTACK + 0x3000;
+    let everything = Wish {
+        regs_user: 1 << IP,
+        regs_intr: 1 << IP,
+        stack_user: 64,
+        ..CHAIN
+    };
+    let look = |sp, user_regs| {
+        let cpu = guest.in_kernel(TEXT, 0, sp);
+        let mut capture = Capture::default();
+        let regs = GuestRegs {
+            ip: TEXT,
+            user: false,
+        };
+        let cpu = Some(cpu);
+        capture.take(&guest.memory, &Place { regs, cpu }, user_regs, &everything);
+        capture
+    };
+    guest.save_task(UTEXT, 0, 0x33);
+    let there = look(sp, SAVED);
+    assert_eq!(there.chain(), [KERNEL, TEXT, USER, UTEXT]);
+    assert_eq!(
+        (abi(there.regs_user()), there.stack().map(<[u8]>::len)),
+        (2, Some(64))
+    );
+    // A kernel thread; between two tasks; below the stack pointer; unaligned; beyond the stack;
+    // not present; anything at all.
+    for (sp, user_regs) in [
+        (sp, 0),
+        (KSTACK - 8, SAVED),
+        (SAVED + 8, SAVED),
+        (sp, SAVED + 4),
+        (sp, KSTACK + 0x4000 - 8),
+        (0x7000_0000, 0x7000_0100),
+        (u64::MAX, u64::MAX - 7),
+    ] {
+        let capture = look(sp, user_regs);
+        assert_eq!(capture.chain(), [KERNEL, TEXT], "{sp:#x} {user_regs:#x}");
+        assert_eq!((capture.regs_user(), capture.stack()), (None, None));
+        assert_eq!(
+            capture.regs_intr(),
+            Some(Regs {
+                abi: 2,
+                values: &[TEXT]
+            })
+        );
+    }
+    // The kernel was entered from itself.
+    guest.save_task(TEXT, 0, 0x10);
+    assert_eq!(look(sp, SAVED).chain(), [KERNEL, TEXT]);
+    // From 32-bit code.
+    guest.save_task(UTEXT, 0, 0x23);
+    assert_eq!(abi(look(sp, SAVED).regs_user()), 1);
+}
+
+#[test]
+fn registers_in_perfs_order() {
+    let guest = Guest::new();
+    guest.save_task(UTEXT, 0x5004, 0x33);
+    let mut cpu = guest.in_kernel(TEXT, 0, KSTACK + 0x3000);
+    for (number, register) in (0x6000..).zip(&mut cpu.general) {
+        if *register == 0 {
+            *register = number;
+        }
+    }
+    let mask = 0xff_0fff;
+    let wish = Wish {
+        regs_user: mask,
+        regs_intr: mask,
+        ..Wish::default()
+    };
+    let capture = guest.capture(&cpu, &wish);
+    // AX to R15 from struct pt_regs, whose words count down from R15.
+    let saved = [
+        0x500a,
+        0x5005,
+        0x500b,
+        0x500c,
+        0x500d,
+        0x500e,
+        0x5004,
+        USTACK + 0x3f00,
+        UTEXT,
+        0x5012,
+        0x33,
+        0x5014,
+        0x5009,
+        0x5008,
+        0x5007,
+        0x5006,
+        0x5003,
+        0x5002,
+        0x5001,
+        0x5000,
+    ];
+    assert_eq!(values(capture.regs_user()), saved);
+    let at: Vec<u64> = (0..24)
+        .filter(|number| mask >> number & 1 != 0)
+        .map(|number| cpu.general[number])
+        .collect();
+    assert_eq!(values(capture.regs_intr()), at);
+    assert!(capture.chain().is_empty());
+
+    // In user mode they are the same.
+    cpu.user = true;
+    let capture = guest.capture(&cpu, &wish);
+    assert_eq!(values(capture.regs_user()), at);
+}
+
+#[test]
+fn the_stack_ends_with_its_last_page() {
+    let guest = Guest::new();
+    let sp = USTACK + 0x4000 - 24;
+    for word in 0..3 {
+        guest.user_word(sp + word * 8, word + 1);
+    }
+    let cpu = guest.in_user(UTEXT, sp);
+    let stack = |stack_user| {
+        let wish = Wish {
+            stack_user,
+            ..Wish::default()
+        };
+        let capture = guest.capture(&cpu, &wish);
+        capture.stack().expect("a program").to_vec()
+    };
+    let all = [1_u64, 2, 3].map(u64::to_le_bytes).concat();
+    assert_eq!(stack(16), all[..16]);
+    assert_eq!(stack(24), all);
+    assert_eq!(stack(65_528), all);
+}
+
+#[test]
+fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
+    let guest = Guest::new();
+    let everything = Wish {
+        regs_user: 1,
+        regs_intr: 1,
+        stack_user: 8,
+        ..CHAIN
+    };
+    let mut capture = guest.capture(&guest.in_user(UTEXT, 0), &everything);
+    let regs = GuestRegs {
+        ip: TEXT,
+        user: false,
+    };
+    let cpu = None;
+    capture.take(&guest.memory, &Place { regs, cpu }, SAVED, &everything);
+    assert_eq!(capture.chain(), [KERNEL, TEXT]);
+    assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
+    assert_eq!(capture.stack(), None);
+    // As do modes that are not walked.
+    let mut cpu = guest.in_user(UTEXT, USTACK);
+    cpu.efer = 0;
+    assert_eq!(guest.chain(&cpu), [USER, UTEXT]);
+}
