@@ -1,0 +1,77 @@
+use super::*;
+
+#[test]
+fn modifiers_exclude_the_other_mode() {
+    let attr = EventAttr::new(0, 0);
+    let user = attr.clone().modified("u").unwrap();
+    assert!(user.exclude_kernel && !user.exclude_user);
+    let kernel = attr.clone().modified("k").unwrap();
+    assert!(kernel.exclude_user && !kernel.exclude_kernel);
+    assert_eq!(attr.clone().modified("uk").unwrap(), attr);
+    for wrong in ["", "uu", "x", "ux", "uku"] {
+        assert_eq!(
+            attr.clone().modified(wrong),
+            Err(AttrError::Modifier(wrong.into()))
+        );
+    }
+}
+
+#[test]
+fn the_kernels_form_keeps_every_field() {
+    let raw = EventAttr {
+        inherit: true,
+        enable_on_exec: true,
+        exclude_user: true,
+        ..EventAttr::new(9, 7).sampling(5).wakeup_every(3)
+    }
+    .to_raw();
+    assert_eq!((raw.type_, raw.config), (9, 7));
+    assert_eq!(raw.size as usize, size_of::<perf_event_attr>());
+    assert_eq!(
+        (raw.sample_type, raw.read_format),
+        (SAMPLE_DEFAULT, FORMAT_ALL)
+    );
+    assert_eq!(
+        (raw.disabled(), raw.inherit(), raw.enable_on_exec()),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (raw.exclude_user(), raw.exclude_kernel(), raw.watermark()),
+        (1, 0, 0)
+    );
+}
+
+#[test]
+fn what_a_sample_shall_hold_is_asked_for() {
+    let attr = EventAttr {
+        sample_id_all: true,
+        backward: true,
+        pinned: true,
+        inherit_stat: true,
+        exclude_callchain_user: true,
+        ..EventAttr::new(9, 7)
+            .sampling_at(999)
+            .with_call_chains(30)
+            .with_user_registers(0x3)
+            .with_registers(0x100)
+            .with_user_stack(512)
+            .reading_group()
+    };
+    let raw = attr.to_raw();
+    let more = SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_REGS_INTR | SAMPLE_STACK_USER;
+    assert_eq!(raw.sample_type, SAMPLE_DEFAULT | more);
+    assert_eq!(raw.read_format, FORMAT_ALL | FORMAT_GROUP);
+    assert_eq!((raw.freq(), raw.sample_max_stack), (1, 30));
+    assert_eq!((raw.sample_regs_user, raw.sample_regs_intr), (0x3, 0x100));
+    assert_eq!(raw.sample_stack_user, 512);
+    assert_eq!(
+        (raw.sample_id_all(), raw.write_backward(), raw.pinned()),
+        (1, 1, 1)
+    );
+    assert_eq!(raw.inherit_stat(), 1);
+    assert_eq!(
+        (raw.exclude_callchain_user(), raw.exclude_callchain_kernel()),
+        (1, 0)
+    );
+    assert_eq!(EventAttr::new(9, 7).sampling(5).to_raw().freq(), 0);
+}
