@@ -1,0 +1,130 @@
+//! A guest of two instructions in ring 3: it counts in its memory and makes no exit of its own.
+
+use std::io;
+
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, SyncReg, VcpuFd, VmFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vpmu::{GuestRegs, Registers};
+
+/// Guest memory, mapped one to one and open to ring 3.
+pub(crate) const MEMORY: usize = 0x40_0000;
+const PML4: u64 = 0x1000;
+const PROGRAM: u64 = 0x8000;
+const COUNT: u64 = 0x9000;
+/// `again: inc qword [rdi]; jmp again`
+const LOOP: [u8; 5] = [0x48, 0xff, 0x07, 0xeb, 0xfb];
+
+/// The machine; its fields drop in this order.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) vcpu: VcpuFd,
+    _vm: VmFd,
+    pub(crate) memory: GuestMemoryMmap,
+}
+
+fn system(error: kvm_ioctls::Error) -> io::Error {
+    io::Error::from_raw_os_error(error.errno())
+}
+
+impl Guest {
+    /// A vCPU about to loop.
+    pub(crate) fn new(kvm: &Kvm) -> io::Result<Self> {
+        let memory =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).map_err(io::Error::other)?;
+        write(&memory).map_err(io::Error::other)?;
+        let vm = kvm.create_vm().map_err(system)?;
+        vm.set_tss_address(0xfffb_d000).map_err(system)?;
+        let host = memory
+            .get_host_address(GuestAddress(0))
+            .map_err(io::Error::other)?;
+        let region = kvm_userspace_memory_region {
+            memory_size: MEMORY as u64,
+            userspace_addr: host as u64,
+            ..Default::default()
+        };
+        // SAFETY: the whole of a mapping that the guest owns and drops after the VM.
+        unsafe { vm.set_user_memory_region(region) }.map_err(system)?;
+        let mut vcpu = vm.create_vcpu(0).map_err(system)?;
+        let mut sregs = vcpu.get_sregs().map_err(system)?;
+        ring_3(&mut sregs);
+        vcpu.set_sregs(&sregs).map_err(system)?;
+        let regs = kvm_regs {
+            rip: PROGRAM,
+            rdi: COUNT,
+            rflags: 2,
+            ..Default::default()
+        };
+        vcpu.set_regs(&regs).map_err(system)?;
+        for set in [SyncReg::Register, SyncReg::SystemRegister] {
+            vcpu.set_sync_valid_reg(set);
+        }
+        Ok(Self {
+            vcpu,
+            _vm: vm,
+            memory,
+        })
+    }
+
+    /// How often it went round.
+    pub(crate) fn count(&self) -> u64 {
+        self.memory.read_obj(GuestAddress(COUNT)).unwrap_or(0)
+    }
+}
+
+/// The program, and tables that map the first 4 MiB.
+fn write(memory: &GuestMemoryMmap) -> Result<(), vm_memory::GuestMemoryError> {
+    const OPEN: u64 = 0b111;
+    const LARGE: u64 = 1 << 7;
+    memory.write_slice(&LOOP, GuestAddress(PROGRAM))?;
+    for (at, entry) in [
+        (PML4, (PML4 + 0x1000) | OPEN),
+        (PML4 + 0x1000, (PML4 + 0x2000) | OPEN),
+        (PML4 + 0x2000, LARGE | OPEN),
+        (PML4 + 0x2008, 0x20_0000 | LARGE | OPEN),
+    ] {
+        memory.write_obj(entry, GuestAddress(at))?;
+    }
+    Ok(())
+}
+
+/// Flat 64-bit segments of ring 3, paging on.
+fn ring_3(sregs: &mut kvm_sregs) {
+    let data = kvm_segment {
+        limit: u32::MAX,
+        selector: 0x1b,
+        type_: 3,
+        present: 1,
+        dpl: 3,
+        db: 1,
+        s: 1,
+        g: 1,
+        ..Default::default()
+    };
+    sregs.cs = kvm_segment {
+        selector: 0x23,
+        type_: 11,
+        db: 0,
+        l: 1,
+        ..data
+    };
+    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+    sregs.cr0 = 0x8005_0033;
+    sregs.cr3 = PML4;
+    sregs.cr4 = 0x620;
+    sregs.efer = 0x501;
+}
+
+/// Where the vCPU came out, as KVM left it in the run page.
+#[derive(Debug)]
+pub(crate) struct Exited<'a>(pub(crate) &'a VcpuFd);
+
+impl Registers for Exited<'_> {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        let both = self.0.sync_regs();
+        Some(GuestRegs {
+            ip: both.regs.rip,
+            user: both.sregs.ss.dpl == 3,
+        })
+    }
+}

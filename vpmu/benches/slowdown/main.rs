@@ -1,0 +1,324 @@
+//! How much slower a guest runs while it samples itself, by number of events and by engine.
+//!
+//! Another VMM than ours carries the device here: a vCPU that loops in ring 3 on this machine's
+//! `/dev/kvm`, its clock sampled at 1 kHz by 1, 6 and 10 events at once. Slices with and without
+//! sampling alternate in one run, and each is compared with its neighbours: whole runs drift on a
+//! machine that others use too. Speed is rounds of the loop per CPU time of the vCPU's thread, which
+//! holds the interrupts that sampling costs and not what other programs take.
+//!
+//! The same events on a thread that runs no guest, taken by nobody, are what the host itself needs.
+
+#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
+
+mod driver;
+mod guest;
+
+use std::fs;
+use std::hint::black_box;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::Kvm;
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT, KIND_SOFTWARE};
+use vpmu::host::PerfSource;
+use vpmu::source::{Engine, Rate, Request, Sampling};
+use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Source, Vpmu};
+
+use driver::Driver;
+use guest::{Exited, Guest};
+
+const EVENTS: [u64; 3] = [1, 6, 10];
+const SLICE: Duration = Duration::from_millis(50);
+/// Slices with sampling, each between two without.
+const SLICES: usize = 24;
+const DRAIN_EVERY: Duration = Duration::from_millis(10);
+/// A record of IP, TID and TIME.
+const RECORD: u64 = 32;
+
+/// What the threads of one bench share.
+#[derive(Debug, Default)]
+struct Shared {
+    draining: AtomicBool,
+    /// The slice that is to end has ended.
+    slices: AtomicU64,
+    over: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Host(Arc<Shared>);
+
+impl Machine for Host {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn reports_guest_ips(&self) -> bool {
+        true
+    }
+
+    fn draining(&self, wanted: bool) {
+        self.0.draining.store(wanted, Ordering::Relaxed);
+    }
+}
+
+/// One stretch of running.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slice {
+    /// Rounds per nanosecond of CPU time.
+    speed: f64,
+    /// Returns from the run call that ended no slice.
+    returns: u64,
+    samples: u64,
+}
+
+/// Slices without sampling, and between each two of them one with.
+#[derive(Debug)]
+struct Run {
+    without: Vec<Slice>,
+    with: Vec<Slice>,
+}
+
+impl Run {
+    /// Takes slices of `one`, told whether to sample.
+    fn of(mut one: impl FnMut(bool) -> io::Result<Slice>) -> io::Result<Self> {
+        let mut run = Self {
+            without: vec![one(false)?],
+            with: Vec::new(),
+        };
+        for _ in 0..SLICES {
+            run.with.push(one(true)?);
+            run.without.push(one(false)?);
+        }
+        Ok(run)
+    }
+
+    /// Percent that each sampled slice was slower than its neighbours, least first.
+    fn slowdowns(&self) -> Vec<f64> {
+        let mut all: Vec<f64> = self
+            .with
+            .iter()
+            .zip(self.without.windows(2))
+            .map(|(with, without)| {
+                let beside = (without[0].speed + without[1].speed) / 2.0;
+                100.0 * (1.0 - with.speed / beside)
+            })
+            .collect();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    fn print(&self, what: &str, events: u64) {
+        let slowdowns = self.slowdowns();
+        let at = |quarter: usize| slowdowns[(slowdowns.len() - 1) * quarter / 4];
+        let samples: u64 = self.with.iter().map(|slice| slice.samples).sum();
+        let returns: u64 = self.with.iter().map(|slice| slice.returns).sum();
+        print!(
+            "{what:<8} {events:>2} x 1 kHz: {:>6.2} % slower (quartiles {:.2} to {:.2})",
+            at(2),
+            at(1),
+            at(3),
+        );
+        if samples > 0 {
+            print!(
+                ", {samples} samples, {:.3} returns from the run call for each",
+                returns as f64 / samples as f64
+            );
+        }
+        println!();
+    }
+}
+
+fn main() -> ExitCode {
+    // As benches of other harnesses have it, a name narrows down what runs.
+    let mut names = std::env::args().skip(1).filter(|arg| !arg.starts_with('-'));
+    if names.next().is_some_and(|name| !"slowdown".contains(&name)) {
+        return ExitCode::SUCCESS;
+    }
+    if !Path::new("/dev/kvm").exists() {
+        println!("slowdown: not measured, this machine has no /dev/kvm");
+        return ExitCode::SUCCESS;
+    }
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("slowdown: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+fn measure() -> io::Result<()> {
+    register_signal_handler(SIGRTMIN(), ignore)?;
+    let module = ["kvm_intel", "kvm_amd", "kvm_pvm"]
+        .into_iter()
+        .find(|name| Path::new("/sys/module").join(name).exists())
+        .unwrap_or("of unknown kind");
+    let cpus = fs::read_to_string("/proc/cpuinfo")?;
+    let model = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .map_or("", |name| name.trim_start_matches([' ', '\t', ':']));
+    println!("slowdown of a ring-3 loop on /dev/kvm ({module}), {model}");
+    for events in EVENTS {
+        host_alone(events)?.print("host", events);
+        for (name, engine) in [("batched", ENGINE_BATCHED), ("exit", ENGINE_EXIT)] {
+            guest(events, engine)?.print(name, events);
+        }
+    }
+    println!("host: the same events on a thread without a guest, their records taken by nobody");
+    Ok(())
+}
+
+/// A guest's run; this thread keeps the time and collects, as an event loop would.
+fn guest(events: u64, engine: u32) -> io::Result<Run> {
+    let kvm = Kvm::new().map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+    let shared = Arc::new(Shared::default());
+    let settings = Settings {
+        vcpus: 1,
+        tsc_khz: 1_000_000,
+        limits: Limits::default(),
+        engines: Engines::Auto,
+    };
+    let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
+    let host = Arc::new(Host(Arc::clone(&shared)));
+    let vpmu = Vpmu::new(settings, host, Box::new(source)).map_err(io::Error::other)?;
+    let vpmu = Arc::new(vpmu);
+    let vcpu = {
+        let (vpmu, shared) = (Arc::clone(&vpmu), Arc::clone(&shared));
+        thread::spawn(move || {
+            let ran = run_slices(&kvm, &vpmu, &shared, events, engine);
+            shared.over.store(true, Ordering::Release);
+            ran
+        })
+    };
+    let (mut slice, mut until) = (0, Instant::now() + SLICE);
+    while !shared.over.load(Ordering::Acquire) {
+        thread::sleep(DRAIN_EVERY.min(until.saturating_duration_since(Instant::now())));
+        if shared.draining.load(Ordering::Relaxed) {
+            vpmu.drain();
+        }
+        let begun = shared.slices.load(Ordering::Acquire);
+        if begun != slice {
+            (slice, until) = (begun, Instant::now() + SLICE);
+        } else if Instant::now() >= until {
+            // Again if it was lost on the way into the guest. Who has ended needs none.
+            let _ = vcpu.kill(SIGRTMIN());
+            until = Instant::now() + Duration::from_millis(1);
+        }
+    }
+    vcpu.join()
+        .map_err(|_| io::Error::other("the vCPU's thread panicked"))?
+}
+
+/// On the vCPU's thread: everything that a driver and a VMM do there.
+fn run_slices(
+    kvm: &Kvm,
+    vpmu: &Arc<Vpmu>,
+    shared: &Shared,
+    events: u64,
+    engine: u32,
+) -> io::Result<Run> {
+    let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
+    let mut guest = Guest::new(kvm)?;
+    vpmu.attach(0, 0).map_err(io::Error::other)?;
+    let mut driver = Driver::new(vpmu, &guest.memory)?;
+    driver.open(events, engine)?;
+    let run = Run::of(|sample| {
+        if sample {
+            driver.turn(true)?;
+        }
+        let before = (guest.count(), clock.thread_time().unwrap_or(0));
+        let returns = run_slice(vpmu, shared, &mut guest)?;
+        let rounds = guest.count() - before.0;
+        let spent = clock.thread_time().unwrap_or(0) - before.1;
+        if sample {
+            driver.turn(false)?;
+        }
+        Ok(Slice {
+            speed: rounds as f64 / spent as f64,
+            returns,
+            samples: driver.read_rings()? / RECORD,
+        })
+    })?;
+    driver.close()?;
+    Ok(run)
+}
+
+/// Runs the guest for a slice; returns from the run call but for the last.
+fn run_slice(vpmu: &Vpmu, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
+    shared.slices.fetch_add(1, Ordering::Release);
+    let end = Instant::now() + SLICE;
+    let mut returns = 0;
+    loop {
+        vpmu.enter(0);
+        match guest.vcpu.run() {
+            Err(error) if error.errno() == libc::EINTR => {}
+            Err(error) => return Err(io::Error::from_raw_os_error(error.errno())),
+            Ok(exit) => return Err(io::Error::other(format!("the guest left: {exit:?}"))),
+        }
+        vpmu.leave(0, ExitReason::Signal, &mut Exited(&guest.vcpu));
+        if Instant::now() >= end {
+            return Ok(returns);
+        }
+        returns += 1;
+    }
+}
+
+/// The same events on a thread that loops by itself.
+fn host_alone(events: u64) -> io::Result<Run> {
+    let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
+    let request = Request {
+        kind: KIND_SOFTWARE,
+        config: 0,
+        sampling: Some(Sampling {
+            rate: Rate::Period(1_000_000),
+            engine: Engine::Batched,
+        }),
+        exclude_user: false,
+        exclude_kernel: false,
+        pinned: false,
+    };
+    let mut counters = (0..events)
+        .map(|_| source.open(&request, source.thread()))
+        .collect::<io::Result<Vec<_>>>()?;
+    Run::of(|sample| {
+        if sample {
+            counters
+                .iter_mut()
+                .try_for_each(|counter| counter.start())?;
+        }
+        let before = source.thread_time().unwrap_or(0);
+        let end = Instant::now() + SLICE;
+        let mut rounds = 0_u64;
+        while Instant::now() < end {
+            for round in 0..1000_u64 {
+                black_box(round);
+            }
+            rounds += 1000;
+        }
+        let spent = source.thread_time().unwrap_or(0) - before;
+        if sample {
+            counters.iter_mut().try_for_each(|counter| counter.stop())?;
+        }
+        Ok(Slice {
+            speed: rounds as f64 / spent as f64,
+            ..Slice::default()
+        })
+    })
+}
