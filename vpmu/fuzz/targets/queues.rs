@@ -22,8 +22,8 @@ use std::sync::atomic::Ordering;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress};
-use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::Descriptor;
@@ -35,6 +35,57 @@ use crate::world::{At, Nowhere};
 const ARENA: u64 = 0x20_0000;
 const ARENA_PAGES: u64 = 32;
 const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
+
+/// A vCPU whose registers are the driver's choice, its page tables among them.
+#[derive(Debug)]
+struct Full(CpuState);
+
+impl Registers for Full {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        let CpuState { general, user, .. } = self.0;
+        Some(GuestRegs {
+            ip: general[8],
+            user,
+        })
+    }
+
+    fn state(&mut self) -> Option<CpuState> {
+        Some(self.0)
+    }
+}
+
+fn full(input: &mut Unstructured<'_>) -> Result<Full> {
+    let mut general = [0; GENERAL_REGS];
+    for register in &mut general[..10] {
+        *register = number(input)?;
+    }
+    Ok(Full(CpuState {
+        general,
+        user: input.arbitrary()?,
+        code64: input.ratio(3, 4)?,
+        // Long mode mostly, with tables where rings are.
+        cr0: u64::from(input.ratio(9, 10)?) << 31,
+        cr3: page(input.int_in_range(0..=3)?),
+        cr4: u64::from(input.ratio(9, 10)?) << 5 | u64::from(input.ratio(1, 4)?) << 12,
+        efer: u64::from(input.ratio(9, 10)?) << 10,
+    }))
+}
+
+/// Tables that lead to tables: the first entries of some pages.
+fn tables(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
+    for table in 0..input.int_in_range(1..=6)? {
+        let flags = input.int_in_range(0..=0xff_u64)?;
+        let entry = match input.int_in_range(0..=7)? {
+            0 => input.arbitrary()?,
+            _ => page(table + 1) | flags | 1,
+        };
+        let slot = 8 * input.int_in_range(0..=1)?;
+        rig.memory
+            .write_obj(entry, GuestAddress(page(table) + slot))
+            .expect("in memory");
+    }
+    Ok(())
+}
 
 fn page(number: u64) -> u64 {
     ARENA + number % ARENA_PAGES * 2 * PAGE_SIZE as u64
@@ -220,7 +271,7 @@ fn chain(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
 
 fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
     while !input.is_empty() {
-        match input.int_in_range(0..=12)? {
+        match input.int_in_range(0..=14)? {
             0..=3 => control(rig, input)?,
             4..=6 => commands(rig, input)?,
             7 => {
@@ -253,6 +304,13 @@ fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
                 rig.memory
                     .store(number(input)?, tail, Ordering::Release)
                     .expect("in memory");
+            }
+            12 => tables(rig, input)?,
+            13 => {
+                let (vcpu, mut regs) = (vcpu(input)?, full(input)?);
+                rig.vpmu.leave(vcpu, ExitReason::Mmio, &mut regs);
+                rig.vpmu.mark(vcpu, 5, &mut regs);
+                rig.vpmu.enter(vcpu);
             }
             _ => match input.int_in_range(0..=9)? {
                 0 => rig.activate(input.arbitrary::<u64>()? & 7 | 1 << 32),
