@@ -1,0 +1,219 @@
+//! A ring in memory and its reader: quick, slow, absent or a liar, as the tests have it.
+
+mod properties;
+mod rules;
+
+use std::sync::atomic::Ordering;
+
+use vm_memory::Bytes;
+
+use super::producer::{DATA_HEAD, DATA_TAIL};
+use super::*;
+use crate::record::{Layout, Origin, TYPE_LOST};
+
+const META: u64 = 0x4000;
+const MEMORY: usize = 0x40000;
+/// Set in the type of this module's records; the rest of it is the record's number.
+const NUMBERED: u32 = 1 << 31;
+
+const FORWARD: Manner = Manner {
+    writable: true,
+    backward: false,
+};
+const BACKWARD: Manner = Manner {
+    backward: true,
+    ..FORWARD
+};
+const OVERWRITE: Manner = Manner {
+    writable: false,
+    ..FORWARD
+};
+
+/// The record with this number: `len` bytes that follow from it.
+fn numbered(number: u32, len: usize) -> Vec<u64> {
+    let size = u16::try_from(len).expect("a record's length");
+    let header = u64::from(NUMBERED | number) | u64::from(size) << 48;
+    let body = (1..len as u64 / 8).map(|word| header.wrapping_mul(word));
+    std::iter::once(header)
+        .chain(body)
+        .map(u64::to_le)
+        .collect()
+}
+
+/// A ring, its memory and its reader.
+struct Rig {
+    memory: GuestMemoryMmap,
+    ring: Ring,
+    wakeup: Wakeup,
+    pages: Vec<GuestAddress>,
+    manner: Manner,
+    tail: u64,
+    produced: u32,
+    /// Numbers of the records read, oldest first.
+    read: Vec<u32>,
+    lost: u64,
+}
+
+impl Rig {
+    fn new(data_pages: u64, manner: Manner, wakeup: Wakeup) -> Self {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
+        // Neither in order nor together, as a guest's pages are.
+        let pages: Vec<_> = std::iter::once(GuestAddress(META))
+            .chain((0..data_pages).map(|page| GuestAddress(0x3e000 - page * 0x2000)))
+            .collect();
+        let clock = Clock::new(1_000_000).expect("ticks");
+        let ring = Ring::new(&memory, &pages, manner, clock).expect("laid");
+        Self {
+            memory,
+            ring,
+            wakeup,
+            pages,
+            manner,
+            tail: 0,
+            produced: 0,
+            read: Vec::new(),
+            lost: 0,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        (self.pages.len() as u64 - 1) * PAGE
+    }
+
+    /// Produces records of these lengths in one session.
+    fn burst(&mut self, lens: &[usize]) -> Vec<Outcome> {
+        let (layout, origin) = (Layout::default(), Origin::default());
+        let author = author(&layout, &origin, self.wakeup);
+        let mut session = self.ring.session(&self.memory).expect("memory");
+        lens.iter()
+            .map(|&len| {
+                self.produced += 1;
+                session.write(&numbered(self.produced, len), &author)
+            })
+            .collect()
+    }
+
+    fn produce(&mut self, len: usize) -> Outcome {
+        self.burst(&[len])[0]
+    }
+
+    fn flush(&mut self) -> bool {
+        let (layout, origin) = (Layout::default(), Origin::default());
+        let author = author(&layout, &origin, self.wakeup);
+        self.ring.flush(&self.memory, &author)
+    }
+
+    fn head(&self) -> u64 {
+        let head = GuestAddress(META + DATA_HEAD as u64);
+        self.memory.load(head, Ordering::Acquire).expect("memory")
+    }
+
+    fn set_tail(&self, tail: u64) {
+        let at = GuestAddress(META + DATA_TAIL as u64);
+        self.memory
+            .store(tail, at, Ordering::Release)
+            .expect("memory");
+    }
+
+    fn raw(&self, position: u64) -> u64 {
+        let data = self.pages.len() as u64 - 1;
+        let page = usize::try_from(position / PAGE % data).expect("an index");
+        let at = GuestAddress(self.pages[1 + page].0 + position % PAGE);
+        self.memory.read_obj(at).expect("memory")
+    }
+
+    fn word(&self, position: u64) -> u64 {
+        u64::from_le(self.raw(position))
+    }
+
+    fn words(&self, position: u64, len: u64) -> Vec<u64> {
+        (0..len / 8)
+            .map(|word| self.raw(position.wrapping_add(word * 8)))
+            .collect()
+    }
+
+    /// The record at `position`: its number, or how many were lost; and its size, `room` at most.
+    fn record(&self, position: u64, room: u64) -> (Result<u32, u64>, u64) {
+        let header = self.word(position);
+        let size = header >> 48;
+        assert!(size >= 8 && size.is_multiple_of(8) && size <= room, "torn");
+        let kind = u32::try_from(header & 0xffff_ffff).expect("32 bits");
+        if kind == TYPE_LOST {
+            return (Err(self.word(position.wrapping_add(16))), size);
+        }
+        let number = kind & !NUMBERED;
+        let len = usize::try_from(size).expect("small");
+        assert!(self.words(position, size) == numbered(number, len), "torn");
+        (Ok(number), size)
+    }
+
+    /// Reads at most `records` records and moves the tail past them; backwards, all there are.
+    fn consume(&mut self, records: usize) {
+        let head = self.head();
+        if self.manner.backward {
+            let mut newest_first = Vec::new();
+            let mut at = head;
+            while at != self.tail {
+                let (record, size) = self.record(at, self.tail.wrapping_sub(at));
+                newest_first.push(record);
+                at = at.wrapping_add(size);
+            }
+            newest_first.reverse();
+            newest_first
+                .into_iter()
+                .for_each(|record| self.found(record));
+            self.tail = head;
+        } else {
+            for _ in 0..records {
+                if self.tail == head {
+                    break;
+                }
+                let (record, size) = self.record(self.tail, head - self.tail);
+                self.found(record);
+                self.tail += size;
+            }
+        }
+        self.set_tail(self.tail);
+    }
+
+    fn found(&mut self, record: Result<u32, u64>) {
+        match record {
+            Ok(number) => self.read.push(number),
+            Err(lost) => self.lost += lost,
+        }
+    }
+
+    /// Reads to the end, and finds every record there or counted as lost.
+    fn settle(&mut self) {
+        self.set_tail(self.tail);
+        self.consume(usize::MAX);
+        self.flush();
+        self.consume(usize::MAX);
+        assert_eq!(
+            self.read.len() as u64 + self.lost,
+            u64::from(self.produced),
+            "each is written or lost"
+        );
+        let rising = self.read.windows(2).all(|two| two[0] < two[1]);
+        assert!(rising, "in order");
+    }
+
+    /// Whether anything outside the ring's pages was written.
+    fn is_clean_outside(&self) -> bool {
+        (0..MEMORY as u64).step_by(PAGE_SIZE).all(|start| {
+            let mut bytes = [0; PAGE_SIZE];
+            self.memory
+                .read_slice(&mut bytes, GuestAddress(start))
+                .expect("memory");
+            self.pages.contains(&GuestAddress(start)) || bytes.iter().all(|&byte| byte == 0)
+        })
+    }
+}
+
+fn author<'a>(layout: &'a Layout, origin: &'a Origin, wakeup: Wakeup) -> Author<'a> {
+    Author {
+        layout,
+        origin,
+        wakeup,
+    }
+}

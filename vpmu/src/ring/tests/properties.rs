@@ -1,0 +1,161 @@
+//! What holds for records of any length, rings of any size and readers of any speed or honesty.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Produce(Vec<usize>),
+    Consume(usize),
+    Lie(u64),
+    Pause(bool),
+}
+
+/// Lengths of records: mostly short ones, now and then any there can be.
+fn lens() -> impl Strategy<Value = Vec<usize>> {
+    let len = prop_oneof![
+        8 => (1_usize..12).prop_map(|words| words * 8),
+        2 => (1_usize..600).prop_map(|words| words * 8),
+        1 => (1_usize..=8191).prop_map(|words| words * 8),
+    ];
+    prop::collection::vec(len, 1..60)
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => lens().prop_map(Step::Produce),
+        4 => (0_usize..100).prop_map(Step::Consume),
+        1 => any::<u64>().prop_map(Step::Lie),
+        1 => (0_u64..40_000).prop_map(Step::Lie),
+        1 => any::<bool>().prop_map(Step::Pause),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn written_and_lost_are_what_was_produced(
+        steps in steps(), power in 0_u32..5, backward in any::<bool>(),
+    ) {
+        let manner = Manner { writable: true, backward };
+        let mut rig = Rig::new(1 << power, manner, Wakeup::Page);
+        for step in steps {
+            match step {
+                Step::Produce(lens) => {
+                    let outcomes = rig.burst(&lens);
+                    prop_assert_eq!(outcomes.len(), lens.len());
+                }
+                Step::Consume(n) => rig.consume(n),
+                Step::Pause(paused) => rig.ring.pause(paused),
+                // A tail that may be believed would let unread records be overwritten: the
+                // liar's own loss. One that cannot be must stop the writer.
+                Step::Lie(tail) => {
+                    let ahead = tail.wrapping_sub(rig.head());
+                    if ahead.wrapping_add(1 << 32) >= 1 << 33 {
+                        rig.set_tail(tail);
+                    }
+                }
+            }
+        }
+        rig.ring.pause(false);
+        rig.settle();
+        prop_assert!(rig.is_clean_outside());
+    }
+
+    #[test]
+    fn no_tail_makes_it_write_elsewhere(
+        steps in steps(), power in 0_u32..5, data in any::<bool>(),
+        writable in any::<bool>(), backward in any::<bool>(),
+    ) {
+        let manner = Manner { writable, backward };
+        let mut rig = Rig::new(if data { 1 << power } else { 0 }, manner, Wakeup::Page);
+        for step in steps {
+            match step {
+                Step::Produce(lens) => { rig.burst(&lens); }
+                Step::Consume(n) => rig.set_tail(n as u64),
+                Step::Pause(paused) => rig.ring.pause(paused),
+                Step::Lie(tail) => rig.set_tail(tail),
+            }
+        }
+        prop_assert!(rig.is_clean_outside());
+    }
+
+    #[test]
+    fn an_overwritten_ring_holds_the_newest(bursts in prop::collection::vec(lens(), 1..20), power in 0_u32..5) {
+        for backward in [false, true] {
+            let manner = Manner { writable: false, backward };
+            let mut rig = Rig::new(1 << power, manner, Wakeup::Page);
+            // Where each record written lies, its number and size.
+            let (mut written, mut head) = (Vec::new(), 0_u64);
+            let mut lost_by = 0;
+            for lens in &bursts {
+                let first = rig.produced + 1;
+                for ((number, &len), outcome) in (first..).zip(lens).zip(rig.burst(lens)) {
+                    let fits = len as u64 + if lost_by > 0 { 24 } else { 0 } <= rig.size();
+                    prop_assert_eq!(outcome.written, fits, "only what is longer than the ring is lost");
+                    if !fits {
+                        lost_by += 1;
+                        continue;
+                    }
+                    let lost = if std::mem::take(&mut lost_by) > 0 { 24 } else { 0 };
+                    let all = lost + len as u64;
+                    let at = if backward { head.wrapping_sub(all) } else { head };
+                    head = if backward { at } else { at + all };
+                    written.push((number, at.wrapping_add(lost), len as u64));
+                }
+                prop_assert_eq!(rig.head(), head);
+            }
+            let size = rig.size();
+            for &(number, at, len) in written.iter().rev() {
+                let end = at.wrapping_add(len);
+                let age = if backward { end.wrapping_sub(head) } else { head - at };
+                if age > size {
+                    break;
+                }
+                prop_assert_eq!(rig.record(at, len), (Ok(number), len));
+            }
+            if backward {
+                // A reader that knows the head alone finds the same, newest first.
+                let (mut at, mut found) = (head, Vec::new());
+                while at != 0 && at.wrapping_sub(head) < size {
+                    let room = size - at.wrapping_sub(head);
+                    if rig.word(at) >> 48 > room {
+                        break;
+                    }
+                    let (record, len) = rig.record(at, room);
+                    found.extend(record.ok());
+                    at = at.wrapping_add(len);
+                }
+                let whole = written.iter().rev().take_while(|(_, at, len)| {
+                    at.wrapping_add(*len).wrapping_sub(head) <= size
+                });
+                prop_assert_eq!(found, whole.map(|&(number, ..)| number).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn wakeups_by_records_and_bytes(
+        every in 1_u32..300, produced in 1_usize..2000, backward in any::<bool>(),
+    ) {
+        let manner = Manner { writable: false, backward };
+        for (wakeup, grown) in [
+            (Wakeup::Records(every), produced as u64),
+            (Wakeup::Bytes(every), produced as u64 * 16),
+            (Wakeup::Page, produced as u64 * 16),
+        ] {
+            let mut rig = Rig::new(8, manner, wakeup);
+            let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
+            // Several marks crossed by one record are one wakeup.
+            let expected = match wakeup {
+                Wakeup::Bytes(1..16) => produced as u64,
+                Wakeup::Page => grown / PAGE,
+                _ => grown / u64::from(every),
+            };
+            prop_assert_eq!(wakes, expected);
+        }
+    }
+}

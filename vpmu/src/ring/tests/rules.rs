@@ -1,0 +1,184 @@
+//! The rules of a ring, one by one.
+
+use super::*;
+use crate::abi::Metadata;
+use crate::record::SAMPLE_TIME;
+use crate::ring::face::{CAP_USER_TIME, CAPABILITIES};
+
+#[test]
+fn an_absent_reader_loses_all_but_the_first_fill() {
+    for manner in [FORWARD, BACKWARD] {
+        let mut rig = Rig::new(1, manner, Wakeup::Page);
+        for _ in 0..1000 {
+            rig.produce(16);
+        }
+        rig.settle();
+        assert_eq!((rig.read.len(), rig.lost), (4096 / 16, 1000 - 256));
+    }
+}
+
+#[test]
+fn the_first_loss_wakes_a_reader_whose_mark_lies_beyond_the_ring() {
+    for wakeup in [Wakeup::Records(1_000_000), Wakeup::Bytes(1 << 20)] {
+        let mut rig = Rig::new(1, FORWARD, wakeup);
+        let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
+        assert_eq!(woke, [257], "{wakeup:?}");
+        // Told of that loss by its record, the reader is woken for the next.
+        rig.consume(usize::MAX);
+        let woke: Vec<_> = (1..=1000).filter(|_| rig.produce(16).wake).collect();
+        assert_eq!(woke, [255], "{wakeup:?}, 24 bytes less");
+        rig.settle();
+    }
+}
+
+#[test]
+fn without_data_pages_nothing_is_written() {
+    for manner in [FORWARD, OVERWRITE] {
+        let mut rig = Rig::new(0, manner, Wakeup::Page);
+        assert_eq!(rig.produce(16), Outcome::default());
+        assert!(!rig.flush());
+        assert!(rig.is_clean_outside());
+    }
+}
+
+#[test]
+fn a_burst_moves_the_head_once() {
+    let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
+    let (layout, origin) = (Layout::default(), Origin::default());
+    let author = author(&layout, &origin, Wakeup::Page);
+    let at = GuestAddress(META + DATA_HEAD as u64);
+    let head = || -> u64 { rig.memory.load(at, Ordering::Acquire).expect("memory") };
+    let mut session = rig.ring.session(&rig.memory).expect("memory");
+    for number in 1..=3 {
+        assert!(session.write(&numbered(number, 16), &author).written);
+        assert_eq!(head(), 0);
+    }
+    drop(session);
+    assert_eq!(head(), 48);
+}
+
+#[test]
+fn while_paused_records_are_lost_and_nobody_is_woken() {
+    for manner in [FORWARD, BACKWARD, OVERWRITE] {
+        let mut rig = Rig::new(1, manner, Wakeup::Records(1));
+        rig.produce(16);
+        rig.ring.pause(true);
+        for _ in 0..5 {
+            assert_eq!(rig.produce(16), Outcome::default());
+        }
+        assert!(!rig.flush());
+        rig.consume(usize::MAX);
+        assert_eq!((rig.read.as_slice(), rig.lost), (&[1][..], 0));
+        rig.ring.pause(false);
+        assert!(rig.produce(16).written);
+        rig.consume(usize::MAX);
+        assert_eq!((rig.read.as_slice(), rig.lost), (&[1, 7][..], 5));
+    }
+}
+
+#[test]
+fn a_note_that_does_not_fit_is_no_loss() {
+    let mut rig = Rig::new(1, FORWARD, Wakeup::Records(1));
+    let (layout, origin) = (Layout::default(), Origin::default());
+    rig.produce(4080);
+    let note = numbered(99, 24);
+    let author = author(&layout, &origin, Wakeup::Records(1));
+    let refused = rig.ring.note(&rig.memory, &note, &author);
+    assert_eq!(refused, Outcome::default());
+    rig.consume(usize::MAX);
+    let written = rig.ring.note(&rig.memory, &note, &author);
+    assert!(written.written && !written.wake, "no sample to count");
+    rig.consume(usize::MAX);
+    assert_eq!((rig.read.as_slice(), rig.lost), (&[1, 99][..], 0));
+}
+
+#[test]
+fn events_that_share_a_ring_keep_their_own_marks() {
+    let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
+    let mut wakes = Vec::new();
+    for turn in 0..12 {
+        rig.wakeup = [Wakeup::Records(2), Wakeup::Bytes(64)][turn % 2];
+        wakes.push(rig.produce(16).wake);
+    }
+    // Every second record of the one; every 64 bytes of both, told when the other writes.
+    let by_records = [false, true, false, true, false, true];
+    let by_bytes = [false, true, false, true, false, true];
+    assert_eq!(
+        wakes.iter().step_by(2).copied().collect::<Vec<_>>(),
+        by_records
+    );
+    assert_eq!(
+        wakes[1..].iter().step_by(2).copied().collect::<Vec<_>>(),
+        by_bytes
+    );
+}
+
+#[test]
+fn a_loss_is_told_in_the_name_of_the_next_to_write() {
+    let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
+    rig.ring.lose(3);
+    let layout = Layout {
+        sample_type: SAMPLE_TIME,
+        sample_id_all: true,
+        ..Layout::default()
+    };
+    let origin = Origin {
+        id: 5,
+        time: 77,
+        ..Origin::default()
+    };
+    let author = author(&layout, &origin, Wakeup::Page);
+    rig.ring.write(&rig.memory, &numbered(1, 16), &author);
+    let words: Vec<_> = (0..4).map(|word| rig.word(word * 8)).collect();
+    assert_eq!(words, [u64::from(TYPE_LOST) | 32 << 48, 5, 3, 77]);
+    assert_eq!(rig.record(32, 16), (Ok(1), 16));
+}
+
+#[test]
+fn the_metadata_page_shows_counts_between_two_even_sequences() {
+    let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
+    rig.ring.show(
+        &rig.memory,
+        &Face {
+            count: 11,
+            time_enabled: 22,
+            time_running: 21,
+            growing_since: Some(5),
+        },
+    );
+    let page: Metadata = {
+        let mut bytes = [0; size_of::<Metadata>()];
+        rig.memory
+            .read_slice(&mut bytes, GuestAddress(META))
+            .expect("memory");
+        zerocopy::transmute!(bytes)
+    };
+    assert_eq!(page.lock.get(), 2);
+    assert_eq!(page.index.get(), 0);
+    assert_eq!(page.pmc_width.get(), 64);
+    assert_eq!(page.offset.get(), 11);
+    assert_eq!(page.time_enabled.get(), 22);
+    assert_eq!(page.time_running.get(), 21);
+    assert_eq!(page.time_offset.get(), 5_u64.wrapping_neg());
+    assert_eq!(page.capabilities.get() & CAP_USER_TIME, CAP_USER_TIME);
+    assert_eq!(page.data_offset.get(), 4096);
+    assert_eq!(page.data_size.get(), 4096);
+    rig.ring.show(
+        &rig.memory,
+        &Face {
+            count: 12,
+            time_enabled: 22,
+            time_running: 21,
+            growing_since: None,
+        },
+    );
+    let capabilities: u64 = rig
+        .memory
+        .read_obj(GuestAddress(META + CAPABILITIES as u64))
+        .expect("memory");
+    assert_eq!(
+        capabilities & CAP_USER_TIME,
+        0,
+        "a count that stands still has no time to add"
+    );
+}
