@@ -19,8 +19,7 @@ pub(crate) struct Found {
     pub(crate) period: u64,
 }
 
-/// Overflows that have been taken from the host and not been written yet. As many as host rings
-/// hold, at most: each drain takes what stands there and writes all but the newest.
+/// Overflows that have been taken from the host and not been written yet.
 #[derive(Debug)]
 pub(crate) struct Merge {
     held: BinaryHeap<Entry>,
@@ -81,6 +80,11 @@ impl Merge {
     /// Forgets the overflows of an event.
     pub(crate) fn forget(&mut self, event: u64) {
         self.held.retain(|entry| entry.found.event != event);
+    }
+
+    /// Overflows that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

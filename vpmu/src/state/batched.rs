@@ -17,6 +17,9 @@ use crate::walk::Place;
 /// Milliseconds that a host may take to put a record into its ring: when some are collected while
 /// vCPUs run, those that are younger wait, lest an older one of another ring come after them.
 const HOLD_BACK: u64 = 1;
+/// Overflows that are held at once, but for those of one host ring more: a megabyte. Beyond that
+/// they are written as they come, for a guest must not have its host keep what it likes.
+const MOST_HELD: usize = 16_384;
 
 impl State {
     /// Collects what the host has recorded, while vCPUs run on.
@@ -80,6 +83,9 @@ impl State {
             let active = self.active[vcpu as usize].iter().copied();
             for id in active.filter(batched).collect::<Vec<_>>() {
                 self.take(host, id, vcpu);
+                if self.merge.len() > MOST_HELD {
+                    self.write_until(host, host.source.tsc());
+                }
             }
         }
     }

@@ -500,3 +500,18 @@ fn a_rate_is_kept() {
     rig.read(0, event);
     assert_eq!(rig.vpmu.metrics().samples_written, 11);
 }
+
+#[test]
+fn no_guest_has_more_than_so_much_held_for_it() {
+    let mut rig = rig();
+    let (_, ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(10 * HOLD_BACK);
+    // All of them too young to be written by themselves.
+    record(&rig, 0, &[HOLD_BACK / 2; 16_384]);
+    rig.vpmu.drain();
+    assert_eq!(ring.head(), 0);
+    record(&rig, 0, &[10]);
+    rig.vpmu.drain();
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(metrics.samples_written + metrics.samples_lost, 16_385);
+}
