@@ -159,17 +159,18 @@ __poll_t vpmu_output_poll(struct vpmu_file *file)
 	return events;
 }
 
-static void output_wakeup(struct vpmu_file *file)
+/* Wakes whoever polls the ring of @file, and signals its owner for @reason. */
+static void output_wakeup(struct vpmu_file *file, int reason)
 {
 	struct vpmu_ring *ring = file->ring;
 	struct vpmu_file *writer;
 
-	if (!ring)
-		return;
-	atomic_set(&ring->poll, (__force int)EPOLLIN);
-	list_for_each_entry(writer, &ring->writers, writer)
-		wake_up_all(&writer->event->waitq);
-	kill_fasync(&file->event->fasync, SIGIO, POLL_IN);
+	if (ring) {
+		atomic_set(&ring->poll, (__force int)EPOLLIN);
+		list_for_each_entry(writer, &ring->writers, writer)
+			wake_up_all(&writer->event->waitq);
+	}
+	kill_fasync(&file->event->fasync, SIGIO, reason);
 }
 
 /**
@@ -193,11 +194,10 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		goto unlock;
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
-		output_wakeup(file);
+		output_wakeup(file, POLL_IN);
 		break;
 	case VPMU_NOTICE_LIMIT:
-		wake_up_all(&file->event->waitq);
-		kill_fasync(&file->event->fasync, SIGIO, POLL_HUP);
+		output_wakeup(file, POLL_HUP);
 		break;
 	case VPMU_NOTICE_ERROR:
 		WRITE_ONCE(file->error, true);

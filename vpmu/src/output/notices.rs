@@ -34,8 +34,16 @@ impl Notices {
         self.push(NOTICE_ERROR, event);
     }
 
-    /// An event has used its overflows up; one notice stands for all that are not delivered.
+    /// An event has used its overflows up; one notice stands for all that are not delivered. It
+    /// is a wakeup too, and stands for the one that the last record called for: a program that
+    /// counts signals gets one for each overflow.
     pub(crate) fn limit(&mut self, event: u64) {
+        if self.waking.remove(&event) {
+            let wakeup = |notice: &Notice| {
+                notice.kind.get() == NOTICE_WAKEUP && notice.event.get() == event
+            };
+            self.due.retain(|notice| !wakeup(notice));
+        }
         if self.limited.insert(event) {
             self.push(NOTICE_LIMIT, event);
         }
@@ -76,5 +84,33 @@ impl Notices {
             event: event.into(),
             ..Notice::default()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drained(notices: &mut Notices) -> Vec<(u32, u64)> {
+        let mut all = Vec::new();
+        while let Some(notice) = notices.next() {
+            all.push((notice.kind.get(), notice.event.get()));
+            notices.delivered();
+        }
+        all
+    }
+
+    #[test]
+    fn the_last_overflow_is_told_once() {
+        let mut notices = Notices::default();
+        notices.wake(1);
+        notices.wake(2);
+        notices.limit(1);
+        notices.limit(1);
+        let told = drained(&mut notices);
+        assert_eq!(told, [(NOTICE_WAKEUP, 2), (NOTICE_LIMIT, 1)]);
+        // Enabled again, it can wake and end as before.
+        notices.wake(1);
+        assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1)]);
     }
 }
