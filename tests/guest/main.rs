@@ -7,6 +7,7 @@ mod counting;
 mod cpu;
 mod doors;
 mod ensure;
+mod groups;
 mod module;
 mod profiles;
 mod programs;
@@ -36,6 +37,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
     match name {
         "counting" => Some([counting::TESTS, tasks::TESTS].concat()),
         "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
+        "groups" => Some(groups::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS].concat()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),

@@ -1,0 +1,14 @@
+//! Groups of events in a stock guest: who counts when, and one reading of all.
+
+tests::guest_tests! {
+    "groups":
+    a_sibling_counts_while_its_leader_does,
+    a_group_is_switched_and_reset_as_one,
+    a_group_is_read_at_one_moment,
+    a_closed_leader_frees_its_siblings,
+    only_likes_are_grouped,
+    an_inherited_group_is_read_whole,
+    a_group_waits_for_its_leaders_exec,
+    a_limit_outlasts_a_pause,
+    groups_come_and_go_while_tasks_fork,
+}

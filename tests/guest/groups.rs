@@ -1,0 +1,376 @@
+//! Groups of the shared-page door: who counts when, read at one moment, and who may join.
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vpmu_client::{Event, EventAttr, Vpmu};
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq, errno};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_sibling_counts_while_its_leader_does",
+        a_sibling_counts_while_its_leader_does,
+    ),
+    (
+        "a_group_is_switched_and_reset_as_one",
+        a_group_is_switched_and_reset_as_one,
+    ),
+    (
+        "a_group_is_read_at_one_moment",
+        a_group_is_read_at_one_moment,
+    ),
+    (
+        "a_closed_leader_frees_its_siblings",
+        a_closed_leader_frees_its_siblings,
+    ),
+    ("only_likes_are_grouped", only_likes_are_grouped),
+    (
+        "an_inherited_group_is_read_whole",
+        an_inherited_group_is_read_whole,
+    ),
+    (
+        "a_group_waits_for_its_leaders_exec",
+        a_group_waits_for_its_leaders_exec,
+    ),
+    ("a_limit_outlasts_a_pause", a_limit_outlasts_a_pause),
+    (
+        "groups_come_and_go_while_tasks_fork",
+        groups_come_and_go_while_tasks_fork,
+    ),
+];
+
+/// The attribute of marks of `value`, reading the whole group.
+fn marks(vpmu: &Vpmu, value: u32) -> Result<EventAttr, Box<dyn std::error::Error>> {
+    Ok(vpmu.attr(&format!("mark={value}"))?.reading_group())
+}
+
+fn values(event: &Event) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+    Ok(event.read_group()?.iter().map(|r| r.value).collect())
+}
+
+/// Both contexts an event can have.
+fn contexts(attr: &EventAttr) -> Result<[EventAttr; 2], Box<dyn std::error::Error>> {
+    cpu::pin(0)?;
+    Ok([attr.clone().of_task(0), attr.clone().on_cpu(0)])
+}
+
+fn a_sibling_counts_while_its_leader_does() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for attr in contexts(&marks(&vpmu, 3)?)? {
+        let leader = vpmu.open_event(&attr)?;
+        let sibling = vpmu.open_member(&attr, &leader)?;
+        sibling.enable()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&sibling)?, [0, 0], "both, the leader off");
+        leader.enable()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&sibling)?, [1, 1], "both, both on");
+        sibling.disable()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&leader)?, [2, 1], "both, the sibling off");
+        sibling.enable()?;
+        leader.disable()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&leader)?, [2, 1], "both, the leader off again");
+        let readings = leader.read_group()?;
+        ensure_eq!(
+            (readings[0].id, readings[1].id),
+            (leader.id()?, sibling.id()?),
+            "whose counts those are"
+        );
+    }
+    Ok(())
+}
+
+fn a_group_is_switched_and_reset_as_one() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for attr in contexts(&marks(&vpmu, 3)?)? {
+        let leader = vpmu.open_event(&attr)?;
+        let siblings = [
+            vpmu.open_member(&attr, &leader)?,
+            vpmu.open_member(&attr, &leader)?,
+        ];
+        // Whichever of its events is named.
+        siblings[1].enable_group()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&leader)?, [1, 1, 1], "all on");
+        siblings[0].disable_group()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&siblings[0])?, [1, 1, 1], "all off");
+        siblings[0].reset()?;
+        ensure_eq!(values(&leader)?, [1, 0, 1], "one reset");
+        leader.reset_group()?;
+        ensure_eq!(values(&leader)?, [0, 0, 0], "all reset");
+    }
+    Ok(())
+}
+
+fn a_group_is_read_at_one_moment() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let stop = AtomicBool::new(false);
+    // A CPU's group while that CPU counts, and a task's while it moves between CPUs.
+    thread::scope(|scope| -> Outcome {
+        let (tell, told) = std::sync::mpsc::channel();
+        let placer = scope.spawn({
+            let (vpmu, stop) = (&vpmu, &stop);
+            move || -> Result<u64, String> {
+                let mut placed = 0;
+                tell.send(cpu::thread_id()).map_err(|e| e.to_string())?;
+                while !stop.load(Ordering::Relaxed) {
+                    if placed % 64 == 0 {
+                        cpu::pin((placed / 64 % 2) as usize).map_err(|e| e.to_string())?;
+                    }
+                    vpmu.mark(3).map_err(|e| e.to_string())?;
+                    placed += 1;
+                }
+                Ok(placed)
+            }
+        });
+        let tid = told.recv()?.cast_signed();
+        let attr = marks(&vpmu, 3)?;
+        let both = [attr.clone().of_task(tid), attr.on_cpu(1)];
+        let read = both.iter().try_for_each(|attr| -> Outcome {
+            let leader = vpmu.open_event(attr)?;
+            let sibling = vpmu.open_member(attr, &leader)?;
+            leader.enable_group()?;
+            sibling.disable()?;
+            sibling.enable()?;
+            let first = values(&leader)?;
+            let (mut last, mut turn) = (0, 0);
+            // Enough readings, and enough marks between them.
+            while turn < 300 || last < first[0] + 64 {
+                turn += 1;
+                let now = values(if turn % 2 == 0 { &leader } else { &sibling })?;
+                ensure_eq!(
+                    now[0] - first[0],
+                    now[1] - first[1],
+                    "reading {turn}: what leader and sibling have counted since the first"
+                );
+                ensure!(now[0] >= last, "reading {turn}: the count fell");
+                last = now[0];
+            }
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        placer.join().map_err(|_| "the placer panicked")??;
+        read
+    })
+}
+
+fn a_closed_leader_frees_its_siblings() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for attr in contexts(&marks(&vpmu, 3)?)? {
+        let leader = vpmu.open_event(&attr)?;
+        let siblings = [
+            vpmu.open_member(&attr, &leader)?,
+            vpmu.open_member(&attr, &leader)?,
+        ];
+        siblings[0].enable()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&leader)?, [0, 0, 0], "all, the leader off");
+        drop(leader);
+        vpmu.mark(3)?;
+        ensure_eq!(values(&siblings[0])?, [1], "one that was on");
+        ensure_eq!(values(&siblings[1])?, [0], "one that was off");
+        // On its own now, it can lead.
+        let next = vpmu.open_member(&attr, &siblings[0])?;
+        next.enable()?;
+        vpmu.mark(3)?;
+        ensure_eq!(values(&next)?, [2, 1], "the new group");
+        drop(next);
+        ensure_eq!(values(&siblings[0])?, [2], "the leader without its sibling");
+    }
+    Ok(())
+}
+
+fn only_likes_are_grouped() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = marks(&vpmu, 3)?;
+    let leader = vpmu.open_event(&attr)?;
+    let sibling = vpmu.open_member(&attr, &leader)?;
+    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn()?;
+    let with = |change: fn(&mut EventAttr)| {
+        let mut attr = attr.clone();
+        change(&mut attr);
+        attr
+    };
+    let cases = [
+        ("a sibling for a leader", attr.clone(), &sibling),
+        (
+            "another task's leader",
+            attr.clone().of_task(child.id().cast_signed()),
+            &leader,
+        ),
+        ("a task's leader", attr.clone().on_cpu(0), &leader),
+        ("one pinned", with(|a| a.pinned = true), &leader),
+        ("one not inherited", with(|a| a.inherit = true), &leader),
+    ];
+    for (what, attr, leader) in cases {
+        let refused = vpmu.open_member(&attr, leader).err();
+        let code = refused.map_or(0, |error| errno(&error));
+        ensure_eq!(code, libc::EINVAL, "a group with {what} is refused");
+    }
+    drop(child.stdin.take());
+    child.wait()?;
+    Ok(())
+}
+
+/// Marks of value 3, by a child of this process.
+fn child_places(times: u32) -> Outcome {
+    let status = Command::new("/proc/self/exe")
+        .args(["mark", "3", &times.to_string()])
+        .status()?;
+    ensure!(status.success(), "the child: {status}");
+    Ok(())
+}
+
+fn an_inherited_group_is_read_whole() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = EventAttr {
+        inherit: true,
+        ..marks(&vpmu, 3)?
+    };
+    let leader = vpmu.open_event(&attr)?;
+    let sibling = vpmu.open_member(&attr, &leader)?;
+    leader.enable()?;
+    child_places(5)?;
+    ensure_eq!(values(&leader)?, [5, 0], "the sibling off");
+    sibling.enable()?;
+    vpmu.mark(3)?;
+    child_places(40)?;
+    ensure_eq!(values(&leader)?, [46, 41], "both on");
+    leader.disable()?;
+    child_places(7)?;
+    ensure_eq!(values(&sibling)?, [46, 41], "the leader off");
+    Ok(())
+}
+
+fn a_group_waits_for_its_leaders_exec() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = marks(&vpmu, 3)?;
+    let leader = vpmu.open_event(&EventAttr {
+        enable_on_exec: true,
+        ..attr.clone()
+    })?;
+    let sibling = vpmu.open_member(
+        &EventAttr {
+            disabled: false,
+            ..attr
+        },
+        &leader,
+    )?;
+    vpmu.mark(3)?;
+    ensure_eq!(values(&leader)?, [0, 0], "before the exec");
+    leader.enable()?;
+    vpmu.mark(3)?;
+    ensure_eq!(values(&leader)?, [1, 1], "enabled by hand");
+    leader.disable()?;
+    vpmu.mark(3)?;
+    ensure_eq!(values(&leader)?, [1, 1], "disabled by hand");
+    sibling.disable()?;
+    leader.enable()?;
+    vpmu.mark(3)?;
+    ensure_eq!(values(&leader)?, [2, 1], "the sibling off");
+    Ok(())
+}
+
+fn a_limit_outlasts_a_pause() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for attr in contexts(&vpmu.attr("mark=3")?.sampling(1))? {
+        let event = vpmu.open_event(&attr)?;
+        let mut ring = event.map(2)?;
+        let mut samples = || -> Result<usize, Box<dyn std::error::Error>> {
+            let mut count = 0;
+            while ring.next_record()?.is_some() {
+                count += 1;
+            }
+            Ok(count)
+        };
+        let place = |times: u32| (0..times).try_for_each(|_| vpmu.mark(3));
+        event.refresh(3)?;
+        place(1)?;
+        event.disable()?;
+        place(1)?;
+        event.enable()?;
+        place(5)?;
+        ensure_eq!(samples()?, 3, "of a limit of three, with a pause");
+        // Another event's coming has perf core schedule this one anew; it stays off.
+        drop(vpmu.open_event(&attr)?);
+        place(1)?;
+        ensure_eq!((samples()?, event.read()?.value), (0, 3), "used up");
+        event.refresh(2)?;
+        event.refresh(2)?;
+        place(9)?;
+        ensure_eq!(samples()?, 4, "of two limits of two");
+        event.enable()?;
+        place(9)?;
+        ensure_eq!(samples()?, 9, "without a limit");
+    }
+    Ok(())
+}
+
+fn groups_come_and_go_while_tasks_fork() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let stop = AtomicBool::new(false);
+    let attr = EventAttr {
+        inherit: true,
+        disabled: false,
+        ..marks(&vpmu, 3)?
+    };
+    thread::scope(|scope| -> Outcome {
+        let (tell, told) = std::sync::mpsc::channel();
+        let forker = scope.spawn({
+            let stop = &stop;
+            move || -> Result<u32, String> {
+                tell.send(cpu::thread_id()).map_err(|e| e.to_string())?;
+                let mut forked = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    child_places(2).map_err(|e| e.to_string())?;
+                    forked += 1;
+                }
+                Ok(forked)
+            }
+        });
+        let attr = attr.of_task(told.recv()?.cast_signed());
+        let mut whole = 0;
+        let turns = (0..60).try_for_each(|turn| -> Outcome {
+            let leader = vpmu.open_event(&attr)?;
+            let open = || vpmu.open_member(&attr, &leader);
+            let siblings = match (open(), open()) {
+                (Ok(one), Ok(other)) => [one, other],
+                // The task has swapped the leader for a child's: no two of one task then, in
+                // perf neither.
+                (Err(error), _) | (_, Err(error)) if errno(&error) == libc::EINVAL => {
+                    return Ok(());
+                }
+                (Err(error), _) | (_, Err(error)) => return Err(error.into()),
+            };
+            whole += 1;
+            for _ in 0..4 {
+                siblings[0].disable_group()?;
+                siblings[1].enable_group()?;
+                ensure_eq!(values(&siblings[0])?.len(), 3, "turn {turn}: counts read");
+            }
+            drop(leader);
+            // A child that has not come to its exec yet may hold the leader open.
+            let left = values(&siblings[1])?.len();
+            ensure!(
+                left == 1 || left == 3,
+                "turn {turn}: {left} counts are left"
+            );
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        let forked = forker.join().map_err(|_| "the forker panicked")??;
+        turns?;
+        ensure!(
+            forked > 0 && whole > 0,
+            "{forked} forks, {whole} groups: nothing was shown"
+        );
+        Ok(())
+    })
+}
