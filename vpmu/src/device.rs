@@ -74,6 +74,8 @@ pub struct Vpmu {
     source: Box<dyn Source>,
     vcpus: Vec<Vcpu>,
     catalogue: OnceLock<Catalogue>,
+    /// The machine's answer, once it has been asked.
+    guest_ips: OnceLock<bool>,
     interrupts: AtomicU64,
     marks: AtomicU64,
     lock: Mutex<Locked>,
@@ -115,6 +117,7 @@ impl Vpmu {
             machine,
             source,
             catalogue: OnceLock::new(),
+            guest_ips: OnceLock::new(),
             interrupts: AtomicU64::new(0),
             marks: AtomicU64::new(0),
             lock: Mutex::new(Locked {
@@ -251,9 +254,10 @@ impl Vpmu {
     /// The driver notified `queue`. A vCPU queue is served on the thread of the vCPU that
     /// notified, `vcpu`, before that vCPU runs on; the other queues from any thread.
     pub fn notify(&self, queue: u16, vcpu: Option<u32>) {
-        let catalogue = self.catalogue();
+        if queue == QUEUE_CONTROL {
+            return self.serve_control();
+        }
         self.with_state(|state, host| match (queue, vcpu) {
-            (QUEUE_CONTROL, _) => state.serve_control(host, catalogue),
             (QUEUE_EVENT, _) => false,
             (queue, Some(by)) if self.vcpu(by).is_some() => {
                 let of = u32::from(queue - QUEUE_VCPU);
@@ -339,8 +343,26 @@ impl Vpmu {
         }
     }
 
+    fn serve_control(&self) {
+        let catalogue = self.catalogue();
+        let mut asks_guest_ips = false;
+        self.with_state(|state, host| {
+            let served = state.serve_control(host, catalogue);
+            asks_guest_ips = served.asks_guest_ips;
+            served.interrupt
+        });
+        if asks_guest_ips {
+            // The machine may try out a guest for it: were the lock held, every vCPU that needs the
+            // device would stand still as long.
+            self.guest_ips
+                .get_or_init(|| self.machine.reports_guest_ips());
+            self.with_state(|state, host| state.serve_control(host, catalogue).interrupt);
+        }
+    }
+
     fn host(&self) -> Host<'_> {
         Host {
+            guest_ips: self.guest_ips.get().copied(),
             source: &*self.source,
             machine: &*self.machine,
             vcpus: &self.vcpus,

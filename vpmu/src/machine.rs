@@ -80,8 +80,8 @@ pub trait Machine: Send + Sync + Debug {
     /// Times that the vCPU halted so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;
     /// Whether samples that the host takes of a vCPU's thread while it runs the guest carry the
-    /// guest's instruction pointer and mode, kernel and user. Asked when an
-    /// event is opened for which it matters: finding it out may take a while, once.
+    /// guest's instruction pointer and mode, kernel and user. Asked once, when an event is opened
+    /// for which it matters, and without the device's lock: finding it out may take a while.
     ///
     /// By default they do not, and every sample costs an exit.
     fn reports_guest_ips(&self) -> bool {

@@ -71,6 +71,13 @@ impl Queues {
         }
     }
 
+    /// Lets the chain that was taken last be taken again.
+    pub(crate) fn put_back(&mut self, index: usize) {
+        if let Some(queue) = self.queues.get_mut(index) {
+            queue.go_to_previous_position();
+        }
+    }
+
     /// Gives a chain back with `len` bytes written.
     pub(crate) fn give_back(&mut self, index: usize, chain: &Chain, len: u32) {
         let Some(queue) = self.queues.get_mut(index) else {

@@ -21,15 +21,30 @@ use crate::event::Host;
 use crate::queues::{BadChain, Chain, put};
 use crate::state::State;
 
+/// What serving the control queue came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// The driver wants an interrupt for it.
+    pub(crate) interrupt: bool,
+    /// A request stands there still: it needs [`Host::guest_ips`].
+    pub(crate) asks_guest_ips: bool,
+}
+
 impl State {
-    /// Serves the control queue; whether the driver wants an interrupt for it.
-    pub(crate) fn serve_control(&mut self, host: &Host<'_>, catalogue: &Catalogue) -> bool {
+    /// Serves the control queue.
+    pub(crate) fn serve_control(&mut self, host: &Host<'_>, catalogue: &Catalogue) -> Served {
         let index = usize::from(QUEUE_CONTROL);
         let mut served = false;
+        let mut asks_guest_ips = false;
         for _ in 0..self.queues.bound(index) {
             let Some(chain) = self.queues.take(index) else {
                 break;
             };
+            if host.guest_ips.is_none() && self.asks_guest_ips(&chain) {
+                self.queues.put_back(index);
+                asks_guest_ips = true;
+                break;
+            }
             self.metrics.control_requests += 1;
             let len = self
                 .answer(host, catalogue, &chain)
@@ -40,7 +55,19 @@ impl State {
             self.queues.give_back(index, &chain, len);
             served = true;
         }
-        served && self.queues.wants_interrupt(index)
+        Served {
+            interrupt: served && self.queues.wants_interrupt(index),
+            asks_guest_ips,
+        }
+    }
+
+    /// Whether a request's answer depends on what the host reports of guests.
+    fn asks_guest_ips(&self, chain: &Chain) -> bool {
+        self.copy_request(chain).is_ok_and(|request| {
+            OpenRequest::read_from_prefix(&request).is_ok_and(|(request, _)| {
+                request.header.op.get() == CONTROL_OPEN && self.engine_asks(&request)
+            })
+        })
     }
 
     /// Carries out one request; bytes of the answer.

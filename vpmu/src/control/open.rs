@@ -140,19 +140,28 @@ impl State {
         Ok(Some(id))
     }
 
+    /// Whether what the host reports of guests decides on the engine.
+    pub(super) fn engine_asks(&self, request: &OpenRequest) -> bool {
+        let may_batch = match request.engine.get() {
+            // Whoever wants to know of each overflow wants to know now.
+            ENGINE_ANY => wakeup(request) != Wakeup::Records(1),
+            ENGINE_BATCHED => true,
+            _ => false,
+        };
+        self.settings.engines == Engines::Auto
+            && request.period.get() != 0
+            && can_batch(request)
+            && may_batch
+    }
+
     /// What makes the samples.
     fn engine(&self, host: &Host<'_>, request: &OpenRequest) -> Result<u32, Errno> {
         let can_batch = can_batch(request);
         if request.period.get() == 0 && (can_batch || request.engine.get() != ENGINE_BATCHED) {
             return Ok(ENGINE_ANY);
         }
-        let knows_ips = || host.machine.reports_guest_ips();
         let batched = match (self.settings.engines, request.engine.get()) {
-            // Whoever wants to know of each overflow wants to know now.
-            (Engines::Auto, ENGINE_ANY) => {
-                can_batch && wakeup(request) != Wakeup::Records(1) && knows_ips()
-            }
-            (Engines::Auto, ENGINE_BATCHED) if can_batch && knows_ips() => true,
+            (Engines::Auto, _) if self.engine_asks(request) && host.guest_ips == Some(true) => true,
             (Engines::Batched, ENGINE_ANY) if can_batch => true,
             (Engines::Batched, ENGINE_BATCHED) if can_batch => true,
             (_, ENGINE_BATCHED) => return Err(Errno::EOPNOTSUPP),

@@ -26,6 +26,8 @@ pub(crate) struct Host<'a> {
     pub(crate) source: &'a dyn Source,
     pub(crate) machine: &'a dyn Machine,
     pub(crate) vcpus: &'a [Vcpu],
+    /// What [`Machine::reports_guest_ips`] said, once it has been asked.
+    pub(crate) guest_ips: Option<bool>,
 }
 
 impl Host<'_> {

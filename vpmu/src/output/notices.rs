@@ -39,9 +39,8 @@ impl Notices {
     /// counts signals gets one for each overflow.
     pub(crate) fn limit(&mut self, event: u64) {
         if self.waking.remove(&event) {
-            let wakeup = |notice: &Notice| {
-                notice.kind.get() == NOTICE_WAKEUP && notice.event.get() == event
-            };
+            let wakeup =
+                |notice: &Notice| notice.kind.get() == NOTICE_WAKEUP && notice.event.get() == event;
             self.due.retain(|notice| !wakeup(notice));
         }
         if self.limited.insert(event) {

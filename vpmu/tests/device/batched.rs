@@ -6,6 +6,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow};
 use vpmu::{Engines, ExitReason, Limits};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::reader::{Reader, Record, Sample};
 use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, open_of, sampling, thread};
@@ -60,6 +61,28 @@ fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
         rig.world
             .record(thread(vcpu), overflow(tsc, ago, Mode::GuestUser));
     }
+}
+
+#[test]
+fn vcpus_go_on_while_the_host_is_tried() {
+    let mut rig = rig();
+    let trial = rig.world.try_slowly();
+    rig.queues[0].request(cycles(0).as_bytes(), size_of::<OpenReply>());
+    std::thread::scope(|scope| {
+        let control = scope.spawn(|| rig.vpmu.notify(QUEUE_CONTROL, None));
+        trial.wait();
+        let seen = format!("{:?}", rig.vpmu);
+        trial.wait();
+        control.join().expect("no panic");
+        assert!(!seen.contains("<locked>"), "the lock is held");
+    });
+    let answer = rig.queues[0].answer().expect("answered");
+    let (reply, _) = OpenReply::read_from_prefix(&answer).expect("whole");
+    assert_eq!(
+        (reply.status.get(), reply.engine.get()),
+        (0, ENGINE_BATCHED)
+    );
+    assert_eq!(rig.queues[0].answer(), None, "once");
 }
 
 #[test]

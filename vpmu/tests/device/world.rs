@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::source::{
@@ -26,6 +26,8 @@ pub(crate) struct World {
     interrupts: AtomicU64,
     exits: AtomicU64,
     knows_ips: AtomicBool,
+    /// Where whoever is asked for `knows_ips` waits, twice.
+    trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
 }
 
@@ -111,6 +113,13 @@ impl World {
     /// Host samples name guest addresses from now on.
     pub(crate) fn know_ips(&self) {
         self.knows_ips.store(true, Ordering::Relaxed);
+    }
+
+    /// The next who asks whether they do meets the test there, and goes on when they meet again.
+    pub(crate) fn try_slowly(&self) -> Arc<Barrier> {
+        let barrier = Arc::new(Barrier::new(2));
+        *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
+        barrier
     }
 
     /// Whether the device wants to be drained.
@@ -312,6 +321,11 @@ impl Machine for FakeMachine {
     }
 
     fn reports_guest_ips(&self) -> bool {
+        let trial = self.0.trial.lock().expect("no panic").take();
+        if let Some(barrier) = trial {
+            barrier.wait();
+            barrier.wait();
+        }
         self.0.knows_ips.load(Ordering::Relaxed)
     }
 
