@@ -1,4 +1,4 @@
-//! vperf in a stock guest, as a person uses it.
+//! vperf in a stock guest, as a person uses it, and the library that it stands on.
 
 tests::guest_tests! {
     "vperf":
@@ -16,4 +16,9 @@ tests::guest_tests! {
     top_ends_with_its_command,
     stat_counts_a_group_over_one_time,
     wrong_arguments_name_the_remedy,
+    the_page_tells_what_a_reading_does,
+    a_backward_ring_holds_the_latest,
+    two_events_share_a_ring,
+    a_group_reads_at_one_moment,
+    a_refresh_lasts_as_long_as_granted,
 }

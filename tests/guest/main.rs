@@ -8,6 +8,7 @@ mod cpu;
 mod doors;
 mod ensure;
 mod groups;
+mod library;
 mod module;
 mod profiles;
 mod programs;
@@ -39,7 +40,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
         "groups" => Some(groups::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
-        "vperf" => Some([programs::TESTS, profiles::TESTS].concat()),
+        "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }

@@ -1,0 +1,175 @@
+//! The client library against the real device: what it offers beside counting and sampling.
+
+use vpmu_client::{Engine, EventAttr, Record, Sample, Vpmu};
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::sampling::{drain, sampling};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "the_page_tells_what_a_reading_does",
+        the_page_tells_what_a_reading_does,
+    ),
+    (
+        "a_backward_ring_holds_the_latest",
+        a_backward_ring_holds_the_latest,
+    ),
+    ("two_events_share_a_ring", two_events_share_a_ring),
+    ("a_group_reads_at_one_moment", a_group_reads_at_one_moment),
+    (
+        "a_refresh_lasts_as_long_as_granted",
+        a_refresh_lasts_as_long_as_granted,
+    ),
+];
+
+fn place(vpmu: &Vpmu, value: u32, times: u32) -> Result<(), vpmu_client::Error> {
+    (0..times).try_for_each(|_| vpmu.mark(value))
+}
+
+fn the_page_tells_what_a_reading_does() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let event = vpmu.open_event(&vpmu.attr("mark=9")?.on_cpu(0))?;
+    let page = event.map_pages(0)?;
+    event.enable()?;
+    for marks in [0, 1, 17] {
+        place(&vpmu, 9, marks)?;
+        let before = event.read()?;
+        let told = page.reading()?;
+        let after = event.read()?;
+        ensure_eq!(
+            told.value,
+            after.value,
+            "the count after {marks} marks more"
+        );
+        ensure!(
+            before.time_enabled <= told.time_enabled && told.time_enabled <= after.time_enabled,
+            "{} ns not from {} to {}",
+            told.time_enabled,
+            before.time_enabled,
+            after.time_enabled
+        );
+        ensure_eq!(told.time_running, told.time_enabled, "counted all the time");
+    }
+    event.disable()?;
+    let (told, read) = (page.reading()?, event.read()?);
+    ensure_eq!(
+        (told.value, told.time_enabled, told.time_running),
+        (read.value, read.time_enabled, read.time_running),
+        "standing still"
+    );
+    Ok(())
+}
+
+fn times(records: Vec<Record>) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+    let time = |record| match record {
+        Record::Sample(sample) => Ok(sample.time),
+        other => Err(format!("an unexpected record: {other:?}").into()),
+    };
+    records.into_iter().map(time).collect()
+}
+
+fn a_backward_ring_holds_the_latest() -> Outcome {
+    // A header and six words, of which a page has room for 73.
+    const FIT: usize = 4096 / 56;
+    let vpmu = Vpmu::open()?;
+    let event = vpmu.open_event(&EventAttr {
+        backward: true,
+        ..vpmu.attr("mark=9")?.sampling(1)
+    })?;
+    let ring = event.map_overwrite(0)?;
+    event.enable()?;
+    ensure_eq!(ring.snapshot()?.len(), 0, "before the first");
+    place(&vpmu, 9, 500)?;
+    let first = times(ring.snapshot()?)?;
+    ensure_eq!(first.len(), FIT, "the latest of 500");
+    ensure!(first.is_sorted(), "not the oldest first: {first:?}");
+    place(&vpmu, 9, 3)?;
+    let second = times(ring.snapshot()?)?;
+    ensure_eq!(second.len(), FIT, "after three more");
+    ensure_eq!(&second[..FIT - 3], &first[3..], "those that stayed");
+    ensure!(second.is_sorted(), "not the oldest first: {second:?}");
+    Ok(())
+}
+
+fn two_events_share_a_ring() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let (first, mut ring) = sampling(&vpmu, &vpmu.attr("mark=9")?.sampling(1).on_cpu(0), 2)?;
+    let second = vpmu.open_event(&vpmu.attr("mark=10")?.sampling(1).on_cpu(0))?;
+    second.set_output(Some(&first))?;
+    second.enable()?;
+    for _ in 0..10 {
+        vpmu.mark(9)?;
+        vpmu.mark(10)?;
+    }
+    let (samples, lost) = drain(&mut ring)?;
+    let ids: Vec<u64> = samples.iter().map(|sample: &Sample| sample.id).collect();
+    ensure_eq!(ids, [first.id()?, second.id()?].repeat(10), "whose records");
+    ensure_eq!(lost, 0, "lost");
+    // Paused, the ring loses; that is told when it goes on.
+    first.pause_output(true)?;
+    place(&vpmu, 10, 4)?;
+    first.pause_output(false)?;
+    place(&vpmu, 10, 1)?;
+    let (samples, lost) = drain(&mut ring)?;
+    ensure_eq!((samples.len(), lost), (1, 4), "written and lost");
+    Ok(())
+}
+
+fn a_group_reads_at_one_moment() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let attr = |name: &str| Ok::<_, vpmu_client::Error>(vpmu.attr(name)?.on_cpu(0).reading_group());
+    let leader = vpmu.open_event(&attr("mark=9")?)?;
+    let open = |name: &str| {
+        let attr = EventAttr {
+            disabled: false,
+            ..attr(name)?
+        };
+        vpmu.open_member(&attr, &leader)
+    };
+    let (twin, other) = (open("mark=9")?, open("mark=10")?);
+    place(&vpmu, 9, 5)?;
+    leader.enable()?;
+    for round in 1..=20 {
+        place(&vpmu, 9, 3)?;
+        place(&vpmu, 10, 2)?;
+        for event in [&leader, &twin, &other] {
+            let counts: Vec<u64> = event.read_group()?.iter().map(|r| r.value).collect();
+            ensure_eq!(counts, [3 * round, 3 * round, 2 * round], "round {round}");
+        }
+    }
+    leader.disable()?;
+    place(&vpmu, 9, 7)?;
+    let group = leader.read_group()?;
+    ensure_eq!(group[1].value, 60, "with its leader disabled");
+    let ids: Vec<u64> = group.iter().map(|reading| reading.id).collect();
+    ensure_eq!(
+        ids,
+        [leader.id()?, twin.id()?, other.id()?],
+        "the leader first"
+    );
+    Ok(())
+}
+
+fn a_refresh_lasts_as_long_as_granted() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let event = vpmu.open_event(&vpmu.attr("mark=9")?.sampling(2))?;
+    let mut ring = event.map(2)?;
+    ensure_eq!(
+        event.engine()?,
+        Engine::Exit,
+        "marks overflow on their exits"
+    );
+    event.refresh(3)?;
+    place(&vpmu, 9, 20)?;
+    let (samples, lost) = drain(&mut ring)?;
+    ensure_eq!((samples.len(), lost), (3, 0), "of ten overflows");
+    ensure_eq!(event.read()?.value, 6, "counted up to the last of them");
+    event.refresh(1)?;
+    place(&vpmu, 9, 20)?;
+    ensure_eq!(drain(&mut ring)?.0.len(), 1, "granted once more");
+    Ok(())
+}
