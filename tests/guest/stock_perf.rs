@@ -279,8 +279,8 @@ fn what_cannot_be_counted_is_not_supported() -> Outcome {
     for event in [
         // A kind that nothing has.
         "vpmu/kind=0x7ff,event=1/",
-        // Who exits, user or kernel, is not told apart.
-        "vpmu/exits-io/u",
+        // Who halts, user or kernel, is not told apart.
+        "vpmu/halts/u",
         // A guest of this guest.
         "vpmu/exits-io/G",
     ] {
