@@ -26,6 +26,18 @@ pub enum ForeignError {
         #[source]
         source: ProcessError,
     },
+    /// A program in C does not compile.
+    #[error("cannot compile {file}")]
+    Compile {
+        /// Its source.
+        file: PathBuf,
+        /// What the compiler said.
+        #[source]
+        source: ProcessError,
+    },
+    /// There is no room for what is compiled.
+    #[error("cannot make a temporary directory")]
+    Temporary(#[source] io::Error),
     /// The host lacks one of them.
     #[error("{program} lacks {library} on this host; reinstall the package it is from")]
     Library {
@@ -55,6 +67,24 @@ pub type Files = Vec<(String, Vec<u8>)>;
 pub fn perf() -> Result<Files, ForeignError> {
     host::ensure(&[Need::Perf])?;
     with_libraries("perf", &host::perf().unwrap_or_default())
+}
+
+/// The C program `source` as /bin/`name`, linked statically; it finds headers in `headers`.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn compiled(name: &str, source: &Path, headers: &Path) -> Result<Files, ForeignError> {
+    host::ensure(&[Need::Gcc])?;
+    let directory = tempfile::tempdir().map_err(ForeignError::Temporary)?;
+    let program = directory.path().join(name);
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror", "-I"]);
+    gcc.arg(headers).arg("-o").arg(&program).arg(source);
+    process::output(&mut gcc).map_err(|error| ForeignError::Compile {
+        file: source.to_owned(),
+        source: error,
+    })?;
+    Ok(vec![(format!("bin/{name}"), read(&program)?)])
 }
 
 /// `program` as /bin/`name`, and what its loader loads for it.
@@ -136,6 +166,20 @@ mod tests {
         assert!(names.iter().any(|n| n.contains("ld-linux")), "{names:?}");
         assert!(names.iter().all(|n| !n.starts_with('/')), "{names:?}");
         assert!(files.iter().all(|(_, bytes)| !bytes.is_empty()));
+    }
+
+    #[test]
+    fn a_c_program_comes_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("x.c");
+        fs::write(&source, "#include \"x.h\"\nint main(void) { return X; }\n").unwrap();
+        let failed = compiled("x", &source, directory.path()).unwrap_err();
+        assert!(failed.to_string().contains("x.c"), "{failed}");
+        fs::write(directory.path().join("x.h"), "#define X 0\n").unwrap();
+        let files = compiled("x", &source, directory.path()).unwrap();
+        assert_eq!(files.len(), 1);
+        assert_eq!(files[0].0, "bin/x");
+        assert!(files[0].1.starts_with(b"\x7fELF"));
     }
 
     #[test]

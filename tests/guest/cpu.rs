@@ -1,5 +1,5 @@
 //! What the tests need of the CPU and the kernel below the client library: pinning, ports,
-//! the TSC. The only unsafe code of the tests.
+//! the TSC.
 #![expect(
     unsafe_code,
     reason = "system calls and instructions that have no safe wrapper"

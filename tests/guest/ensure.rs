@@ -11,12 +11,16 @@ macro_rules! ensure {
 
 /// Fails the test unless both are equal, and shows them.
 macro_rules! ensure_eq {
-    ($left:expr, $right:expr, $($message:tt)+) => {{
-        let (left, right) = ($left, $right);
-        if left != right {
-            return Err(format!("{}: {left:?}, expected {right:?}", format_args!($($message)+)).into());
+    ($left:expr, $right:expr, $($message:tt)+) => {
+        match (&$left, &$right) {
+            (left, right) => {
+                if *left != *right {
+                    let what = format_args!($($message)+);
+                    return Err(format!("{what}: {left:?}, expected {right:?}").into());
+                }
+            }
         }
-    }};
+    };
 }
 
 pub(crate) use {ensure, ensure_eq};

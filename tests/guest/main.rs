@@ -7,14 +7,31 @@ mod counting;
 mod cpu;
 mod doors;
 mod ensure;
+mod fields;
 mod groups;
 mod library;
 mod module;
+mod os;
+mod output_capped;
+mod output_chains;
+mod output_fields;
+mod output_life;
+mod output_mapping;
+mod output_metadata;
+mod output_reader;
+mod output_reading;
+mod output_redirect;
+mod output_wakeup;
+mod output_who;
+mod output_writer;
+mod pages;
 mod profiles;
 mod programs;
+mod raw;
 mod rings;
 mod sampling;
 mod stock_perf;
+mod stubs;
 mod tasks;
 
 use std::env;
@@ -39,6 +56,29 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "counting" => Some([counting::TESTS, tasks::TESTS].concat()),
         "sampling" => Some([sampling::TESTS, rings::TESTS].concat()),
         "groups" => Some(groups::TESTS.to_vec()),
+        "output-rings" => Some(
+            [
+                output_mapping::TESTS,
+                output_metadata::TESTS,
+                output_writer::TESTS,
+                output_redirect::TESTS,
+                output_wakeup::TESTS,
+                output_reader::TESTS,
+            ]
+            .concat(),
+        ),
+        "output-records" => Some(
+            [
+                output_fields::TESTS,
+                output_chains::TESTS,
+                output_reading::TESTS,
+                output_life::TESTS,
+                output_who::TESTS,
+            ]
+            .concat(),
+        ),
+        "output-batched" => Some(output_who::BATCHED.to_vec()),
+        "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),

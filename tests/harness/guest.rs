@@ -29,6 +29,7 @@ struct Booted {
 pub struct Group {
     name: &'static str,
     files: fn() -> Result<Files, ForeignError>,
+    vmm_args: &'static [&'static str],
     booted: OnceLock<Result<Booted, String>>,
 }
 
@@ -39,12 +40,24 @@ impl Group {
         Self::with(name, || Ok(Files::new()))
     }
 
+    /// The same in a machine that is started with more arguments for `vmm run`.
+    #[must_use]
+    pub const fn started(name: &'static str, vmm_args: &'static [&'static str]) -> Self {
+        Self {
+            name,
+            files: || Ok(Files::new()),
+            vmm_args,
+            booted: OnceLock::new(),
+        }
+    }
+
     /// The same with more files for the guest.
     #[must_use]
     pub const fn with(name: &'static str, files: fn() -> Result<Files, ForeignError>) -> Self {
         Self {
             name,
             files,
+            vmm_args: &[],
             booted: OnceLock::new(),
         }
     }
@@ -84,7 +97,7 @@ impl Group {
     }
 
     fn boot(&self) -> &Booted {
-        let booted = self.booted.get_or_init(|| run(self.name, self.files));
+        let booted = self.booted.get_or_init(|| run(self));
         match booted {
             Ok(booted) => booted,
             Err(error) => panic!("no guest: {error}"),
@@ -92,17 +105,18 @@ impl Group {
     }
 }
 
-fn run(group: &str, files: fn() -> Result<Files, ForeignError>) -> Result<Booted, String> {
-    let files = files().map_err(|error| chain(&error))?;
+fn run(group: &Group) -> Result<Booted, String> {
+    let files = (group.files)().map_err(|error| chain(&error))?;
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
     // The guest holds them twice while it unpacks them.
     let more = u32::try_from(size * 2 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {
-        command: format!("guest-tests run {group}"),
+        command: format!("guest-tests run {}", group.name),
         programs: vec!["guest-tests".into()],
         memory_mib: usual.memory_mib.saturating_add(more),
         files,
+        vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         timeout: LIMIT,
         ..usual
     };
@@ -135,6 +149,9 @@ macro_rules! guest_tests {
     };
     ($group:literal with $files:path: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::with($group, $files); $($test),+ }
+    };
+    ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
     };
     (@of $made:expr; $($test:ident),+) => {
         static GROUP: $crate::guest::Group = $made;

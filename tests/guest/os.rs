@@ -1,0 +1,204 @@
+//! What the tests need of processes, signals and limits, each call behind a safe function.
+#![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::time::Duration;
+
+fn checked(result: i32) -> io::Result<i32> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// The signal that the tests ask for: one that queues, so that each arrives.
+pub(crate) fn signal() -> i32 {
+    libc::SIGRTMIN() + 3
+}
+
+/// A signal as it arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    /// `POLL_IN` or `POLL_HUP`.
+    pub(crate) code: i32,
+    pub(crate) fd: i32,
+}
+
+/// `si_code` of a signal that says: there is something to read.
+pub(crate) const POLL_IN: i32 = 1;
+/// `si_code` of one that says: nothing comes any more.
+pub(crate) const POLL_HUP: i32 = 6;
+
+fn signals() -> libc::sigset_t {
+    // SAFETY: a set of all zeros, which the next calls make a valid one.
+    let mut set: libc::sigset_t = unsafe { mem::zeroed() };
+    // SAFETY: a valid address.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    // SAFETY: a valid set and a real signal.
+    unsafe { libc::sigaddset(&raw mut set, signal()) };
+    set
+}
+
+/// Keeps [`signal`] pending for [`wait_signal`]: for this thread and those it starts.
+pub(crate) fn block_signal() -> io::Result<()> {
+    let set = signals();
+    // SAFETY: a valid set; the old one is not asked for.
+    checked(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) })?;
+    Ok(())
+}
+
+// What <fcntl.h> has and the C library's crate has not.
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
+const F_OWNER_TID: i32 = 0;
+
+/// `struct f_owner_ex`.
+#[repr(C)]
+struct Owner {
+    kind: i32,
+    id: libc::pid_t,
+}
+
+/// Lets `fd` signal this thread: `O_ASYNC`, `F_SETOWN`, `F_SETSIG`.
+pub(crate) fn signal_from(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: cannot fail and touches no memory.
+    let thread = unsafe { libc::gettid() };
+    let owner = Owner {
+        kind: F_OWNER_TID,
+        id: thread,
+    };
+    // SAFETY: a valid address for the call's time.
+    checked(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
+    // SAFETY: takes its argument by value.
+    checked(unsafe { libc::fcntl(fd, F_SETSIG, signal()) })?;
+    // SAFETY: as above.
+    let flags = checked(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    // SAFETY: as above.
+    checked(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC) })?;
+    Ok(())
+}
+
+/// The next signal within `limit`; `None` if there is none.
+pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
+    let set = signals();
+    let limit = libc::timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    // SAFETY: a plain structure of integers.
+    let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+    // SAFETY: three valid addresses for the call's time.
+    let got = unsafe { libc::sigtimedwait(&raw const set, &raw mut info, &raw const limit) };
+    if got < 0 {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::EAGAIN) => Ok(None),
+            _ => Err(error),
+        };
+    }
+    // si_fd of a SIGPOLL: behind signo, errno, code, padding and the band, a long.
+    let words = (&raw const info).cast::<i32>();
+    // SAFETY: inside siginfo_t, which is 128 bytes of integers.
+    let fd = unsafe { words.add(6) };
+    // SAFETY: as above, and aligned as they are.
+    let fd = unsafe { fd.read() };
+    Ok(Some(Arrived {
+        code: info.si_code,
+        fd,
+    }))
+}
+
+/// Runs `child` in a forked process and returns its exit code. This process has one thread.
+pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
+    // SAFETY: the one thread of the process is the one that goes on in the child.
+    let pid = checked(unsafe { libc::fork() })?;
+    if pid == 0 {
+        let code = child();
+        // SAFETY: ends the child without what its parent has yet to do.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: a valid address; the child is ours.
+    checked(unsafe { libc::waitpid(pid, &raw mut status, 0) })?;
+    Ok(if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        -libc::WTERMSIG(status)
+    })
+}
+
+/// Whether anything is mapped at `address`.
+pub(crate) fn is_mapped(address: *mut u8) -> bool {
+    let mut resident = 0;
+    // SAFETY: asks of one page; one byte is written to `resident`.
+    unsafe { libc::mincore(address.cast(), 4096, &raw mut resident) == 0 }
+}
+
+/// Becomes nobody, who has no capability.
+pub(crate) fn become_nobody() -> io::Result<()> {
+    const NOBODY: u32 = 65534;
+    // SAFETY: changes this process's identity and touches no memory.
+    checked(unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) })?;
+    // SAFETY: as above.
+    checked(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) })?;
+    Ok(())
+}
+
+/// Limits locked memory to `bytes`.
+pub(crate) fn limit_locked(bytes: u64) -> io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: bytes,
+    };
+    // SAFETY: a valid address for the call's time.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) })?;
+    Ok(())
+}
+
+/// Gives the CPU to whoever else wants it.
+pub(crate) fn yield_cpu() {
+    // SAFETY: no arguments.
+    unsafe { libc::sched_yield() };
+}
+
+/// An epoll instance that waits for `fd`; `edge`: for changes alone.
+#[derive(Debug)]
+pub(crate) struct Epoll(i32);
+
+impl Epoll {
+    pub(crate) fn new(fd: BorrowedFd<'_>, edge: bool) -> io::Result<Self> {
+        // SAFETY: no memory.
+        let epoll = Self(checked(unsafe {
+            libc::epoll_create1(libc::EPOLL_CLOEXEC)
+        })?);
+        let edge = if edge { libc::EPOLLET } else { 0 };
+        let mut event = libc::epoll_event {
+            events: (libc::EPOLLIN | edge).cast_unsigned(),
+            u64: 0,
+        };
+        let fd = fd.as_raw_fd();
+        // SAFETY: a valid address for the call's time.
+        checked(unsafe { libc::epoll_ctl(epoll.0, libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
+        Ok(epoll)
+    }
+
+    /// What there is within `millis`; zero if nothing.
+    pub(crate) fn wait(&self, millis: i32) -> io::Result<u32> {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event.
+        checked(unsafe { libc::epoll_wait(self.0, &raw mut event, 1, millis) })?;
+        Ok(event.events)
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        // SAFETY: opened by `new`, closed once.
+        unsafe { libc::close(self.0) };
+    }
+}

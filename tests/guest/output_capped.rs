@@ -1,0 +1,95 @@
+//! The rate cap, in a machine that was started with a low one: what is above it makes neither
+//! records nor losses, and the ring says from when to when.
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, CPU, ID, READ, SAMPLE, STREAM_ID, THROTTLE, TIME, UNTHROTTLE};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, How, silent};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_cap_throttles_and_lets_go", a_cap_throttles_and_lets_go),
+    (
+        "below_the_cap_nothing_is_throttled",
+        below_the_cap_nothing_is_throttled,
+    ),
+];
+
+const VALUE: u64 = 120;
+/// The cap is measured in windows of so many nanoseconds.
+const WINDOW: u64 = 10_000_000;
+
+fn a_cap_throttles_and_lets_go() -> Outcome {
+    let device = Device::open()?;
+    let share = u64::from(device.info.max_sample_rate) / 100;
+    ensure!(
+        share > 0 && share < 50,
+        "a share of {share}: the cap is not the one meant"
+    );
+    cpu::pin(0)?;
+    let mut attr = silent(device.marks(VALUE, 1, TIME | ID | STREAM_ID | CPU | READ));
+    attr.set_sample_id_all(1);
+    let event = device.start(&attr, How::on_cpu(0))?;
+    let mut ring = Pages::map(&event, 16, READ_WRITE)?;
+    let id = event.id()?;
+    let (mut placed, mut throttles, mut in_run, mut samples) = (0, 0, Vec::new(), 0);
+    let mut throttled = false;
+    while throttles < 5 || throttled {
+        device.place(VALUE, 10)?;
+        placed += 10;
+        for record in ring.take()? {
+            match record.kind {
+                SAMPLE => {
+                    ensure!(!throttled, "a sample while throttled");
+                    let time = fields::sample(&record, &attr)?.time.unwrap_or(0);
+                    in_run.push(time);
+                    samples += 1;
+                }
+                THROTTLE | UNTHROTTLE => {
+                    ensure_eq!(throttled, record.kind == UNTHROTTLE, "what the records say");
+                    let (own, trailer) = fields::trailer(&record, 3, &attr)?;
+                    ensure_eq!(own[1..], [id, id], "whose samples are meant");
+                    ensure_eq!(trailer.id, Some(id), "the trailer's id");
+                    throttled = record.kind == THROTTLE;
+                    if throttled {
+                        throttles += 1;
+                        let full = in_run.len() >= share as usize;
+                        ensure!(full, "throttled after {} samples of {share}", in_run.len());
+                        let first = in_run[in_run.len() - share as usize];
+                        let took = in_run[in_run.len() - 1] - first;
+                        ensure!(took < WINDOW, "throttled for {share} samples in {took} ns");
+                        in_run.clear();
+                    }
+                }
+                other => return Err(format!("a record of type {other}").into()),
+            }
+        }
+        ensure!(
+            placed < 100_000,
+            "{throttles} times throttled by {placed} marks"
+        );
+    }
+    ensure!(
+        samples < placed,
+        "{samples} samples of {placed} marks: nothing was left out"
+    );
+    ensure_eq!(event.count()?, placed, "the count goes on");
+    Ok(())
+}
+
+fn below_the_cap_nothing_is_throttled() -> Outcome {
+    let device = Device::open()?;
+    let share = u64::from(device.info.max_sample_rate) / 100;
+    cpu::pin(0)?;
+    let attr = silent(device.marks(VALUE, 1, TIME | READ));
+    let event = device.start(&attr, How::on_cpu(0))?;
+    let mut ring = Pages::map(&event, 16, READ_WRITE)?;
+    device.place(VALUE, share - 1)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!(
+        (samples.len() as u64, lost),
+        (share - 1, 0),
+        "samples, lost"
+    );
+    Ok(())
+}

@@ -1,0 +1,279 @@
+//! Call chains by frame pointers: a known nest of calls, its exact addresses.
+
+use std::os::fd::AsRawFd;
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{
+    self, CALLCHAIN, CONTEXT_KERNEL, CONTEXT_USER, IP, MISC_KERNEL, MISC_MODE, MISC_USER, Sample,
+};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{
+    self, Device, ENGINE_BATCHED, ENGINE_EXIT, EXIT_IO, Event, How, KIND_EXITS, KIND_SOFTWARE,
+    SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
+};
+use crate::stubs::{self, Leaf};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_users_chain_is_exact", a_users_chain_is_exact),
+    ("a_chain_is_as_long_as_asked", a_chain_is_as_long_as_asked),
+    (
+        "a_chain_goes_through_the_kernel",
+        a_chain_goes_through_the_kernel,
+    ),
+    (
+        "either_half_of_a_chain_can_be_left_out",
+        either_half_of_a_chain_can_be_left_out,
+    ),
+    (
+        "a_clocks_chains_are_perfs_own",
+        a_clocks_chains_are_perfs_own,
+    ),
+    (
+        "the_host_walks_no_guests_stack",
+        the_host_walks_no_guests_stack,
+    ),
+];
+
+const VALUE: u64 = 70;
+
+fn take_samples(
+    event: &Event,
+    ring: &mut Pages,
+    attr: &perf_event_attr,
+) -> Result<Vec<Sample>, Box<dyn std::error::Error>> {
+    event.disable(0)?;
+    let (samples, lost) = fields::samples(&ring.take()?, attr)?;
+    ensure_eq!(lost, 0, "lost");
+    Ok(samples)
+}
+
+/// The chains of `times` runs of the nest, one sample in each.
+fn chains(
+    device: &Device,
+    attr: &perf_event_attr,
+    leaf: Leaf,
+    times: usize,
+) -> Result<Vec<Vec<u64>>, Box<dyn std::error::Error>> {
+    cpu::allow_ports()?;
+    let event = device.open_event(attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 4, READ_WRITE)?;
+    event.enable(0)?;
+    (0..times).for_each(|_| stubs::nest(leaf));
+    let samples = take_samples(&event, &mut ring, attr)?;
+    ensure_eq!(samples.len(), times, "samples of {leaf:?}");
+    Ok(samples
+        .into_iter()
+        .filter_map(|sample| sample.chain)
+        .collect())
+}
+
+fn writes(device: &Device) -> perf_event_attr {
+    silent(sampling(device.attr(KIND_EXITS, EXIT_IO), 1, CALLCHAIN))
+}
+
+/// The write's address as the host shows it: done already, or not yet.
+fn is_out(ip: u64) -> bool {
+    ip == stubs::nest_out() || ip == stubs::nest_out() + 1
+}
+
+fn a_users_chain_is_exact() -> Outcome {
+    let device = Device::open()?;
+    for chain in chains(&device, &writes(&device), Leaf::Out, 20)? {
+        ensure_eq!(
+            chain.len(),
+            5,
+            "a context, the leaf, three callers: {chain:#x?}"
+        );
+        ensure_eq!(chain[0], CONTEXT_USER, "the context");
+        ensure!(is_out(chain[1]), "the leaf's {:#x}", chain[1]);
+        ensure_eq!(chain[2..], stubs::nest_callers(), "the callers");
+    }
+    Ok(())
+}
+
+fn a_chain_is_as_long_as_asked() -> Outcome {
+    let device = Device::open()?;
+    for most in 1..=5 {
+        let mut attr = writes(&device);
+        attr.sample_max_stack = most;
+        let chain = chains(&device, &attr, Leaf::Out, 1)?.remove(0);
+        let addresses = usize::from(most).min(4);
+        ensure_eq!(
+            chain.len(),
+            1 + addresses,
+            "entries with at most {most}: {chain:#x?}"
+        );
+        ensure_eq!(
+            chain[2..],
+            stubs::nest_callers()[..addresses - 1],
+            "callers with at most {most}"
+        );
+    }
+    Ok(())
+}
+
+fn mark(device: &Device) -> Leaf {
+    Leaf::Mark(device.as_raw_fd(), VALUE)
+}
+
+/// A chain taken apart at its contexts: the kernel's addresses, the user's.
+fn halves(chain: &[u64]) -> Result<[Option<&[u64]>; 2], String> {
+    let at = chain.iter().position(|&entry| entry == CONTEXT_USER);
+    let (kernel, user) = chain.split_at(at.unwrap_or(chain.len()));
+    let kernel = match kernel.split_first() {
+        None => None,
+        Some((&CONTEXT_KERNEL, addresses)) => Some(addresses),
+        Some(_) => return Err(format!("no context first: {chain:#x?}")),
+    };
+    Ok([kernel, user.split_first().map(|(_, addresses)| addresses)])
+}
+
+fn users_half() -> [u64; 4] {
+    let [leaf, middle, outer] = stubs::nest_callers();
+    [stubs::nest_marked(), leaf, middle, outer]
+}
+
+fn a_chain_goes_through_the_kernel() -> Outcome {
+    let device = Device::open()?;
+    let attr = silent(device.marks(VALUE, 1, CALLCHAIN));
+    for chain in chains(&device, &attr, mark(&device), 20)? {
+        let [kernel, user] = halves(&chain)?;
+        let kernel = kernel.ok_or("nothing of the kernel")?;
+        ensure!(!kernel.is_empty(), "no kernel address");
+        ensure!(
+            kernel.iter().all(|address| address >> 63 == 1),
+            "what is called the kernel's: {kernel:#x?}"
+        );
+        ensure_eq!(user, Some(&users_half()[..]), "the user's half");
+    }
+    Ok(())
+}
+
+fn either_half_of_a_chain_can_be_left_out() -> Outcome {
+    let device = Device::open()?;
+    let both = silent(device.marks(VALUE, 1, CALLCHAIN));
+    let (mut kernel, mut user) = (both, both);
+    kernel.set_exclude_callchain_user(1);
+    user.set_exclude_callchain_kernel(1);
+    for chain in chains(&device, &kernel, mark(&device), 3)? {
+        let [kernel, user] = halves(&chain)?;
+        ensure!(
+            kernel.is_some_and(|k| !k.is_empty()),
+            "no kernel half: {chain:#x?}"
+        );
+        ensure_eq!(user, None, "the user's half, left out");
+    }
+    for chain in chains(&device, &user, mark(&device), 3)? {
+        let [kernel, user] = halves(&chain)?;
+        ensure_eq!(kernel, None, "the kernel's half, left out");
+        ensure_eq!(user, Some(&users_half()[..]), "the user's half");
+    }
+    Ok(())
+}
+
+/// The chains of samples in the leaf's loop, each as its callers.
+fn callers_of_the_loop(samples: &[Sample]) -> Vec<Vec<u64>> {
+    let inside = |sample: &&Sample| {
+        sample.misc & MISC_MODE == MISC_USER
+            && sample.ip.is_some_and(|ip| stubs::nest_spin().contains(&ip))
+    };
+    let chains = samples
+        .iter()
+        .filter(inside)
+        .filter_map(|s| s.chain.as_deref());
+    chains
+        .filter(|chain| chain.get(..1) == Some(&[CONTEXT_USER]))
+        .map(|chain| chain.get(2..).unwrap_or_default().to_vec())
+        .collect()
+}
+
+/// Runs the nest's loop until there are `enough` samples with their IP in it.
+fn sample_loop(
+    event: &Event,
+    attr: &perf_event_attr,
+    enough: usize,
+) -> Result<Vec<Vec<u64>>, Box<dyn std::error::Error>> {
+    let mut ring = Pages::map(event, 16, READ_WRITE)?;
+    let mut callers = Vec::new();
+    event.enable(0)?;
+    while callers.len() < enough {
+        stubs::nest(Leaf::Spin(1 << 20));
+        let (samples, _) = fields::samples(&ring.take()?, attr)?;
+        let kernels = samples.iter().find(|s| {
+            s.misc & MISC_MODE == MISC_KERNEL
+                && s.chain
+                    .as_ref()
+                    .is_none_or(|c| c.first() != Some(&CONTEXT_KERNEL))
+        });
+        ensure!(kernels.is_none(), "a kernel sample's chain: {kernels:#x?}");
+        callers.extend(callers_of_the_loop(&samples));
+    }
+    event.disable(0)?;
+    Ok(callers)
+}
+
+fn a_clocks_chains_are_perfs_own() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(0)?;
+    let ours = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
+    let ours = silent(sampling(ours, 1_000_000, IP | CALLCHAIN));
+    let theirs = perf_event_attr {
+        type_: bindings::PERF_TYPE_SOFTWARE,
+        config: SW_CPU_CLOCK,
+        ..ours
+    };
+    let own = sample_loop(&device.open_event(&ours, How::OWN)?, &ours, 50)?;
+    let perfs = sample_loop(&raw::kernels_own(&theirs)?, &theirs, 50)?;
+    for (name, found) in [("perf", perfs), ("the device", own)] {
+        let strange = found
+            .iter()
+            .find(|callers| **callers != stubs::nest_callers());
+        ensure!(
+            strange.is_none(),
+            "{name} found the callers {strange:#x?}, not {:#x?}",
+            stubs::nest_callers()
+        );
+    }
+    Ok(())
+}
+
+fn the_host_walks_no_guests_stack() -> Outcome {
+    let device = Device::open()?;
+    let clock = silent(sampling(
+        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
+        1_000_000,
+        IP | CALLCHAIN,
+    ));
+    // Left to itself, the device takes the engine that can.
+    let event = device.open_event(&clock, How::OWN)?;
+    ensure_eq!(
+        event.engine()?,
+        ENGINE_EXIT,
+        "the engine of an event with chains"
+    );
+    for field in [
+        CALLCHAIN,
+        fields::REGS_USER,
+        fields::REGS_INTR,
+        fields::STACK_USER,
+    ] {
+        let mut attr = clock;
+        attr.sample_type = IP | field;
+        attr.sample_regs_user = if field == fields::REGS_USER { 1 } else { 0 };
+        attr.sample_regs_intr = if field == fields::REGS_INTR { 1 } else { 0 };
+        attr.sample_stack_user = if field == fields::STACK_USER { 64 } else { 0 };
+        let how = How {
+            engine: ENGINE_BATCHED,
+            ..How::OWN
+        };
+        ensure_eq!(
+            refused(device.open_event(&attr, how)),
+            Some(libc::EOPNOTSUPP),
+            "field {field:#x} by the batched engine"
+        );
+    }
+    Ok(())
+}

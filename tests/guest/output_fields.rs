@@ -1,0 +1,455 @@
+//! What a sample tells: each field alone, all together in perf's order, against known truth.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+
+use std::os::fd::AsRawFd;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{
+    self, ADDR, ALL, CALLCHAIN, CONTEXT_USER, CPU, ID, IDENTIFIER, IP, LOST, MISC_MODE, MISC_USER,
+    PERIOD, READ, REGS_INTR, REGS_USER, Reading, Regs, SAMPLE, STACK_USER, STREAM_ID, Sample, TID,
+    TIME, Trailer, Value,
+};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, EXIT_IO, FORMAT_ID, How, KIND_EXITS, PAGE, refused, sampling, silent};
+use crate::stubs::{self, REGS, STACK};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("each_field_alone_is_true", each_field_alone_is_true),
+    ("all_fields_together_are_true", all_fields_together_are_true),
+    ("registers_of_a_user_are_true", registers_of_a_user_are_true),
+    (
+        "registers_at_a_system_call_are_its_users",
+        registers_at_a_system_call_are_its_users,
+    ),
+    ("a_stack_is_copied_as_it_is", a_stack_is_copied_as_it_is),
+    (
+        "other_records_tell_whose_they_are",
+        other_records_tell_whose_they_are,
+    ),
+    ("other_fields_are_refused", other_fields_are_refused),
+    (
+        "registers_and_stacks_that_cannot_be_are_refused",
+        registers_and_stacks_that_cannot_be_are_refused,
+    ),
+];
+
+const VALUE: u64 = 60;
+/// Bytes of stack, as many words as the stubs leave there.
+const STACK_BYTES: u32 = 8 * STACK.len() as u32;
+
+/// A sample of every port write of this thread.
+fn writes(device: &Device, sample_type: u64) -> perf_event_attr {
+    let mut attr = silent(sampling(device.attr(KIND_EXITS, EXIT_IO), 1, sample_type));
+    attr.read_format = FORMAT_ID;
+    if sample_type & REGS_USER != 0 {
+        attr.sample_regs_user = REGS;
+    }
+    if sample_type & REGS_INTR != 0 {
+        attr.sample_regs_intr = REGS;
+    }
+    if sample_type & STACK_USER != 0 {
+        attr.sample_stack_user = STACK_BYTES;
+    }
+    attr
+}
+
+/// The samples of `times` known writes, and the stack pointer that all of them had.
+fn known_writes(
+    device: &Device,
+    attr: &perf_event_attr,
+    times: u64,
+) -> Result<(Vec<Sample>, Known), Box<dyn std::error::Error>> {
+    cpu::pin(1)?;
+    cpu::allow_ports()?;
+    let event = device.open_event(attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 4, READ_WRITE)?;
+    event.enable(0)?;
+    let mut known = Known {
+        id: event.id()?,
+        since: device.time_of(cpu::tsc()),
+        ..Known::default()
+    };
+    for _ in 0..times {
+        known.sp = stubs::out_known();
+    }
+    known.until = device.time_of(cpu::tsc());
+    event.disable(0)?;
+    let (samples, lost) = fields::samples(&ring.take()?, attr)?;
+    ensure_eq!((samples.len() as u64, lost), (times, 0), "samples, lost");
+    Ok((samples, known))
+}
+
+/// The truth about a run of known writes.
+#[derive(Debug, Default)]
+struct Known {
+    id: u64,
+    sp: u64,
+    since: u64,
+    until: u64,
+}
+
+/// Whether `ip` is the write's: hosts differ in whether they show it done.
+fn is_write(ip: u64) -> bool {
+    let at = stubs::out_known_ip();
+    ip == at || ip == at + 1
+}
+
+impl Known {
+    /// Whether sample `number`, counted from one, tells the truth in the fields of `asked` and
+    /// has no other.
+    fn check(&self, sample: &Sample, number: u64, asked: u64) -> Outcome {
+        let had = |bit: u64, has: bool| -> Outcome {
+            ensure_eq!(has, asked & bit != 0, "whether field {bit:#x} is there");
+            Ok(())
+        };
+        had(IDENTIFIER, sample.identifier.is_some())?;
+        had(TIME, sample.time.is_some())?;
+        had(CALLCHAIN, sample.chain.is_some())?;
+        had(REGS_USER, sample.regs_user.is_some())?;
+        had(REGS_INTR, sample.regs_intr.is_some())?;
+        ensure_eq!(sample.misc & MISC_MODE, MISC_USER, "the mode");
+        for (name, bit, told, is) in [
+            ("IDENTIFIER", IDENTIFIER, sample.identifier, self.id),
+            ("ADDR, which nobody knows", ADDR, sample.addr, 0),
+            ("ID", ID, sample.id, self.id),
+            ("STREAM_ID", STREAM_ID, sample.stream_id, self.id),
+            ("PERIOD", PERIOD, sample.period, 1),
+        ] {
+            ensure_eq!(told, (asked & bit != 0).then_some(is), "{name}");
+        }
+        let who = (std::process::id(), cpu::thread_id());
+        ensure_eq!(sample.pid_tid, (asked & TID != 0).then_some(who), "TID");
+        ensure_eq!(sample.cpu, (asked & CPU != 0).then_some(1), "CPU");
+        had(IP, sample.ip.is_some())?;
+        ensure!(sample.ip.is_none_or(is_write), "IP {:#x?}", sample.ip);
+        if let Some(time) = sample.time {
+            let known = self.since..=self.until;
+            ensure!(known.contains(&time), "TIME {time}, made in {known:?}");
+        }
+        let read = Reading {
+            values: vec![Value {
+                value: number,
+                id: Some(self.id),
+                lost: None,
+            }],
+            ..Reading::default()
+        };
+        ensure_eq!(
+            sample.read.as_ref(),
+            (asked & READ != 0).then_some(&read),
+            "READ"
+        );
+        if let Some(chain) = &sample.chain {
+            let begins = chain.len() >= 2 && chain[0] == CONTEXT_USER && is_write(chain[1]);
+            ensure!(begins, "CALLCHAIN {chain:#x?}");
+        }
+        for regs in [&sample.regs_user, &sample.regs_intr].into_iter().flatten() {
+            self.check_registers(regs)?;
+        }
+        let stack = (STACK.to_vec(), STACK_BYTES.into());
+        let asked_stack = (asked & STACK_USER != 0).then_some(&stack);
+        ensure_eq!(sample.stack.as_ref(), asked_stack, "STACK_USER");
+        Ok(())
+    }
+
+    fn check_registers(&self, regs: &Regs) -> Outcome {
+        ensure_eq!(regs.abi, 2, "the registers' abi");
+        let numbers = (0..24).filter(|number| REGS & 1 << number != 0);
+        let values = regs.values.iter().copied();
+        let mut count = 0;
+        for (number, value) in numbers.zip(values) {
+            let port = stubs::known(number) & !0xffff | u64::from(cpu::IDLE_PORT);
+            match number {
+                stubs::REG_SP => ensure_eq!(value, self.sp, "the stack pointer"),
+                stubs::REG_IP => ensure!(is_write(value), "the instruction pointer {value:#x}"),
+                stubs::REG_DX => ensure_eq!(value, port, "DX"),
+                // Interrupts are on, and bit 1 is always set.
+                stubs::REG_FLAGS => ensure_eq!(value & 0x202, 0x202, "flags {value:#x}"),
+                stubs::REG_CS => ensure_eq!(value, 0x33, "CS"),
+                stubs::REG_SS => ensure_eq!(value, 0x2b, "SS"),
+                _ => ensure_eq!(value, stubs::known(number), "register {number}"),
+            }
+            count += 1;
+        }
+        ensure_eq!(count, REGS.count_ones(), "registers");
+        ensure_eq!(regs.values.len(), count as usize, "registers told");
+        Ok(())
+    }
+}
+
+fn each_field_alone_is_true() -> Outcome {
+    let device = Device::open()?;
+    for field in ALL {
+        let (samples, known) = known_writes(&device, &writes(&device, field), 3)?;
+        for (number, sample) in (1..).zip(&samples) {
+            let checked = known.check(sample, number, field);
+            checked.map_err(|e| format!("field {field:#x} alone: {e}"))?;
+        }
+    }
+    // No field at all: a sample is its header.
+    let attr = writes(&device, 0);
+    let (samples, known) = known_writes(&device, &attr, 3)?;
+    samples
+        .iter()
+        .try_for_each(|sample| known.check(sample, 0, 0))
+}
+
+fn all_fields_together_are_true() -> Outcome {
+    let device = Device::open()?;
+    let all = ALL.iter().fold(0, |all, field| all | field);
+    let (samples, known) = known_writes(&device, &writes(&device, all), 10)?;
+    for (number, sample) in (1..).zip(&samples) {
+        known.check(sample, number, all)?;
+    }
+    // And all but one, so that no field hides behind its neighbour.
+    for left_out in ALL {
+        let asked = all & !left_out;
+        let (samples, known) = known_writes(&device, &writes(&device, asked), 2)?;
+        for (number, sample) in (1..).zip(&samples) {
+            let checked = known.check(sample, number, asked);
+            checked.map_err(|e| format!("all but {left_out:#x}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn registers_of_a_user_are_true() -> Outcome {
+    let device = Device::open()?;
+    for number in (0..24).filter(|number| REGS & 1 << number != 0) {
+        let mut attr = writes(&device, REGS_USER | REGS_INTR);
+        attr.sample_regs_user = 1 << number;
+        attr.sample_regs_intr = REGS & !(1 << number);
+        let (samples, known) = known_writes(&device, &attr, 1)?;
+        let user = samples[0].regs_user.clone().unwrap_or_default();
+        let intr = samples[0].regs_intr.clone().unwrap_or_default();
+        // Put together again they are all of them.
+        let mut all = intr.values.clone();
+        let place = (REGS & ((1 << number) - 1)).count_ones() as usize;
+        ensure_eq!(user.values.len(), 1, "registers of mask {:#x}", 1 << number);
+        ensure!(place <= all.len(), "{} registers of all but one", all.len());
+        all.insert(place, user.values[0]);
+        known.check_registers(&Regs {
+            abi: 2,
+            values: all,
+        })?;
+    }
+    Ok(())
+}
+
+fn registers_at_a_system_call_are_its_users() -> Outcome {
+    let device = Device::open()?;
+    let mut attr = silent(device.marks(VALUE, 1, REGS_USER | REGS_INTR | STACK_USER | IP));
+    attr.sample_regs_user = REGS;
+    attr.sample_regs_intr = REGS;
+    attr.sample_stack_user = STACK_BYTES;
+    let event = device.start(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let sp = stubs::mark_known(device.as_raw_fd(), VALUE);
+    let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!((samples.len(), lost), (1, 0), "samples, lost");
+    let sample = &samples[0];
+    ensure!(
+        sample.ip.is_some_and(|ip| ip >> 63 == 1),
+        "the mark is the kernel's"
+    );
+
+    let user = sample.regs_user.clone().unwrap_or_default();
+    ensure_eq!(
+        (user.abi, user.values.len()),
+        (2, 20),
+        "abi and number of registers"
+    );
+    let numbers = (0..24_usize).filter(|number| REGS & 1 << number != 0);
+    for (number, value) in numbers.zip(user.values) {
+        match number {
+            stubs::REG_IP | stubs::REG_CX => {
+                ensure_eq!(value, stubs::mark_known_ip(), "where the call returns to");
+            }
+            stubs::REG_SP => ensure_eq!(value, sp, "the stack pointer"),
+            stubs::REG_DI => ensure_eq!(value, device.as_raw_fd() as u64, "the first argument"),
+            stubs::REG_SI => ensure_eq!(value, crate::raw::IOC_MARK, "the second"),
+            stubs::REG_DX => ensure_eq!(value, VALUE, "the third"),
+            // The kernel's entry saves "no such call" until there is a result.
+            stubs::REG_AX => ensure_eq!(value.cast_signed(), -38, "the result to be"),
+            stubs::REG_CS => ensure_eq!(value, 0x33, "CS"),
+            stubs::REG_SS => ensure_eq!(value, 0x2b, "SS"),
+            // A system call puts the flags into it.
+            stubs::REG_FLAGS | 19 => ensure_eq!(value & 0x202, 0x202, "flags {value:#x}"),
+            _ => ensure_eq!(value, stubs::known(number), "register {number}"),
+        }
+    }
+    let stack = (STACK.to_vec(), u64::from(STACK_BYTES));
+    ensure_eq!(sample.stack, Some(stack), "the user's stack");
+
+    let intr = sample.regs_intr.clone().unwrap_or_default();
+    ensure_eq!(
+        (intr.abi, intr.values.len()),
+        (2, 20),
+        "abi and registers at the exit"
+    );
+    ensure_eq!(
+        Some(intr.values[stubs::REG_IP]),
+        sample.ip,
+        "the IP at the exit"
+    );
+    ensure_eq!(intr.values[stubs::REG_CS], 0x10, "CS at the exit");
+    ensure!(intr.values[stubs::REG_SP] >> 63 == 1, "the kernel's stack");
+    Ok(())
+}
+
+fn a_stack_is_copied_as_it_is() -> Outcome {
+    let device = Device::open()?;
+    for bytes in [8, 32, 256, 4096, 32 << 10] {
+        let mut attr = writes(&device, STACK_USER);
+        attr.sample_stack_user = bytes;
+        cpu::allow_ports()?;
+        let event = device.start(&attr, How::OWN)?;
+        let mut ring = Pages::map(&event, 16, READ_WRITE)?;
+        stubs::out_known();
+        let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+        ensure_eq!(
+            (samples.len(), lost),
+            (1, 0),
+            "samples of {bytes} bytes, lost"
+        );
+        let (words, copied) = samples[0].stack.clone().unwrap_or_default();
+        ensure_eq!(words.len(), bytes as usize / 8, "words of {bytes} bytes");
+        ensure!(
+            copied <= bytes.into() && copied > 0,
+            "{copied} of {bytes} bytes"
+        );
+        let top = STACK.len().min(words.len());
+        ensure_eq!(words[..top], STACK[..top], "the top of the stack");
+    }
+    // A main thread's stack ends above what is asked for: what is not there is not copied.
+    let size = 60 << 10;
+    let mut attr = writes(&device, STACK_USER);
+    attr.sample_stack_user = size;
+    let event = device.start(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 32, READ_WRITE)?;
+    stubs::out_known();
+    let (samples, _) = fields::samples(&ring.take()?, &attr)?;
+    let (words, copied) = samples[0].stack.clone().unwrap_or_default();
+    ensure_eq!(words.len() as u64 * 8, u64::from(size), "bytes asked for");
+    ensure!(
+        copied < size.into(),
+        "{copied} bytes of a stack that is shorter"
+    );
+    let beyond = &words[copied as usize / 8..];
+    ensure!(
+        beyond.iter().all(|&word| word == 0),
+        "what is beyond the stack is not zero"
+    );
+    Ok(())
+}
+
+fn other_records_tell_whose_they_are() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let told = TID | TIME | ID | STREAM_ID | CPU | IDENTIFIER;
+    for fields_asked in [told, told & !TID, told & !IDENTIFIER, TIME, ID | CPU, IP] {
+        for all in [true, false] {
+            let mut attr = silent(device.marks(VALUE, 1, fields_asked));
+            attr.set_sample_id_all(all.into());
+            let event = device.open_event(&attr, How::on_cpu(1))?;
+            let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+            event.enable(0)?;
+            let id = event.id()?;
+            let since = device.time_of(cpu::tsc());
+            let fit = PAGE as u64 / (8 + 8 * u64::from(fields_asked.count_ones()));
+            device.place(VALUE, fit + 9)?;
+            ring.take()?;
+            device.mark(VALUE)?;
+            let until = device.time_of(cpu::tsc());
+            let records = ring.take()?;
+            let kinds: Vec<u32> = records.iter().map(|record| record.kind).collect();
+            ensure_eq!(kinds, [LOST, SAMPLE], "records after the loss");
+            let (own, trailer) = fields::trailer(&records[0], 2, &attr)?;
+            ensure_eq!(own, [id, 9], "whose loss, and how much");
+            let asked = |bit| all && fields_asked & bit != 0;
+            let who = (std::process::id(), cpu::thread_id());
+            ensure!(
+                trailer
+                    .time
+                    .is_none_or(|time| (since..=until).contains(&time)),
+                "a loss told at {:?}, from {since} to {until}",
+                trailer.time
+            );
+            let expected = Trailer {
+                pid_tid: asked(TID).then_some(who),
+                time: asked(TIME).then_some(trailer.time.unwrap_or(0)),
+                id: asked(ID).then_some(id),
+                stream_id: asked(STREAM_ID).then_some(id),
+                cpu: asked(CPU).then_some(1),
+                identifier: asked(IDENTIFIER).then_some(id),
+            };
+            ensure_eq!(
+                trailer,
+                expected,
+                "fields {fields_asked:#x}, asked for: {all}"
+            );
+            fields::sample(&records[1], &attr)?;
+        }
+    }
+    Ok(())
+}
+
+fn other_fields_are_refused() -> Outcome {
+    let device = Device::open()?;
+    let allowed = ALL.iter().fold(0, |all, field| all | field);
+    // PERF_SAMPLE_MAX of the kernel that the driver is built for is 1 << 25.
+    for bit in 0..64 {
+        let field = 1_u64 << bit;
+        if allowed & field != 0 {
+            continue;
+        }
+        let expected = if bit < 25 {
+            libc::EOPNOTSUPP
+        } else {
+            libc::EINVAL
+        };
+        for with in [0, IP | TID] {
+            let attr = device.marks(VALUE, 1, field | with);
+            let errno = refused(device.open_event(&attr, How::OWN));
+            ensure_eq!(errno, Some(expected), "field {field:#x} with {with:#x}");
+        }
+    }
+    Ok(())
+}
+
+fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
+    let device = Device::open()?;
+    let errno = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
+    // The data segments, what has no name, none at all; vector registers, as perf refuses them.
+    let masks = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
+    for (mask, expected) in masks.chain([
+        (0, libc::EINVAL),
+        (REGS | 1 << 24, libc::EINVAL),
+        (1 << 32, libc::EOPNOTSUPP),
+        (1 << 63, libc::EOPNOTSUPP),
+    ]) {
+        let mut attr = device.marks(VALUE, 1, REGS_USER);
+        attr.sample_regs_user = mask;
+        ensure_eq!(errno(&attr), Some(expected), "user registers {mask:#x}");
+        let mut attr = device.marks(VALUE, 1, REGS_INTR);
+        attr.sample_regs_intr = mask;
+        ensure_eq!(errno(&attr), Some(expected), "registers {mask:#x}");
+    }
+    for bytes in [1, 4, 12, 65_535, 65_536, u32::MAX] {
+        let mut attr = device.marks(VALUE, 1, STACK_USER);
+        attr.sample_stack_user = bytes;
+        ensure_eq!(errno(&attr), Some(libc::EINVAL), "{bytes} bytes of stack");
+    }
+    let mut attr = device.marks(VALUE, 1, CALLCHAIN);
+    attr.sample_max_stack = 128;
+    ensure_eq!(errno(&attr), Some(libc::EOVERFLOW), "a chain of 128");
+    attr.sample_max_stack = 127;
+    ensure_eq!(errno(&attr), None, "a chain of 127");
+    Ok(())
+}

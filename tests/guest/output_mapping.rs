@@ -1,0 +1,352 @@
+//! How a ring is mapped: its sizes, its mappers, its life, and whose memory it is.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, READ, TID, TIME};
+use crate::pages::{DATA_OFFSET, DATA_SIZE, Pages, READ as READ_ONLY, READ_WRITE};
+use crate::raw::{Device, Event, How, PAGE, refused, silent};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_ring_is_one_page_or_a_power_of_two_more",
+        a_ring_is_one_page_or_a_power_of_two_more,
+    ),
+    (
+        "later_maps_are_equal_until_all_are_gone",
+        later_maps_are_equal_until_all_are_gone,
+    ),
+    (
+        "maps_are_shared_and_from_the_start",
+        maps_are_shared_and_from_the_start,
+    ),
+    (
+        "two_maps_of_an_event_are_one_ring",
+        two_maps_of_an_event_are_one_ring,
+    ),
+    ("a_forked_child_maps_anew", a_forked_child_maps_anew),
+    (
+        "a_ring_lives_as_long_as_any_map",
+        a_ring_lives_as_long_as_any_map,
+    ),
+    (
+        "unmapping_while_the_host_writes_harms_nothing",
+        unmapping_while_the_host_writes_harms_nothing,
+    ),
+    (
+        "locked_memory_is_accounted_and_given_back",
+        locked_memory_is_accounted_and_given_back,
+    ),
+    (
+        "who_may_lock_memory_has_no_limit",
+        who_may_lock_memory_has_no_limit,
+    ),
+    ("a_big_ring_holds_its_size", a_big_ring_holds_its_size),
+];
+
+const VALUE: u64 = 21;
+
+/// An event of this thread that samples each mark, enabled.
+fn marks(device: &Device) -> std::io::Result<Event> {
+    let attr = silent(device.marks(VALUE, 1, TID | TIME));
+    device.start(&attr, How::OWN)
+}
+
+fn map_errno(event: &Event, bytes: usize, flags: i32, offset: i64) -> Option<i32> {
+    refused(Pages::map_raw(event, bytes, READ_WRITE, flags, offset))
+}
+
+fn a_ring_is_one_page_or_a_power_of_two_more() -> Outcome {
+    let device = Device::open()?;
+    let event = marks(&device)?;
+    for pages in 1..=34_usize {
+        let fits = pages == 1 || (pages - 1).is_power_of_two();
+        let expected = (!fits).then_some(libc::EINVAL);
+        for protection in [READ_WRITE, READ_ONLY] {
+            let bytes = pages * PAGE;
+            let mapped = Pages::map_raw(&event, bytes, protection, libc::MAP_SHARED, 0);
+            if let Ok(ring) = &mapped {
+                let told = (ring.load(DATA_OFFSET), ring.load(DATA_SIZE));
+                let is = (PAGE as u64, ((pages - 1) * PAGE) as u64);
+                ensure_eq!(told, is, "the data as {pages} pages tell");
+            }
+            ensure_eq!(refused(mapped), expected, "a map of {pages} pages");
+        }
+    }
+    let most = device.info.max_ring_pages as usize;
+    ensure_eq!(
+        map_errno(&event, (1 + 2 * most) * PAGE, libc::MAP_SHARED, 0),
+        Some(libc::EINVAL),
+        "twice the {most} pages that a ring may have"
+    );
+    Ok(())
+}
+
+fn later_maps_are_equal_until_all_are_gone() -> Outcome {
+    let device = Device::open()?;
+    let event = marks(&device)?;
+    let first = Pages::map(&event, 2, READ_WRITE)?;
+    let second = Pages::map(&event, 2, READ_WRITE)?;
+    let others = [1, 2, 5, 9].map(|pages| pages * PAGE);
+    for bytes in others {
+        let other = map_errno(&event, bytes, libc::MAP_SHARED, 0);
+        ensure_eq!(
+            other,
+            Some(libc::EINVAL),
+            "{bytes} bytes beside three pages"
+        );
+    }
+    drop(first);
+    let other = map_errno(&event, 2 * PAGE, libc::MAP_SHARED, 0);
+    ensure_eq!(other, Some(libc::EINVAL), "another size while one is left");
+    drop(second);
+    for bytes in others {
+        let fresh = map_errno(&event, bytes, libc::MAP_SHARED, 0);
+        ensure_eq!(fresh, None, "{bytes} bytes when all are gone");
+    }
+    Ok(())
+}
+
+fn maps_are_shared_and_from_the_start() -> Outcome {
+    let device = Device::open()?;
+    let event = marks(&device)?;
+    let cases = [
+        (libc::MAP_PRIVATE, 0, "a private map"),
+        (libc::MAP_SHARED, PAGE as i64, "an offset of a page"),
+        (libc::MAP_SHARED, 2 * PAGE as i64, "an offset of two pages"),
+    ];
+    // With no ring there, and beside one.
+    for _ in 0..2 {
+        for (flags, offset, what) in cases {
+            let errno = map_errno(&event, 2 * PAGE, flags, offset);
+            ensure_eq!(errno, Some(libc::EINVAL), "{what}");
+        }
+        Pages::map(&event, 1, READ_WRITE)?;
+    }
+    Ok(())
+}
+
+fn two_maps_of_an_event_are_one_ring() -> Outcome {
+    let device = Device::open()?;
+    let event = marks(&device)?;
+    let mut first = Pages::map(&event, 1, READ_WRITE)?;
+    let second = Pages::map(&event, 1, READ_WRITE)?;
+    device.place(VALUE, 10)?;
+    let head = first.head();
+    ensure!(head > 0, "nothing was written");
+    ensure_eq!(second.head(), head, "the head as the other map shows it");
+    for word in (0..head as usize).step_by(8) {
+        let pair = (first.load(PAGE + word), second.load(PAGE + word));
+        ensure_eq!(pair.0, pair.1, "byte {word} of the data in the maps");
+    }
+    // What one consumed is consumed: a map made now begins behind it.
+    ensure_eq!(first.take()?.len(), 10, "records");
+    let third = Pages::map(&event, 1, READ_WRITE)?;
+    ensure_eq!(third.tail(), head, "the tail that a later map finds");
+    Ok(())
+}
+
+fn a_forked_child_maps_anew() -> Outcome {
+    let device = Device::open()?;
+    let event = marks(&device)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    device.place(VALUE, 3)?;
+    let code = os::forked(|| {
+        // As perf's, a ring is not copied to a child, which may map it for itself.
+        if os::is_mapped(ring.address()) {
+            return 1;
+        }
+        let Ok(mut own) = Pages::map(&event, 1, READ_WRITE) else {
+            return 2;
+        };
+        match own.take() {
+            Ok(records) if records.len() == 3 => 0,
+            _ => 3,
+        }
+    })?;
+    ensure_eq!(code, 0, "what the child found");
+    // The child consumed them for both; the parent's map works on.
+    device.place(VALUE, 4)?;
+    ensure_eq!(ring.head(), 7 * 24, "the head after the child has gone");
+    let left = Pages::map(&event, 1, READ_WRITE)?.take()?;
+    ensure_eq!(left.len(), 4, "records after the child's");
+    ensure!(ring.take()?.len() == 7, "the parent reads by its own place");
+    Ok(())
+}
+
+fn a_ring_lives_as_long_as_any_map() -> Outcome {
+    let device = Device::open()?;
+    let event = marks(&device)?;
+    let first = Pages::map(&event, 1, READ_WRITE)?;
+    let mut second = Pages::map(&event, 1, READ_WRITE)?;
+    device.place(VALUE, 2)?;
+    drop(first);
+    device.place(VALUE, 2)?;
+    drop(event);
+    // The map holds the file, so the event counts on as well.
+    device.place(VALUE, 2)?;
+    ensure_eq!(
+        second.take()?.len(),
+        6,
+        "records through the map that is left"
+    );
+    Ok(())
+}
+
+/// Fresh pages, such as a ring's may become when it is gone: nobody may write them.
+fn settle_on(freed: usize) -> Vec<u64> {
+    vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
+}
+
+fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
+    let device = Device::open()?;
+    let stop = AtomicBool::new(false);
+    let ready = AtomicU64::new(0);
+    let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+        let placer = scope.spawn(|| -> std::io::Result<u64> {
+            cpu::pin(1)?;
+            ready.store(cpu::thread_id().into(), Ordering::Release);
+            let mut placed = 0;
+            while !stop.load(Ordering::Relaxed) {
+                device.mark(VALUE)?;
+                placed += 1;
+            }
+            Ok(placed)
+        });
+        cpu::pin(0)?;
+        while ready.load(Ordering::Acquire) == 0 {
+            thread::yield_now();
+        }
+        let attr = silent(device.marks(VALUE, 1, TID | TIME | READ));
+        let event = device.start(&attr, How::on_cpu(1))?;
+        let beaten = (|| -> Outcome {
+            for round in 0..60_usize {
+                let pages = 1 << (round % 4);
+                let mut ring = Pages::map(&event, pages, READ_WRITE)?;
+                // Some records at least, so that the unmapping meets a writer.
+                while ring.head() == 0 {
+                    std::hint::spin_loop();
+                }
+                let (samples, _) = fields::samples(&ring.take()?, &attr)?;
+                ensure!(!samples.is_empty(), "round {round}: no record");
+                drop(ring);
+                let memory = settle_on(1 + pages);
+                for _ in 0..200 {
+                    std::hint::spin_loop();
+                }
+                ensure!(
+                    memory.iter().all(|&word| word == memory[0]),
+                    "round {round}: the memory that came after the ring was written to"
+                );
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let placed = placer.join().map_err(|_| "the placer panicked")??;
+        beaten?;
+        ensure!(event.count()? <= placed, "more counted than placed");
+        Ok(placed)
+    })?;
+    ensure!(placed > 60, "{placed} marks: nothing was shown");
+    Ok(())
+}
+
+/// Pages that a user may have in rings beyond `RLIMIT_MEMLOCK`, all CPUs' together.
+fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
+    let kib = fs::read_to_string("/sys/module/virtio_pmu/parameters/mlock_kb")?;
+    let online = fs::read_to_string("/proc/cpuinfo")?;
+    let online = online
+        .lines()
+        .filter(|line| line.starts_with("processor"))
+        .count();
+    Ok(kib.trim().parse::<usize>()? / 4 * online)
+}
+
+fn locked_memory_is_accounted_and_given_back() -> Outcome {
+    let device = Device::open()?;
+    let allowance = allowance()?;
+    let beyond = 64;
+    os::limit_locked((beyond * PAGE) as u64)?;
+    os::become_nobody()?;
+    let event = || marks(&device);
+    // Fills what there is with rings of 1 + 64 pages, from the user's allowance first.
+    let whole = (allowance + beyond) / 65;
+    let left = (allowance + beyond) % 65;
+    for round in 0..2 {
+        let mut rings = Vec::new();
+        for number in 0..whole {
+            let event = event()?;
+            let ring = Pages::map(&event, 64, READ_WRITE);
+            rings.push((
+                event,
+                ring.map_err(|e| format!("round {round}, ring {number}: {e}"))?,
+            ));
+        }
+        let more = event()?;
+        ensure_eq!(
+            refused(Pages::map(&more, 64, READ_WRITE)),
+            Some(libc::EPERM),
+            "round {round}: a ring more than {allowance} + {beyond} pages allow"
+        );
+        for _ in 0..left {
+            let event = event()?;
+            let ring = Pages::map(&event, 0, READ_WRITE)?;
+            rings.push((event, ring));
+        }
+        ensure_eq!(
+            refused(Pages::map(&more, 0, READ_WRITE)),
+            Some(libc::EPERM),
+            "round {round}: a page more than there is"
+        );
+        // A further map of a ring is no further memory.
+        Pages::map(&rings[0].0, 64, READ_WRITE)?;
+    }
+    Ok(())
+}
+
+fn who_may_lock_memory_has_no_limit() -> Outcome {
+    let device = Device::open()?;
+    let allowance = allowance()?;
+    os::limit_locked(0)?;
+    let mut rings = Vec::new();
+    let mut pages = 0;
+    while pages <= allowance {
+        let event = marks(&device)?;
+        rings.push((Pages::map(&event, 128, READ_WRITE)?, event));
+        pages += 129;
+    }
+    Ok(())
+}
+
+fn a_big_ring_holds_its_size() -> Outcome {
+    let device = Device::open()?;
+    let pages = 2048.min(device.info.max_ring_pages as usize);
+    let stack = 32 << 10;
+    let mut attr = silent(device.marks(VALUE, 1, fields::STACK_USER | READ));
+    attr.sample_stack_user = stack;
+    // No task switch has the loss told before its time.
+    cpu::pin(1)?;
+    let event = device.start(&attr, How::on_cpu(1))?;
+    let mut ring = Pages::map(&event, pages, READ_WRITE)?;
+    // header, value, size, bytes, dynamic size
+    let record = u64::from(stack) + 32;
+    let fit = ring.size() / record;
+    device.place(VALUE, fit + 5)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!(
+        (samples.len() as u64, lost),
+        (fit, 0),
+        "records of {record} bytes"
+    );
+    device.place(VALUE, 1)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!((samples.len(), lost), (1, 5), "after the reader came");
+    Ok(())
+}

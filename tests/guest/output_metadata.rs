@@ -1,0 +1,240 @@
+//! The metadata page: counts and times for whoever maps it, with no system call and no exit.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, TIME};
+use crate::pages::{
+    CAPABILITIES, DATA_HEAD, DATA_OFFSET, DATA_SIZE, DATA_TAIL, Pages, READ_WRITE, TIME_ZERO,
+    WIDTH_SHIFT_MULT,
+};
+use crate::raw::{
+    Device, EXIT_IO, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE,
+    silent,
+};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("the_page_describes_itself", the_page_describes_itself),
+    (
+        "the_page_counts_without_a_call_or_an_exit",
+        the_page_counts_without_a_call_or_an_exit,
+    ),
+    ("the_page_equals_read", the_page_equals_read),
+    ("the_page_follows_exits", the_page_follows_exits),
+    ("the_page_is_never_torn", the_page_is_never_torn),
+    (
+        "the_pages_time_is_the_records",
+        the_pages_time_is_the_records,
+    ),
+];
+
+const VALUE: u64 = 22;
+const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
+const CAP_USER_RDPMC: u64 = 1 << 2;
+const CAP_USER_TIME_ZERO: u64 = 1 << 4;
+/// All exits that reach the VMM.
+const EXIT_USER: u64 = 1;
+
+/// A counting event with its page mapped, enabled.
+fn counting(
+    device: &Device,
+    kind: u64,
+    event: u64,
+    how: How<'_>,
+) -> std::io::Result<(Event, Pages)> {
+    let mut attr = device.attr(kind, event);
+    attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
+    let event = device.open_event(&attr, how)?;
+    let page = Pages::map(&event, 0, READ_WRITE)?;
+    event.enable(0)?;
+    Ok((event, page))
+}
+
+fn the_page_describes_itself() -> Outcome {
+    let device = Device::open()?;
+    let event = device.start(&silent(device.marks(VALUE, 1, TIME)), How::OWN)?;
+    let page = Pages::map(&event, 4, READ_WRITE)?;
+    device.mark(VALUE)?;
+    ensure_eq!(page.load(0), 0, "version and compat_version");
+    ensure_eq!(page.load(DATA_OFFSET), PAGE as u64, "data_offset");
+    ensure_eq!(page.load(DATA_SIZE), 4 * PAGE as u64, "data_size");
+    ensure_eq!(page.load(DATA_HEAD), 16, "data_head after one record");
+    ensure_eq!(page.load(DATA_TAIL), 0, "data_tail, which the reader owns");
+    for aux in [1056, 1064, 1072, 1080] {
+        ensure_eq!(
+            page.load(aux),
+            0,
+            "byte {aux}, of an AUX area that there is not"
+        );
+    }
+    let capabilities = page.load(CAPABILITIES);
+    let told = CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO;
+    ensure_eq!(
+        capabilities & told,
+        told,
+        "capabilities of {capabilities:#x}"
+    );
+    ensure_eq!(
+        capabilities & (CAP_USER_RDPMC | 1),
+        0,
+        "there is no register to read: {capabilities:#x}"
+    );
+    let word = page.load(WIDTH_SHIFT_MULT);
+    let (width, shift, mult) = (word as u16, (word >> 16) as u16, (word >> 32) as u32);
+    ensure!(width <= 64, "a counter {width} bits wide");
+    ensure_eq!(
+        (u32::from(shift), mult, page.load(TIME_ZERO)),
+        (
+            device.info.time_shift,
+            device.info.time_mult,
+            device.info.time_zero
+        ),
+        "the conversion of the page and the device"
+    );
+    ensure_eq!(page.face().index, 0, "the index of a hardware counter");
+    Ok(())
+}
+
+fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(0)?;
+    let (_marks, page) = counting(&device, KIND_MARK, VALUE, How::OWN)?;
+    let (_exits, exits) = counting(&device, KIND_EXITS, EXIT_USER, How::OWN)?;
+    let mut before = exits.face().count;
+    for placed in 1..=200 {
+        device.mark(VALUE)?;
+        let after_mark = exits.face().count;
+        ensure_eq!(
+            after_mark,
+            before + 1,
+            "exits of a mark, as their page tells"
+        );
+        for _ in 0..50 {
+            let face = page.face();
+            ensure_eq!(
+                (face.index, face.count),
+                (0, placed),
+                "marks, as the page tells"
+            );
+        }
+        before = exits.face().count;
+        ensure_eq!(before, after_mark, "exits while the page was read 50 times");
+    }
+    Ok(())
+}
+
+fn the_page_equals_read() -> Outcome {
+    let device = Device::open()?;
+    let (event, page) = counting(&device, KIND_MARK, VALUE, How::OWN)?;
+    let same = |what: &str| -> Outcome {
+        let words = event.read()?;
+        let face = page.face();
+        let told = [face.count, face.enabled, face.running];
+        ensure_eq!(words, told, "read(), and the page after it, {what}");
+        Ok(())
+    };
+    for round in 1..=20 {
+        device.place(VALUE, round)?;
+        same("while it counts")?;
+    }
+    event.disable(0)?;
+    device.place(VALUE, 5)?;
+    same("while it stands still")?;
+    let still = page.face();
+    ensure_eq!(still.count, 210, "marks while it was enabled");
+    ensure_eq!(still.enabled, still.running, "times of what has no rival");
+    event.reset(0)?;
+    ensure_eq!(page.face().count, 0, "the page after a reset");
+    same("after a reset")?;
+    event.enable(0)?;
+    device.mark(VALUE)?;
+    ensure_eq!(page.face().count, 1, "the page after it was enabled again");
+    ensure!(page.face().enabled > still.enabled, "the time goes on");
+    same("when it counts again")
+}
+
+fn the_page_follows_exits() -> Outcome {
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    let (event, page) = counting(&device, KIND_EXITS, EXIT_IO, How::OWN)?;
+    for written in 1..=100 {
+        cpu::port_write();
+        ensure_eq!(page.face().count, written, "port writes, as the page tells");
+    }
+    ensure_eq!(event.count()?, 100, "port writes, as read() tells");
+    Ok(())
+}
+
+fn the_page_is_never_torn() -> Outcome {
+    let device = Device::open()?;
+    let (event, page) = counting(&device, KIND_MARK, VALUE, How::on_cpu(1))?;
+    let done = AtomicBool::new(false);
+    let looks = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+        let reader = scope.spawn(|| -> Result<u64, String> {
+            cpu::pin(0).map_err(|e| e.to_string())?;
+            let (mut last, mut looks) = (page.face(), 0);
+            while !done.load(Ordering::Relaxed) {
+                let face = page.face();
+                let backwards = face.count < last.count
+                    || face.enabled < last.enabled
+                    || face.running < last.running;
+                // A count moves together with its time, or one of them is of another moment.
+                let apart = (face.count == last.count) != (face.enabled == last.enabled);
+                if backwards || apart || face.running > face.enabled {
+                    return Err(format!("{face:?} after {last:?}"));
+                }
+                last = face;
+                looks += 1;
+            }
+            Ok(looks)
+        });
+        cpu::pin(1)?;
+        let placed = device.place(VALUE, 1500);
+        done.store(true, Ordering::Relaxed);
+        let looks = reader.join().map_err(|_| "the reader panicked")??;
+        placed?;
+        Ok(looks)
+    })?;
+    ensure!(looks > 1000, "{looks} looks: nothing was shown");
+    ensure_eq!(event.count()?, 1500, "marks");
+    Ok(())
+}
+
+fn the_pages_time_is_the_records() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(0)?;
+    let attr = silent(device.marks(VALUE, 1, TIME));
+    let event = device.start(&attr, How::OWN)?;
+    let mut page = Pages::map(&event, 1, READ_WRITE)?;
+    let word = page.load(WIDTH_SHIFT_MULT);
+    let (shift, mult) = ((word >> 16) as u16, (word >> 32) as u32);
+    // The header's own arithmetic, which keeps within 64 bits.
+    let time = |cycles: u64| {
+        let (quotient, remainder) = (cycles >> shift, cycles & ((1 << shift) - 1));
+        let scaled = (remainder * u64::from(mult)) >> shift;
+        page.load(TIME_ZERO) + quotient * u64::from(mult) + scaled
+    };
+    let mut moments = vec![time(cpu::tsc())];
+    for _ in 0..50 {
+        device.mark(VALUE)?;
+        moments.push(time(cpu::tsc()));
+    }
+    let (samples, lost) = fields::samples(&page.take()?, &attr)?;
+    ensure_eq!((samples.len(), lost), (50, 0), "records, lost");
+    for (pair, sample) in moments.windows(2).zip(samples) {
+        let at = sample.time.unwrap_or(0);
+        ensure!(
+            (pair[0]..=pair[1]).contains(&at),
+            "a record at {at} ns, made from {} to {} ns",
+            pair[0],
+            pair[1]
+        );
+    }
+    Ok(())
+}

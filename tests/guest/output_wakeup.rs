@@ -1,0 +1,365 @@
+//! Wakeups: when a reader is woken, by which way, and never more often than it asked for.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{ADDR, CPU, ID, IP, PERIOD, TID, TIME};
+use crate::os::{self, Arrived, Epoll, POLL_HUP, POLL_IN};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, Event, How, silent, waking, watermark};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("every_full_page_wakes", every_full_page_wakes),
+    ("a_number_of_records_wakes", a_number_of_records_wakes),
+    ("a_number_of_bytes_wakes", a_number_of_bytes_wakes),
+    ("the_first_loss_wakes", the_first_loss_wakes),
+    ("a_sleeping_poll_is_woken", a_sleeping_poll_is_woken),
+    ("epoll_tells_each_wakeup_once", epoll_tells_each_wakeup_once),
+    ("each_overflow_signals", each_overflow_signals),
+    (
+        "a_burst_signals_each_overflow",
+        a_burst_signals_each_overflow,
+    ),
+    ("a_used_up_refresh_hangs_up", a_used_up_refresh_hangs_up),
+    ("a_task_that_ends_hangs_up", a_task_that_ends_hangs_up),
+    (
+        "a_shared_ring_wakes_all_and_signals_one",
+        a_shared_ring_wakes_all_and_signals_one,
+    ),
+    (
+        "interrupts_are_as_few_as_the_mark_allows",
+        interrupts_are_as_few_as_the_mark_allows,
+    ),
+];
+
+const VALUE: u64 = 50;
+/// 64 bytes with the header.
+const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
+const PER_PAGE: u64 = 64;
+/// Long enough for what must come, however slow the machine.
+const LONG: i32 = 10_000;
+/// What must not come is not there now: a wakeup is as old as the exit of its record.
+const NOW: i32 = 0;
+
+fn start(device: &Device, attr: &perf_event_attr) -> std::io::Result<(Event, Pages)> {
+    let event = device.open_event(attr, How::OWN)?;
+    let ring = Pages::map(&event, 4, READ_WRITE)?;
+    event.enable(0)?;
+    Ok((event, ring))
+}
+
+/// One wakeup at exactly these records, of all that are placed.
+fn wakes_at(event: &Event, device: &Device, marks: &[u64]) -> Outcome {
+    let mut placed = 0;
+    for &mark in marks {
+        device.place(VALUE, mark - placed - 1)?;
+        ensure_eq!(event.poll(NOW)?, 0, "poll after {} records", mark - 1);
+        device.mark(VALUE)?;
+        ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll after {mark} records");
+        ensure_eq!(event.poll(NOW)?, 0, "a wakeup told twice");
+        placed = mark;
+    }
+    Ok(())
+}
+
+fn every_full_page_wakes() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = start(&device, &device.marks(VALUE, 1, FIELDS))?;
+    wakes_at(&event, &device, &[PER_PAGE, 2 * PER_PAGE, 3 * PER_PAGE])?;
+    // Round the ring the pages are the same.
+    ensure_eq!(ring.take()?.len() as u64, 3 * PER_PAGE, "records");
+    device.place(VALUE, 2 * PER_PAGE - 1)?;
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll past the ring's end");
+    ensure_eq!(ring.take()?.len() as u64, 2 * PER_PAGE - 1, "records");
+    ensure_eq!(event.poll(NOW)?, 0, "poll before the page is full");
+    device.mark(VALUE)?;
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll when it is");
+    Ok(())
+}
+
+fn a_number_of_records_wakes() -> Outcome {
+    let device = Device::open()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 5);
+    let (event, _ring) = start(&device, &attr)?;
+    wakes_at(&event, &device, &[5, 10, 15, 20])
+}
+
+fn a_number_of_bytes_wakes() -> Outcome {
+    let device = Device::open()?;
+    // 200 bytes are reached with record 4, 400 with 7, and so on.
+    let attr = watermark(device.marks(VALUE, 1, FIELDS), 200);
+    let (event, _ring) = start(&device, &attr)?;
+    wakes_at(&event, &device, &[4, 7, 10, 13])
+}
+
+fn the_first_loss_wakes() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
+    device.place(VALUE, 4 * PER_PAGE)?;
+    ensure_eq!(event.poll(NOW)?, 0, "poll when the ring is full");
+    device.mark(VALUE)?;
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll at the first loss");
+    device.place(VALUE, 10)?;
+    ensure_eq!(event.poll(NOW)?, 0, "poll at the losses after it");
+    ensure_eq!(ring.take()?.len() as u64, 4 * PER_PAGE, "records");
+    Ok(())
+}
+
+fn a_sleeping_poll_is_woken() -> Outcome {
+    let device = Device::open()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 3);
+    let (event, _ring) = start(&device, &attr)?;
+    thread::scope(|scope| -> Outcome {
+        let sleeper = scope.spawn(|| event.poll(6 * LONG));
+        device.place(VALUE, 3)?;
+        let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
+        ensure_eq!(woken, libc::POLLIN, "what the sleeper was told");
+        Ok(())
+    })
+}
+
+fn epoll_tells_each_wakeup_once() -> Outcome {
+    let device = Device::open()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 2);
+    let readable = libc::EPOLLIN.cast_unsigned();
+    for edge in [false, true] {
+        let (event, _ring) = start(&device, &attr)?;
+        let epoll = Epoll::new(event.as_fd(), edge)?;
+        ensure_eq!(epoll.wait(NOW)?, 0, "edge {edge}: before any record");
+        for round in 0..4 {
+            device.mark(VALUE)?;
+            ensure_eq!(
+                epoll.wait(NOW)?,
+                0,
+                "edge {edge}, round {round}: one record"
+            );
+            device.mark(VALUE)?;
+            ensure_eq!(
+                epoll.wait(LONG)?,
+                readable,
+                "edge {edge}, round {round}: two"
+            );
+            ensure_eq!(
+                epoll.wait(NOW)?,
+                0,
+                "edge {edge}, round {round}: told twice"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn next_signal() -> Result<Arrived, Box<dyn std::error::Error>> {
+    let limit = Duration::from_millis(LONG.unsigned_abs().into());
+    Ok(os::wait_signal(limit)?.ok_or("no signal")?)
+}
+
+fn no_signal(what: &str) -> Outcome {
+    let more = os::wait_signal(Duration::ZERO)?;
+    ensure!(more.is_none(), "{what}: {more:?}");
+    Ok(())
+}
+
+/// An event whose every record signals this thread.
+fn signalling(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+    os::block_signal()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
+    let (event, ring) = start(device, &attr)?;
+    os::signal_from(event.as_fd())?;
+    Ok((event, ring))
+}
+
+fn each_overflow_signals() -> Outcome {
+    let device = Device::open()?;
+    let (event, ring) = signalling(&device)?;
+    let expected = Arrived {
+        code: POLL_IN,
+        fd: event.as_raw_fd(),
+    };
+    for round in 1..=30 {
+        // On both CPUs, wherever the interrupt goes.
+        cpu::pin(round % 2)?;
+        device.mark(VALUE)?;
+        ensure_eq!(next_signal()?, expected, "the signal of overflow {round}");
+        ensure_eq!(
+            ring.head(),
+            64 * round as u64,
+            "its record was there before it"
+        );
+    }
+    no_signal("more signals than overflows")
+}
+
+/// The device's interrupt: its line in /proc/interrupts, taken apart.
+fn interrupt_line() -> Result<(u32, u64), Box<dyn std::error::Error>> {
+    // The vPMU's transport among the machine's others, by the driver bound to it.
+    let drivers = fs::read_dir("/sys/bus/virtio/drivers/virtio_pmu")?;
+    let device = drivers
+        .filter_map(Result::ok)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .find(|name| name.starts_with("virtio"))
+        .ok_or("no device is bound to the driver")?;
+    let table = fs::read_to_string("/proc/interrupts")?;
+    let line = table
+        .lines()
+        .find(|line| line.split_whitespace().last() == Some(&device))
+        .ok_or_else(|| format!("{device} is not in:\n{table}"))?;
+    let (number, rest) = line.split_once(':').ok_or("no number")?;
+    let counts = rest
+        .split_whitespace()
+        .map_while(|word| word.parse::<u64>().ok());
+    Ok((number.trim().parse()?, counts.sum()))
+}
+
+fn a_burst_signals_each_overflow() -> Outcome {
+    let device = Device::open()?;
+    let (irq, _) = interrupt_line()?;
+    // Where the interrupt is taken, nothing runs between an overflow and its signal.
+    fs::write(format!("/proc/irq/{irq}/smp_affinity"), "1")?;
+    cpu::pin(0)?;
+    let (event, _ring) = signalling(&device)?;
+    device.place(VALUE, 100)?;
+    event.disable(0)?;
+    for round in 1..=100 {
+        ensure_eq!(next_signal()?.code, POLL_IN, "signal {round} of 100");
+    }
+    no_signal("more signals than overflows")
+}
+
+fn a_used_up_refresh_hangs_up() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = signalling(&device)?;
+    event.disable(0)?;
+    for round in 0..2 {
+        event.refresh(3)?;
+        for code in [POLL_IN, POLL_IN, POLL_HUP] {
+            device.mark(VALUE)?;
+            ensure_eq!(
+                next_signal()?.code,
+                code,
+                "round {round}: what the signal tells"
+            );
+        }
+        device.place(VALUE, 5)?;
+        no_signal("after the last overflow")?;
+        ensure_eq!(ring.take()?.len(), 3, "round {round}: records");
+        ensure_eq!(event.count()?, 3 * (round + 1), "round {round}: the count");
+    }
+    Ok(())
+}
+
+fn a_task_that_ends_hangs_up() -> Outcome {
+    let device = Device::open()?;
+    let mut child = Command::new("/proc/self/exe")
+        .args(["mark", &VALUE.to_string(), "3", "in-turn"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let how = How {
+        pid: child.id().cast_signed(),
+        ..How::OWN
+    };
+    let event = device.open_event(&waking(device.marks(VALUE, 1, FIELDS), 2), how)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    event.enable(0)?;
+    let mut turns = child.stdin.take().ok_or("no pipe")?;
+    let mut answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+    for _ in 0..2 {
+        turns.write_all(b"\n")?;
+        answers.read_line(&mut String::new())?;
+    }
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll while it runs");
+    ensure_eq!(event.poll(NOW)?, 0, "poll again");
+    thread::scope(|scope| -> Outcome {
+        let sleeper = scope.spawn(|| event.poll(6 * LONG));
+        turns.write_all(b"\n")?;
+        child.wait()?;
+        let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
+        ensure!(
+            woken & libc::POLLHUP != 0,
+            "at its end poll says {woken:#x}"
+        );
+        Ok(())
+    })?;
+    ensure!(
+        event.poll(NOW)? & libc::POLLHUP != 0,
+        "and goes on to say so"
+    );
+    ensure_eq!(ring.take()?.len(), 3, "records of a task that has gone");
+    ensure_eq!(event.count()?, 3, "its count");
+    Ok(())
+}
+
+fn a_shared_ring_wakes_all_and_signals_one() -> Outcome {
+    const SECOND: u64 = VALUE + 1;
+    let device = Device::open()?;
+    os::block_signal()?;
+    let (target, _ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
+    let attr = waking(device.marks(SECOND, 1, FIELDS), 2);
+    let event = device.start(&attr, How::OWN)?;
+    event.output_to(target.as_raw_fd())?;
+    os::signal_from(target.as_fd())?;
+    os::signal_from(event.as_fd())?;
+    for round in 0..3 {
+        device.place(VALUE, 2)?;
+        device.mark(SECOND)?;
+        ensure_eq!(
+            target.poll(NOW)?,
+            0,
+            "round {round}: the mark is the second event's"
+        );
+        device.mark(SECOND)?;
+        let signal = next_signal()?;
+        ensure_eq!(signal.fd, event.as_raw_fd(), "round {round}: who signals");
+        no_signal("the ring's other event")?;
+        ensure_eq!(
+            target.poll(LONG)?,
+            libc::POLLIN,
+            "round {round}: the ring's owner"
+        );
+    }
+    Ok(())
+}
+
+fn interrupts_are_as_few_as_the_mark_allows() -> Outcome {
+    const RECORDS: u64 = 480;
+    let device = Device::open()?;
+    for every in [1, 16, 160] {
+        let attr = waking(device.marks(VALUE, 1, FIELDS), every);
+        let (event, mut ring) = start(&device, &attr)?;
+        let (_, before) = interrupt_line()?;
+        let mut records = 0;
+        for _ in 0..RECORDS / 160 {
+            device.place(VALUE, 160)?;
+            records += ring.take()?.len() as u64;
+        }
+        let (_, after) = interrupt_line()?;
+        ensure_eq!(records, RECORDS, "records");
+        let most = RECORDS / u64::from(every);
+        let taken = after - before;
+        ensure!(
+            taken <= most && taken > 0,
+            "{taken} interrupts for {RECORDS} records and a wakeup every {every}"
+        );
+        drop(event);
+    }
+    let (event, _ring) = start(&device, &silent(device.marks(VALUE, 1, FIELDS)))?;
+    let (_, before) = interrupt_line()?;
+    device.place(VALUE, 200)?;
+    let (_, after) = interrupt_line()?;
+    ensure_eq!(
+        after - before,
+        0,
+        "interrupts when nobody wants to be woken"
+    );
+    drop(event);
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! Who ran, and what it costs: samples name the right task by either engine, with no exit for
+//! a task switch, and by the batched engine with none for a sample.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, CPU, ID, IP, MISC_MODE, MISC_USER, PERIOD, Sample, TID, TIME};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{
+    Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How,
+    KIND_EXITS, KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
+};
+use crate::stubs::{self, Loop};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("an_event_tells_its_engine", an_event_tells_its_engine),
+    (
+        "swapping_tasks_are_told_apart_by_the_exit_engine",
+        swapping_tasks_are_told_apart_by_the_exit_engine,
+    ),
+    (
+        "the_exit_engine_returns_once_for_a_sample",
+        the_exit_engine_returns_once_for_a_sample,
+    ),
+];
+
+/// Where the operator insists on the batched engine.
+pub(crate) const BATCHED: &[Test] = &[
+    (
+        "a_clock_is_sampled_by_the_batched_engine_alone",
+        a_clock_is_sampled_by_the_batched_engine_alone,
+    ),
+    (
+        "swapping_tasks_are_told_apart_by_the_batched_engine",
+        swapping_tasks_are_told_apart_by_the_batched_engine,
+    ),
+    (
+        "the_batched_engine_returns_for_no_sample",
+        the_batched_engine_returns_for_no_sample,
+    ),
+];
+
+const FIELDS: u64 = IP | TID | TIME | CPU | ID | PERIOD;
+const MILLISECOND: u64 = 1_000_000;
+
+fn by(engine: u32, how: How<'_>) -> How<'_> {
+    How { engine, ..how }
+}
+
+fn an_event_tells_its_engine() -> Outcome {
+    let device = Device::open()?;
+    let clock = sampling(
+        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
+        MILLISECOND,
+        FIELDS,
+    );
+    let event = device.open_event(&clock, by(ENGINE_EXIT, How::OWN))?;
+    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine asked for");
+    // Who leaves it to the device gets the batched one where there is one.
+    let engine = device.open_event(&clock, How::OWN)?.engine()?;
+    let batched = device.open_event(&clock, by(ENGINE_BATCHED, How::OWN));
+    match &batched {
+        Ok(event) => {
+            let engines = (event.engine()?, engine);
+            ensure_eq!(
+                engines,
+                (ENGINE_BATCHED, ENGINE_BATCHED),
+                "asked for, by default"
+            );
+        }
+        Err(_) => {
+            ensure_eq!(
+                engine,
+                ENGINE_EXIT,
+                "the engine of a host that cannot batch"
+            );
+            ensure_eq!(
+                refused(batched),
+                Some(libc::EOPNOTSUPP),
+                "the batched engine there"
+            );
+        }
+    }
+    tell_of_marks(&device)
+}
+
+fn a_clock_is_sampled_by_the_batched_engine_alone() -> Outcome {
+    let device = Device::open()?;
+    let clock = sampling(
+        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
+        MILLISECOND,
+        FIELDS,
+    );
+    for engine in [ENGINE_ANY, ENGINE_BATCHED] {
+        let event = device.open_event(&clock, by(engine, How::OWN))?;
+        ensure_eq!(
+            event.engine()?,
+            ENGINE_BATCHED,
+            "when {engine} was asked for"
+        );
+    }
+    let exit = refused(device.open_event(&clock, by(ENGINE_EXIT, How::OWN)));
+    ensure_eq!(exit, Some(libc::EOPNOTSUPP), "a clock by the exit engine");
+    tell_of_marks(&device)
+}
+
+/// What is the device's own to count is so on any host and by any operator's word.
+fn tell_of_marks(device: &Device) -> Outcome {
+    let marks = device.marks(1, 1, FIELDS);
+    let event = device.open_event(&marks, How::OWN)?;
+    ensure_eq!(event.engine()?, ENGINE_EXIT, "the engine of marks");
+    let batched = refused(device.open_event(&marks, by(ENGINE_BATCHED, How::OWN)));
+    ensure_eq!(
+        batched,
+        Some(libc::EOPNOTSUPP),
+        "marks by the batched engine"
+    );
+    let counting = device.open_event(&device.attr(KIND_MARK, 1), How::OWN)?;
+    ensure_eq!(
+        counting.engine()?,
+        ENGINE_ANY,
+        "the engine of what only counts"
+    );
+    Ok(())
+}
+
+/// A counter of exits of one CPU, which its page tells without making one.
+fn exits(device: &Device, which: u64, cpu: i32) -> std::io::Result<(Event, Pages)> {
+    let event = device.open_event(&device.attr(KIND_EXITS, which), How::on_cpu(cpu))?;
+    let page = Pages::map(&event, 0, READ_WRITE)?;
+    event.enable(0)?;
+    Ok((event, page))
+}
+
+/// Numbers that follow no pattern that a scheduler could share.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Two threads share a CPU and give it to each other after random times, each in code of its
+/// own, until `enough` is true.
+fn swap_until(
+    codes: &[Loop; 2],
+    tids: &[AtomicU64; 2],
+    mut enough: impl FnMut() -> Result<bool, Box<dyn std::error::Error>>,
+) -> Result<u64, Box<dyn std::error::Error>> {
+    let stop = AtomicBool::new(false);
+    let switches = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let swappers: Vec<_> = (0..2)
+            .map(|which| {
+                let (stop, switches) = (&stop, &switches);
+                scope.spawn(move || -> std::io::Result<()> {
+                    cpu::pin(0)?;
+                    tids[which].store(cpu::thread_id().into(), Ordering::Release);
+                    let mut random = Random(0x9e37_79b9_7f4a_7c15 + which as u64);
+                    while !stop.load(Ordering::Relaxed) {
+                        codes[which].run(1000 + random.below(200_000));
+                        os::yield_cpu();
+                        switches.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let watched = loop {
+            match enough() {
+                Ok(false) => thread::yield_now(),
+                Ok(true) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        stop.store(true, Ordering::Relaxed);
+        for swapper in swappers {
+            swapper.join().map_err(|_| "a swapper panicked")??;
+        }
+        watched?;
+        Ok(switches.load(Ordering::Relaxed))
+    })
+}
+
+fn swapping_tasks_are_told_apart(engine: u32) -> Outcome {
+    const ENOUGH: usize = 2000;
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let codes = stubs::loops();
+    let tids = [AtomicU64::new(0), AtomicU64::new(0)];
+    let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
+    let attr = silent(sampling(clock, MILLISECOND, FIELDS));
+    let event = device.open_event(&attr, by(engine, How::on_cpu(0)))?;
+    ensure_eq!(event.engine()?, engine, "the engine");
+    let mut ring = Pages::map(&event, 64, READ_WRITE)?;
+    let (_mmio, mmio) = exits(&device, EXIT_MMIO, 0)?;
+    event.enable(0)?;
+    let before = mmio.face().count;
+    let of_code = |sample: &Sample| {
+        let ip = sample.ip.unwrap_or(0);
+        codes.iter().position(|code| code.code.contains(&ip))
+    };
+    let (mut right, mut wrong, mut nobody) = (0, Vec::new(), 0);
+    let switches = swap_until(&codes, &tids, || {
+        let (samples, _) = fields::samples(&ring.take()?, &attr)?;
+        for sample in samples.iter().filter(|s| s.misc & MISC_MODE == MISC_USER) {
+            let Some(which) = of_code(sample) else {
+                continue;
+            };
+            let tid = tids[which].load(Ordering::Acquire) as u32;
+            match sample.pid_tid {
+                Some((pid, told)) if told == tid && pid == std::process::id() => right += 1,
+                Some((0, 0)) => nobody += 1,
+                _ => wrong.push(sample.clone()),
+            }
+        }
+        Ok(right + wrong.len() + nobody >= ENOUGH)
+    })?;
+    let after = mmio.face().count;
+    let all = right + wrong.len() + nobody;
+    ensure!(
+        right * 1000 >= all * 999,
+        "{right} of {all} samples name their task; {nobody} nobody, others like {:x?}",
+        wrong.first()
+    );
+    ensure!(switches > 200, "{switches} switches: nothing was shown");
+    ensure_eq!(
+        after - before,
+        0,
+        "exits to the device in {switches} switches"
+    );
+    Ok(())
+}
+
+fn swapping_tasks_are_told_apart_by_the_exit_engine() -> Outcome {
+    swapping_tasks_are_told_apart(ENGINE_EXIT)
+}
+
+fn swapping_tasks_are_told_apart_by_the_batched_engine() -> Outcome {
+    swapping_tasks_are_told_apart(ENGINE_BATCHED)
+}
+
+/// Samples of a loop on this CPU, and the signals that took its vCPU out of the guest since.
+fn samples_and_signals(
+    device: &Device,
+    attr: &perf_event_attr,
+    engine: u32,
+) -> Result<(u64, u64), Box<dyn std::error::Error>> {
+    cpu::pin(1)?;
+    let [code, _] = stubs::loops();
+    let event = device.open_event(attr, by(engine, How::on_cpu(1)))?;
+    ensure_eq!(event.engine()?, engine, "the engine");
+    let mut ring = Pages::map(&event, 64, READ_WRITE)?;
+    let (_signals, signals) = exits(device, EXIT_SIGNAL, 1)?;
+    let before = signals.face().count;
+    event.enable(0)?;
+    let mut samples = 0;
+    while samples < 300 {
+        code.run(1 << 20);
+        let (more, lost) = fields::samples(&ring.take()?, attr)?;
+        ensure_eq!(lost, 0, "lost");
+        let here = |s: &&Sample| s.cpu == Some(1) && s.ip.is_some();
+        samples += more.iter().filter(here).count() as u64;
+    }
+    event.disable(0)?;
+    samples += ring.take()?.len() as u64;
+    Ok((samples, signals.face().count - before))
+}
+
+fn clock(device: &Device) -> perf_event_attr {
+    let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
+    silent(sampling(clock, MILLISECOND, FIELDS))
+}
+
+fn the_exit_engine_returns_once_for_a_sample() -> Outcome {
+    let device = Device::open()?;
+    let (samples, signals) = samples_and_signals(&device, &clock(&device), ENGINE_EXIT)?;
+    // The last may be found at the exit that switches it off.
+    ensure!(
+        (samples - 1..=samples + 1).contains(&signals),
+        "{signals} signals ended the run call for {samples} samples"
+    );
+    Ok(())
+}
+
+fn the_batched_engine_returns_for_no_sample() -> Outcome {
+    let device = Device::open()?;
+    let (samples, signals) = samples_and_signals(&device, &clock(&device), ENGINE_BATCHED)?;
+    ensure_eq!(
+        signals,
+        0,
+        "signals that ended the run call for {samples} samples"
+    );
+    Ok(())
+}

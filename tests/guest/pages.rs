@@ -1,0 +1,208 @@
+//! Mapped rings as words: what stands in them, read by the rules of `<linux/perf_event.h>`.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+#![expect(unsafe_code, reason = "the edge to shared memory")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::raw::{Event, PAGE};
+
+pub(crate) const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+/// Read-only: the ring overwrites.
+pub(crate) const READ: i32 = libc::PROT_READ;
+
+// Offsets in `struct perf_event_mmap_page`.
+pub(crate) const LOCK_INDEX: usize = 8;
+pub(crate) const OFFSET: usize = 16;
+pub(crate) const TIME_ENABLED: usize = 24;
+pub(crate) const TIME_RUNNING: usize = 32;
+pub(crate) const CAPABILITIES: usize = 40;
+pub(crate) const WIDTH_SHIFT_MULT: usize = 48;
+pub(crate) const TIME_ZERO: usize = 64;
+pub(crate) const DATA_HEAD: usize = 1024;
+pub(crate) const DATA_TAIL: usize = 1032;
+pub(crate) const DATA_OFFSET: usize = 1040;
+pub(crate) const DATA_SIZE: usize = 1048;
+
+/// A record as it stands: the header taken apart, the rest as words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) kind: u32,
+    pub(crate) misc: u16,
+    pub(crate) words: Vec<u64>,
+}
+
+/// The count and its times, of one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Face {
+    pub(crate) index: u32,
+    pub(crate) count: u64,
+    pub(crate) enabled: u64,
+    pub(crate) running: u64,
+}
+
+/// A mapping of an event; unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    base: *mut AtomicU64,
+    bytes: usize,
+    /// This reader's own place.
+    tail: u64,
+}
+
+// SAFETY: the mapping belongs to the process and is reached through atomics alone.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// mmap(2) with nothing checked before it.
+    pub(crate) fn map_raw(
+        event: &Event,
+        bytes: usize,
+        protection: i32,
+        flags: i32,
+        offset: i64,
+    ) -> io::Result<Self> {
+        let fd = event.as_raw_fd();
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mut pages = Self {
+            base: base.cast(),
+            bytes,
+            tail: 0,
+        };
+        pages.tail = pages.load(DATA_TAIL);
+        Ok(pages)
+    }
+
+    /// The metadata page and so many data pages, shared.
+    pub(crate) fn map(event: &Event, data_pages: usize, protection: i32) -> io::Result<Self> {
+        Self::map_raw(
+            event,
+            (1 + data_pages) * PAGE,
+            protection,
+            libc::MAP_SHARED,
+            0,
+        )
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(
+            offset.is_multiple_of(8) && offset < self.bytes,
+            "{offset} of {}",
+            self.bytes
+        );
+        // SAFETY: inside the mapping (asserted), which lives as long as `self`.
+        let word = unsafe { self.base.add(offset / 8) };
+        // SAFETY: aligned, and only ever reached atomically.
+        unsafe { &*word }
+    }
+
+    /// The word at a byte offset from the mapping's beginning.
+    pub(crate) fn load(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        self.word(DATA_HEAD).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Bytes of data.
+    pub(crate) fn size(&self) -> u64 {
+        (self.bytes - PAGE) as u64
+    }
+
+    /// Where the mapping lies.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.base.cast()
+    }
+
+    /// The word of data at a position that counts on round and round.
+    fn data(&self, position: u64) -> u64 {
+        self.load(PAGE + (position % self.size()) as usize)
+    }
+
+    /// The record that begins at `position`.
+    pub(crate) fn record_at(&self, position: u64) -> Result<Record, String> {
+        let header = self.data(position);
+        let size = header >> 48;
+        if size < 8 || !size.is_multiple_of(8) || size > self.size() {
+            return Err(format!(
+                "no record of {size} bytes can stand at {position:#x}"
+            ));
+        }
+        Ok(Record {
+            kind: header as u32,
+            misc: (header >> 32) as u16,
+            words: (1..size / 8)
+                .map(|word| self.data(position.wrapping_add(8 * word)))
+                .collect(),
+        })
+    }
+
+    /// Takes the next record out; `None` if there is none yet.
+    pub(crate) fn next_record(&mut self) -> Result<Option<Record>, String> {
+        let available = self.head().wrapping_sub(self.tail);
+        if available == 0 {
+            return Ok(None);
+        }
+        if available > self.size() {
+            return Err(format!("{available} bytes in a ring of {}", self.size()));
+        }
+        let record = self.record_at(self.tail)?;
+        let size = 8 + 8 * record.words.len() as u64;
+        if size > available {
+            return Err(format!("a record of {size} bytes, {available} published"));
+        }
+        self.tail = self.tail.wrapping_add(size);
+        // Release: the host may write there only after all loads of the record.
+        self.word(DATA_TAIL).store(self.tail, Ordering::Release);
+        Ok(Some(record))
+    }
+
+    /// Takes out all that stands there.
+    pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
+        let mut records = Vec::new();
+        while let Some(record) = self.next_record()? {
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Self-monitoring by the header's recipe: no system call.
+    pub(crate) fn face(&self) -> Face {
+        loop {
+            let before = self.word(LOCK_INDEX).load(Ordering::Acquire);
+            let face = Face {
+                index: (before >> 32) as u32,
+                count: self.load(OFFSET),
+                enabled: self.load(TIME_ENABLED),
+                running: self.load(TIME_RUNNING),
+            };
+            fence(Ordering::Acquire);
+            if before & 1 == 0 && before == self.load(LOCK_INDEX) {
+                return face;
+            }
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that was mapped, to which no reference can be left.
+        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+    }
+}

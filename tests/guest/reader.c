@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+/*
+ * A reader that knows perf and nothing of us but the device's two ioctls: it maps, polls and
+ * reads by the rules of <linux/perf_event.h>, and prints what it saw.
+ *
+ *	reader THREAD VALUE COUNT
+ *
+ * Samples each mark VALUE of THREAD; prints "ready", then a line for each record, and ends
+ * when COUNT of them were read or lost.
+ */
+#include <linux/perf_event.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "vpmu_uapi.h"
+
+#define PAGES 2
+
+static void fail(const char *what)
+{
+	fprintf(stderr, "reader: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+/* Bytes out of the ring, which may lie at its end and its beginning. */
+static void copy(void *to, const uint8_t *data, uint64_t size, uint64_t at, uint64_t bytes)
+{
+	uint64_t offset = at % size;
+	uint64_t first = bytes < size - offset ? bytes : size - offset;
+
+	memcpy(to, data + offset, first);
+	memcpy((uint8_t *)to + first, data, bytes - first);
+}
+
+static int open_marks(int device, int thread, uint64_t value)
+{
+	struct perf_event_attr attr = {
+		.size = sizeof(attr),
+		.config = VPMU_CONFIG(VPMU_KIND_MARK, value),
+		.sample_period = 1,
+		.sample_type = PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_READ,
+		.wakeup_events = 1,
+		.disabled = 1,
+	};
+	struct vpmu_info info;
+	struct vpmu_open args = {
+		.attr = (uintptr_t)&attr,
+		.pid = thread,
+		.cpu = -1,
+		.group_fd = -1,
+	};
+	int fd;
+
+	if (ioctl(device, VPMU_IOC_INFO, &info))
+		fail("asking the device what it is");
+	attr.type = info.pmu_type;
+	fd = ioctl(device, VPMU_IOC_OPEN, &args);
+	if (fd < 0)
+		fail("opening the event");
+	return fd;
+}
+
+/* The number of overflows that a record stands for. */
+static uint64_t print(const struct perf_event_header *header, const uint64_t *body)
+{
+	switch (header->type) {
+	case PERF_RECORD_SAMPLE:
+		printf("sample %u %u %llu %llu\n", (uint32_t)body[0], (uint32_t)(body[0] >> 32),
+		       (unsigned long long)body[1], (unsigned long long)body[2]);
+		return 1;
+	case PERF_RECORD_LOST:
+		printf("lost %llu\n", (unsigned long long)body[1]);
+		return body[1];
+	default:
+		printf("type %u\n", header->type);
+		return 0;
+	}
+}
+
+static uint64_t drain(struct perf_event_mmap_page *page)
+{
+	const uint8_t *data = (const uint8_t *)page + page->data_offset;
+	uint64_t size = page->data_size, tail = page->data_tail, seen = 0;
+	uint64_t head = __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE);
+
+	while (tail != head) {
+		struct perf_event_header header;
+		uint64_t body[64] = { 0 };
+
+		copy(&header, data, size, tail, sizeof(header));
+		if (header.size < sizeof(header) || header.size > sizeof(body)) {
+			errno = EPROTO;
+			fail("a record's size");
+		}
+		copy(body, data, size, tail + sizeof(header), header.size - sizeof(header));
+		seen += print(&header, body);
+		tail += header.size;
+	}
+	__atomic_store_n(&page->data_tail, tail, __ATOMIC_RELEASE);
+	return seen;
+}
+
+int main(int argc, char **argv)
+{
+	int device = open("/dev/vpmu", O_RDWR | O_CLOEXEC), event;
+	struct perf_event_mmap_page *page;
+	uint64_t seen = 0, wanted, count;
+
+	if (argc != 4 || device < 0)
+		fail("usage: reader THREAD VALUE COUNT, where there is a /dev/vpmu");
+	wanted = strtoull(argv[3], NULL, 0);
+	event = open_marks(device, atoi(argv[1]), strtoull(argv[2], NULL, 0));
+	page = mmap(NULL, (1 + PAGES) * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, event, 0);
+	if (page == MAP_FAILED)
+		fail("mapping the ring");
+	if (ioctl(event, PERF_EVENT_IOC_ENABLE, 0))
+		fail("enabling the event");
+	printf("ready\n");
+	fflush(stdout);
+
+	while (seen < wanted) {
+		struct pollfd ready = { .fd = event, .events = POLLIN };
+
+		if (poll(&ready, 1, 20000) != 1) {
+			fprintf(stderr, "reader: nothing after %llu\n", (unsigned long long)seen);
+			return 1;
+		}
+		seen += drain(page);
+		/* A loss that nothing follows is told to whoever reads the count. */
+		if (read(event, &count, sizeof(count)) != sizeof(count))
+			fail("reading the count");
+		seen += drain(page);
+	}
+	if (read(event, &count, sizeof(count)) != sizeof(count))
+		fail("reading the count");
+	printf("count %llu\n", (unsigned long long)count);
+	return 0;
+}

@@ -1,0 +1,323 @@
+//! Code whose registers, stack, callers and addresses are known to the last bit, because no
+//! compiler had a hand in it.
+#![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
+
+use std::arch::global_asm;
+
+use crate::cpu::IDLE_PORT;
+use crate::raw::IOC_MARK;
+
+/// Registers as `PERF_REG_X86_*` numbers them; flat segments have no known value to tell.
+pub(crate) const REG_AX: usize = 0;
+pub(crate) const REG_CX: usize = 2;
+pub(crate) const REG_DX: usize = 3;
+pub(crate) const REG_SI: usize = 4;
+pub(crate) const REG_DI: usize = 5;
+pub(crate) const REG_SP: usize = 7;
+pub(crate) const REG_IP: usize = 8;
+pub(crate) const REG_FLAGS: usize = 9;
+pub(crate) const REG_CS: usize = 10;
+pub(crate) const REG_SS: usize = 11;
+/// Every register that a sample can have: all but the data segments.
+pub(crate) const REGS: u64 = 0xff_0fff;
+
+/// What the stubs put into general register `number`: its number, told by every byte but that
+/// the port or the system call has its own.
+pub(crate) const fn known(number: usize) -> u64 {
+    0x0101_0101_0101_0101 * (number as u64 + 0xa0)
+}
+
+/// Words that [`out_known`] and [`mark_known`] leave on top of the stack, topmost first.
+pub(crate) const STACK: [u64; 4] = [
+    0x1122_3344_5566_7788,
+    0x2233_4455_6677_8899,
+    0x3344_5566_7788_99aa,
+    0x4455_6677_8899_aabb,
+];
+
+/// What the leaf of [`nest`] does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Leaf {
+    /// One write to the idle port.
+    Out,
+    /// One mark: the device's descriptor, the value.
+    Mark(i32, u64),
+    /// So many rounds of a loop.
+    Spin(u64),
+}
+
+global_asm!(
+    ".macro vpmu_known",
+    "mov rbx, {bx}",
+    "mov rbp, {bp}",
+    "mov r8, {r8}",
+    "mov r9, {r9}",
+    "mov r10, {r10}",
+    "mov r12, {r12}",
+    "mov r13, {r13}",
+    "mov r14, {r14}",
+    "mov r15, {r15}",
+    ".endm",
+    ".macro vpmu_enter",
+    "push rbx",
+    "push rbp",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    "mov rax, {stack3}",
+    "push rax",
+    "mov rax, {stack2}",
+    "push rax",
+    "mov rax, {stack1}",
+    "push rax",
+    "mov rax, {stack0}",
+    "push rax",
+    ".endm",
+    ".macro vpmu_leave",
+    "add rsp, 32",
+    "pop r15",
+    "pop r14",
+    "pop r13",
+    "pop r12",
+    "pop rbp",
+    "pop rbx",
+    "ret",
+    ".endm",
+    // fn(sp: *mut u64)
+    ".globl vpmu_out_known",
+    "vpmu_out_known:",
+    "vpmu_enter",
+    "mov [rdi], rsp",
+    "vpmu_known",
+    "mov rax, {ax}",
+    "mov rcx, {cx}",
+    "mov rdx, {port}",
+    "mov rsi, {si}",
+    "mov rdi, {di}",
+    "mov r11, {r11}",
+    ".globl vpmu_out_known_ip",
+    "vpmu_out_known_ip:",
+    "out dx, al",
+    "vpmu_leave",
+    // fn(sp: *mut u64, device: i32, value: u64)
+    ".globl vpmu_mark_known",
+    "vpmu_mark_known:",
+    "vpmu_enter",
+    "mov [rdi], rsp",
+    "mov edi, esi",
+    "mov esi, {mark}",
+    "vpmu_known",
+    "mov eax, 16",
+    "syscall",
+    ".globl vpmu_mark_known_ip",
+    "vpmu_mark_known_ip:",
+    "vpmu_leave",
+    // fn(what: u64, first: u64, second: u64)
+    ".globl vpmu_nest",
+    "vpmu_nest:",
+    "push rbp",
+    "xor ebp, ebp",
+    "call vpmu_nest_outer",
+    ".globl vpmu_nest_top",
+    "vpmu_nest_top:",
+    "pop rbp",
+    "ret",
+    "vpmu_nest_outer:",
+    "push rbp",
+    "mov rbp, rsp",
+    "call vpmu_nest_middle",
+    ".globl vpmu_nest_in_outer",
+    "vpmu_nest_in_outer:",
+    "pop rbp",
+    "ret",
+    "vpmu_nest_middle:",
+    "push rbp",
+    "mov rbp, rsp",
+    "call vpmu_nest_leaf",
+    ".globl vpmu_nest_in_middle",
+    "vpmu_nest_in_middle:",
+    "pop rbp",
+    "ret",
+    "vpmu_nest_leaf:",
+    "push rbp",
+    "mov rbp, rsp",
+    "cmp rdi, 1",
+    "je 2f",
+    "ja 3f",
+    "mov edx, {idle}",
+    "xor eax, eax",
+    ".globl vpmu_nest_out",
+    "vpmu_nest_out:",
+    "out dx, al",
+    "jmp 4f",
+    "2:",
+    "mov edi, esi",
+    "mov esi, {mark}",
+    "mov eax, 16",
+    "syscall",
+    ".globl vpmu_nest_marked",
+    "vpmu_nest_marked:",
+    "jmp 4f",
+    "3:",
+    ".globl vpmu_nest_spin",
+    "vpmu_nest_spin:",
+    "dec rsi",
+    "jnz 3b",
+    ".globl vpmu_nest_spun",
+    "vpmu_nest_spun:",
+    "4:",
+    "pop rbp",
+    "ret",
+    // Two loops, fn(rounds: u64) each.
+    ".globl vpmu_loop_a",
+    "vpmu_loop_a:",
+    "dec rdi",
+    "jnz vpmu_loop_a",
+    ".globl vpmu_loop_a_end",
+    "vpmu_loop_a_end:",
+    "ret",
+    ".globl vpmu_loop_b",
+    "vpmu_loop_b:",
+    "dec rdi",
+    "jnz vpmu_loop_b",
+    ".globl vpmu_loop_b_end",
+    "vpmu_loop_b_end:",
+    "ret",
+    ax = const known(0),
+    bx = const known(1),
+    cx = const known(2),
+    si = const known(4),
+    di = const known(5),
+    bp = const known(6),
+    r8 = const known(16),
+    r9 = const known(17),
+    r10 = const known(18),
+    r11 = const known(19),
+    r12 = const known(20),
+    r13 = const known(21),
+    r14 = const known(22),
+    r15 = const known(23),
+    port = const known(3) & !0xffff | IDLE_PORT as u64,
+    idle = const IDLE_PORT,
+    mark = const IOC_MARK,
+    stack0 = const STACK[0],
+    stack1 = const STACK[1],
+    stack2 = const STACK[2],
+    stack3 = const STACK[3],
+);
+
+unsafe extern "C" {
+    fn vpmu_out_known(sp: *mut u64);
+    fn vpmu_mark_known(sp: *mut u64, device: i32, value: u64);
+    fn vpmu_nest(what: u64, first: u64, second: u64);
+    fn vpmu_loop_a(rounds: u64);
+    fn vpmu_loop_b(rounds: u64);
+    static vpmu_out_known_ip: u8;
+    static vpmu_mark_known_ip: u8;
+    static vpmu_nest_top: u8;
+    static vpmu_nest_in_outer: u8;
+    static vpmu_nest_in_middle: u8;
+    static vpmu_nest_out: u8;
+    static vpmu_nest_marked: u8;
+    static vpmu_nest_spin: u8;
+    static vpmu_nest_spun: u8;
+    static vpmu_loop_a_end: u8;
+    static vpmu_loop_b_end: u8;
+}
+
+fn at(label: *const u8) -> u64 {
+    label.expose_provenance() as u64
+}
+
+/// One port write with every register known; returns the stack pointer at the write. The
+/// caller may reach ports.
+pub(crate) fn out_known() -> u64 {
+    let mut sp = 0;
+    // SAFETY: keeps the calling convention, writes one word through its argument.
+    unsafe { vpmu_out_known(&raw mut sp) };
+    sp
+}
+
+/// Where it writes: the instruction of [`out_known`].
+pub(crate) fn out_known_ip() -> u64 {
+    at(&raw const vpmu_out_known_ip)
+}
+
+/// One mark with every register known that a system call leaves alone; returns the stack
+/// pointer at the call.
+pub(crate) fn mark_known(device: i32, value: u64) -> u64 {
+    let mut sp = 0;
+    // SAFETY: as `out_known`; the system call takes its argument by value.
+    unsafe { vpmu_mark_known(&raw mut sp, device, value) };
+    sp
+}
+
+/// Where the system call of [`mark_known`] returns to.
+pub(crate) fn mark_known_ip() -> u64 {
+    at(&raw const vpmu_mark_known_ip)
+}
+
+/// A nest of three calls with frame pointers, below which no frame pointer leads on.
+pub(crate) fn nest(leaf: Leaf) {
+    let (what, first, second) = match leaf {
+        Leaf::Out => (0, 0, 0),
+        Leaf::Mark(device, value) => (1, i64::from(device).cast_unsigned(), value),
+        Leaf::Spin(rounds) => (2, rounds.max(1), 0),
+    };
+    // SAFETY: keeps the calling convention; what it does is as safe as its parts.
+    unsafe { vpmu_nest(what, first, second) }
+}
+
+/// The return addresses of [`nest`]'s callers, innermost first.
+pub(crate) fn nest_callers() -> [u64; 3] {
+    [
+        at(&raw const vpmu_nest_in_middle),
+        at(&raw const vpmu_nest_in_outer),
+        at(&raw const vpmu_nest_top),
+    ]
+}
+
+/// The instruction that writes the port, in the leaf.
+pub(crate) fn nest_out() -> u64 {
+    at(&raw const vpmu_nest_out)
+}
+
+/// Where the leaf's system call returns to.
+pub(crate) fn nest_marked() -> u64 {
+    at(&raw const vpmu_nest_marked)
+}
+
+/// The loop in the leaf.
+pub(crate) fn nest_spin() -> std::ops::Range<u64> {
+    at(&raw const vpmu_nest_spin)..at(&raw const vpmu_nest_spun)
+}
+
+/// A loop and where its code lies.
+#[derive(Debug, Clone)]
+pub(crate) struct Loop {
+    run: unsafe extern "C" fn(u64),
+    pub(crate) code: std::ops::Range<u64>,
+}
+
+impl Loop {
+    pub(crate) fn run(&self, rounds: u64) {
+        // SAFETY: counts a register down.
+        unsafe { (self.run)(rounds.max(1)) }
+    }
+}
+
+/// Two loops that share no instruction.
+pub(crate) fn loops() -> [Loop; 2] {
+    let code = |run: unsafe extern "C" fn(u64), end: *const u8| at(run as *const u8)..at(end);
+    [
+        Loop {
+            run: vpmu_loop_a,
+            code: code(vpmu_loop_a, &raw const vpmu_loop_a_end),
+        },
+        Loop {
+            run: vpmu_loop_b,
+            code: code(vpmu_loop_b, &raw const vpmu_loop_b_end),
+        },
+    ]
+}
