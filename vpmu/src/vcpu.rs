@@ -1,7 +1,7 @@
 //! What vCPU threads touch on every entry and exit, without a lock: counts that only the vCPU's
 //! own thread writes, and how many events want what there.
 
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER};
 use crate::machine::ExitReason;
@@ -39,6 +39,7 @@ pub(crate) struct Vcpu {
     needs: [AtomicU32; Need::State as usize + 1],
     guest_time: AtomicU64,
     entered: AtomicU64,
+    inside: AtomicBool,
     kicks: AtomicU64,
 }
 
@@ -89,6 +90,7 @@ impl Vcpu {
 
     /// The run call begins; on the vCPU's thread.
     pub(crate) fn enter(&self, source: &dyn Source) {
+        self.inside.store(true, Ordering::Relaxed);
         if self.needs(Need::GuestTime) {
             let now = source.thread_time().unwrap_or(0);
             self.entered.store(now, Ordering::Relaxed);
@@ -97,6 +99,7 @@ impl Vcpu {
 
     /// The run call has ended; on the vCPU's thread.
     pub(crate) fn leave(&self, reason: ExitReason, source: &dyn Source) {
+        self.inside.store(false, Ordering::Relaxed);
         let exits = &self.exits[reason as usize];
         // The only writer: no read-modify-write needed.
         exits.store(exits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -107,6 +110,11 @@ impl Vcpu {
             let before = self.guest_time.load(Ordering::Relaxed);
             self.guest_time.store(before + spent, Ordering::Relaxed);
         }
+    }
+
+    /// Whether the vCPU is in its run call, or about to be: it stands nowhere.
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.load(Ordering::Relaxed)
     }
 
     /// Nanoseconds inside the run call, as of the last exit, gathered while anyone needed them.

@@ -336,10 +336,22 @@ impl State {
         true
     }
 
-    /// Lets the events of a vCPU sample again that were throttled in a window that is over by now.
+    /// Lets the events of a vCPU sample again that were throttled in a window that is over by now;
+    /// not those whose overflows of that window may have to be collected yet.
     pub(super) fn lift_all(&mut self, host: &Host<'_>, vcpu: u32) {
-        let active: Vec<u64> = self.active[vcpu as usize].iter().copied().collect();
-        active.into_iter().for_each(|id| self.lift(host, id));
+        for id in self.throttled(vcpu, false) {
+            self.lift(host, id);
+        }
+    }
+
+    /// The throttled events of a vCPU, those of the batched engine or the others.
+    pub(super) fn throttled(&self, vcpu: u32, batched: bool) -> Vec<u64> {
+        let throttled = |id: &u64| {
+            let event = self.events.get(id);
+            event.is_some_and(|event| event.is_throttled() && event.is_batched() == batched)
+        };
+        let active = self.active[vcpu as usize].iter().copied();
+        active.filter(throttled).collect()
     }
 
     /// Lets an event sample again if it was throttled in a window that is over by now.
@@ -347,11 +359,11 @@ impl State {
         let Some(event) = self.events.get(&id).filter(|event| event.is_throttled()) else {
             return;
         };
-        let time = self.now(host, event.placed_on().unwrap_or(0));
+        let time = self.now(host, event.placed_on().unwrap_or(event.last_vcpu));
         self.lift_at(host, id, time);
     }
 
-    fn lift_at(&mut self, host: &Host<'_>, id: u64, time: u64) {
+    pub(super) fn lift_at(&mut self, host: &Host<'_>, id: u64, time: u64) {
         let allowance = self.allowance;
         let throttled = self.events.get(&id).is_some_and(Event::is_throttled);
         if !throttled {
@@ -380,9 +392,11 @@ impl State {
         }
     }
 
-    /// Where the vCPU stood at the exit that is being handled, if that was read.
+    /// Where the vCPU stood at the exit that is being handled, if that was read. One that has run
+    /// on since, while another's command or a request is served, is elsewhere by now.
     pub(super) fn place_at_exit(&self, host: &Host<'_>, vcpu: u32) -> Option<Place> {
+        let on = &host.vcpus[vcpu as usize];
         let (exit, place) = self.exit_places[vcpu as usize];
-        place.filter(|_| exit == host.vcpus[vcpu as usize].exits().total())
+        place.filter(|_| !on.is_inside() && exit == on.exits().total())
     }
 }

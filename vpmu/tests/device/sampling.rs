@@ -5,7 +5,7 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 use zerocopy::IntoBytes;
 
-use crate::reader::Sample;
+use crate::reader::{Record, Sample};
 use crate::rig::{Rig, TSC_OFFSET, command, open_of, sampling, thread};
 use crate::world::{At, CYCLES, Nowhere, SHORTEST};
 
@@ -173,6 +173,25 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
     assert_eq!(samples.len(), 1);
     assert_eq!((samples[0].ip, samples[0].cpu), (0x7000, 1));
     assert_eq!((samples[0].pid, samples[0].tid), (41, 42));
+}
+
+#[test]
+fn a_vcpu_that_has_run_on_is_not_where_it_last_left() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(kind, config, 0), 100)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.exit(0, ExitReason::Mmio, &mut At(0x7000));
+    // It is in the guest again when it overflows, and another vCPU stops the event.
+    rig.world.work(thread(0), 100, 4);
+    let reply = rig.command(1, COMMAND_DISABLE, event);
+    assert_eq!((reply.status.get(), reply.lost.get()), (0, 1));
+    let lost = Record::Lost { id: event, lost: 1 };
+    assert_eq!(ring.take(usize::MAX), [lost]);
 }
 
 #[test]
