@@ -122,6 +122,7 @@ impl State {
                 };
                 event.context = Context::Task(Some(vcpu));
                 event.task = Some(self.output.running(vcpu));
+                event.last_vcpu = vcpu;
                 self.start(host, id)
             }
             COMMAND_OUT => {

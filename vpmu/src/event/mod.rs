@@ -55,6 +55,8 @@ pub(crate) struct Event {
     /// Who ran when it was scheduled in: an overflow found as its task leaves is still that
     /// task's, though the task page names the next one by then.
     pub(crate) task: Option<Task>,
+    /// Where its task ran last: a record of it may be written when it has left.
+    pub(crate) last_vcpu: u32,
     pub(crate) enabled: bool,
     /// Overflows until it is turned off; zero: no limit.
     pub(crate) limit: u64,
@@ -80,6 +82,7 @@ impl Event {
             context,
             leader: None,
             task: None,
+            last_vcpu: 0,
             enabled: false,
             limit: 0,
             lost: 0,
@@ -262,12 +265,12 @@ impl Event {
     /// # Errors
     /// As [`Event::start`].
     pub(crate) fn set_period(&mut self, period: Period) -> io::Result<()> {
-        self.period = Some(period);
         // The host is told when the throttle is lifted.
-        if self.throttle.is_closed() && !period.is_frequency() {
-            return Ok(());
+        if !self.throttle.is_closed() || period.is_frequency() {
+            self.backing.set_rate(period.rate())?;
         }
-        self.backing.set_rate(period.rate())
+        self.period = Some(period);
+        Ok(())
     }
 
     /// What this event counts happened once; `now` tells guest nanoseconds.

@@ -33,6 +33,11 @@ impl State {
         for (vcpu, on) in (0..).zip(host.vcpus) {
             if on.needs(Need::Throttled) {
                 self.lift_all(host, vcpu);
+                // Up to here everything is written: what is to come is not of that window.
+                let time = self.clock.nanoseconds(on.to_guest(until));
+                for id in self.throttled(vcpu, true) {
+                    self.lift_at(host, id, time);
+                }
             }
             idle &= !on.needs(Need::Collecting);
         }

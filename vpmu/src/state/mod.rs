@@ -186,8 +186,11 @@ impl State {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let result = event.set_period(period);
-        result.map_err(|error| self.fail(host, id, error))
+        match event.set_period(period) {
+            // What the host allows can be less than what the operator does: all is as before.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
+            result => result.map_err(|error| self.fail(host, id, error)),
+        }
     }
 
     /// Turns an event on, and with it those that it leads.
@@ -225,7 +228,7 @@ impl State {
 
     /// Whose record it would be that an event wrote now.
     pub(crate) fn origin(&self, host: &Host<'_>, event: &Event) -> Origin {
-        let vcpu = event.placed_on().unwrap_or(0);
+        let vcpu = event.placed_on().unwrap_or(event.last_vcpu);
         let task = match event.context {
             Context::Vcpu(_) => self.output.running(vcpu),
             // Nobody's, if its task has never run.

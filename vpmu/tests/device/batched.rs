@@ -8,7 +8,7 @@ use vpmu::source::{Mode, Overflow};
 use vpmu::{Engines, ExitReason, Limits};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::reader::{Reader, Record, Sample};
+use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
@@ -522,6 +522,39 @@ fn a_rate_is_kept() {
     record(&rig, 0, &[10]);
     rig.read(0, event);
     assert_eq!(rig.vpmu.metrics().samples_written, 11);
+}
+
+#[test]
+fn a_throttle_is_over_when_what_its_window_held_is_written() {
+    let limits = Limits {
+        max_sample_rate: 1000,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    rig.world.know_ips();
+    rig.world.pass(100_000_000 - TSC_OFFSET - rig.world.now());
+    let (_, mut ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(5_000_000);
+    record(&rig, 0, &[3_000_000; 10]);
+    rig.vpmu.drain();
+    assert_eq!(ring.raw().pop().map(|record| record.kind), Some(THROTTLE));
+    // Just into the next window, with one of the last that is too young to be written.
+    rig.world.pass(5_300_000);
+    record(&rig, 0, &[HOLD_BACK / 2]);
+    rig.vpmu.drain();
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    assert_eq!(ring.raw(), []);
+    rig.world.pass(2 * HOLD_BACK);
+    rig.vpmu.drain();
+    let raw = ring.raw();
+    assert_eq!(raw.len(), 1);
+    assert_eq!(raw[0].kind, UNTHROTTLE);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(
+        (metrics.samples_written, metrics.samples_throttled),
+        (10, 1),
+        "no more than the share"
+    );
 }
 
 #[test]

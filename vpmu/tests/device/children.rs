@@ -142,3 +142,22 @@ fn a_throttle_ends_with_who_and_when() {
         [time, event, event, task, time, event, event, 1, event]
     );
 }
+
+#[test]
+fn a_loss_told_as_the_task_leaves_is_of_the_vcpu_that_it_leaves() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: (OPEN_SAMPLE_ID_ALL | OPEN_ENABLED).into(),
+        ..sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 1);
+    rig.command(1, COMMAND_IN, event);
+    (0..60).for_each(|_| rig.mark(1, 5, 1));
+    assert_eq!(ring.raw().len(), 56);
+    rig.command(1, COMMAND_OUT, event);
+    let raw = ring.raw();
+    assert_eq!((raw.len(), raw[0].kind), (1, LOST));
+    // The number, and the CPU of the trailer.
+    assert_eq!((raw[0].words[1], raw[0].words[6]), (4, 1));
+}

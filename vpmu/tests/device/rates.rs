@@ -188,3 +188,25 @@ fn the_host_adapts_its_own_periods() {
     assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 125), 0);
     assert_eq!(rig.world.frequencies(), [125]);
 }
+
+#[test]
+fn a_rate_that_the_host_refuses_changes_nothing() {
+    let mut rig = Rig::new();
+    let (kind, config) = CYCLES;
+    let request = OpenRequest {
+        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
+        ..sampling(open_of(kind, config, 0), 250)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.world.refuse_rates();
+    assert_eq!(
+        rig.valued(0, COMMAND_PERIOD, event, 100_000),
+        libc::EINVAL,
+        "the host allows less than the operator"
+    );
+    assert_eq!(rig.read(0, event).state.get(), STATE_ACTIVE);
+    rig.world.work(thread(0), 500, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(ring.samples().len(), 2);
+}

@@ -23,6 +23,8 @@ pub(crate) struct World {
     thread_time: AtomicU64,
     counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
     broken: AtomicBool,
+    /// No rate but those that there are.
+    refusing: AtomicBool,
     interrupts: AtomicU64,
     exits: AtomicU64,
     knows_ips: AtomicBool,
@@ -104,6 +106,11 @@ impl World {
 
     pub(crate) fn break_host(&self) {
         self.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// The host takes no other rates from now on.
+    pub(crate) fn refuse_rates(&self) {
+        self.refusing.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn interrupts(&self) -> u64 {
@@ -210,6 +217,9 @@ impl Counter for Handle {
     fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         let frequency = matches!(rate, Rate::Frequency(_));
         let (Rate::Period(period) | Rate::Frequency(period)) = rate;
+        if self.world.refusing.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
         self.with(|counter| {
             assert_eq!(counter.frequency, frequency, "of the same kind");
             counter.period = period;
