@@ -29,7 +29,8 @@ pub enum Engines {
 /// What one guest may use up of its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Most events open at once; each may hold one host file descriptor per vCPU.
+    /// Most events open at once; each may hold one host file descriptor and, if it
+    /// samples, two pages per vCPU, some of them more, but never more than 8 MiB together.
     pub max_events: u32,
     /// Most data pages of one ring, a power of two.
     pub max_ring_pages: u32,

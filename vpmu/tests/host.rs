@@ -193,6 +193,47 @@ fn what_a_full_host_ring_cannot_hold_is_told() {
     assert!(overflows.samples.len() > 1000);
 }
 
+/// Bytes that this process maps of perf events.
+fn mapped() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+    let of_events = maps.lines().filter(|line| line.contains("[perf_event]"));
+    let length = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        Some(address(end)? - address(start)?)
+    };
+    of_events.filter_map(length).sum()
+}
+
+#[test]
+fn many_host_rings_are_shorter_than_few() {
+    const LONG: usize = 2048;
+    let _alone = alone();
+    let source = source();
+    let sampling = every(1_000_000, Engine::Batched);
+    let page = {
+        let _short = open(&source, TASK_CLOCK, every(1_000_000, Engine::Exit));
+        mapped() / 2
+    };
+    let one = {
+        let _first = open(&source, TASK_CLOCK, sampling);
+        mapped()
+    };
+    let many: Vec<_> = (0..200)
+        .map(|_| open(&source, TASK_CLOCK, sampling))
+        .collect();
+    let all = mapped();
+    assert!(
+        all <= (LONG + 2 * many.len()) * page,
+        "{} pages",
+        all / page
+    );
+    drop(many);
+    assert_eq!(mapped(), 0);
+    let _again = open(&source, TASK_CLOCK, sampling);
+    assert_eq!(mapped(), one, "what is given back can be had again");
+}
+
 #[test]
 fn a_new_period_holds() {
     let _alone = alone();

@@ -12,7 +12,7 @@ use perf_event_open_sys::bindings::{
 
 use super::clock::Clock;
 use super::probe::is_clock;
-use super::ring::HostRing;
+use super::ring::{HostRing, Pool};
 use super::sys;
 use crate::abi::KIND_SOFTWARE;
 use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request};
@@ -36,10 +36,11 @@ pub(super) fn open(
     thread: i32,
     signal: c_int,
     clock: &Arc<Clock>,
+    pool: &Arc<Pool>,
 ) -> io::Result<Box<dyn Counter>> {
     let event = sys::open(&attr(what), thread)?;
     let ring = match what.sampling {
-        Some(sampling) => Some(HostRing::new(&event, sampling.engine)?),
+        Some(sampling) => Some(HostRing::new(&event, sampling.engine, pool)?),
         None => None,
     };
     if what

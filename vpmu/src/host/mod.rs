@@ -14,6 +14,7 @@ use std::sync::Arc;
 use libc::c_int;
 
 use self::clock::Clock;
+use self::ring::Pool;
 use crate::source::{Counter, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -33,6 +34,7 @@ pub enum Error {
 pub struct PerfSource {
     signal: c_int,
     clock: Arc<Clock>,
+    pool: Arc<Pool>,
     offers: Vec<Offer>,
 }
 
@@ -52,6 +54,7 @@ impl PerfSource {
         Ok(Self {
             signal,
             clock: Arc::new(Clock::new()),
+            pool: Arc::new(Pool::new()),
             offers: probe::offers(),
         })
     }
@@ -75,6 +78,6 @@ impl Source for PerfSource {
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
-        counter::open(what, thread, self.signal, &self.clock)
+        counter::open(what, thread, self.signal, &self.clock, &self.pool)
     }
 }
