@@ -215,6 +215,7 @@ struct vpmu_ring;
  * @ring: that its records go to, if any: its own or that of another
  * @maps: how many there are of @ring through this fd
  * @writer: in the ring's writers
+ * @gone: wakes whoever polls when the task or an inheriting one ends
  */
 struct vpmu_file {
 	struct vpmu_device *dev;
@@ -249,6 +250,7 @@ struct vpmu_file {
 	struct vpmu_ring *ring;
 	unsigned int maps;
 	struct list_head writer;
+	struct irq_work gone;
 };
 
 /**
@@ -379,6 +381,7 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target);
 int vpmu_output_pause(struct vpmu_file *file, bool paused);
 void vpmu_output_close(struct vpmu_file *file);
 __poll_t vpmu_output_poll(struct vpmu_file *file);
+void vpmu_output_gone(struct vpmu_file *file);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
 /* vpmu_ring.c */

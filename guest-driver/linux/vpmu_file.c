@@ -28,6 +28,11 @@ void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 {
 }
 
+static void file_gone(struct irq_work *work)
+{
+	vpmu_output_gone(container_of(work, struct vpmu_file, gone));
+}
+
 /**
  * vpmu_file_alloc() - state for a new file
  * @dev: the device
@@ -46,6 +51,7 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	INIT_LIST_HEAD(&file->members);
 	INIT_LIST_HEAD(&file->member);
 	INIT_LIST_HEAD(&file->writer);
+	init_irq_work(&file->gone, file_gone);
 	vpmu_device_get(dev);
 	file->dev = dev;
 	return file;
@@ -65,6 +71,7 @@ static void file_free(struct kref *ref)
 	struct vpmu_file *file = container_of(ref, struct vpmu_file, ref);
 	struct vpmu_device *dev = file->dev;
 
+	irq_work_sync(&file->gone);
 	if (file->tracks)
 		vpmu_task_put(dev);
 	if (file->leader)
@@ -153,16 +160,27 @@ static bool file_has_children(struct perf_event *event)
 	return has;
 }
 
+/*
+ * Whether the task has ended. perf core takes the events of one that ends off the CPU,
+ * marks their context, and changes their state some time later.
+ */
+static bool file_task_ended(struct perf_event *event)
+{
+	void *const tombstone = (void *)-1L;
+
+	return READ_ONCE(event->state) <= PERF_EVENT_STATE_EXIT ||
+	       READ_ONCE(event->ctx->task) == tombstone;
+}
+
 static __poll_t file_poll(struct file *filp, poll_table *wait)
 {
 	struct vpmu_file *file = filp->private_data;
 	struct perf_event *event = file->event;
 
-	/* perf core wakes this queue too, when the task or an inheriting one ends. */
 	poll_wait(filp, &event->waitq, wait);
 	if (READ_ONCE(file->error))
 		return EPOLLHUP | EPOLLERR;
-	if (READ_ONCE(event->state) <= PERF_EVENT_STATE_EXIT && !file_has_children(event))
+	if (file_task_ended(event) && !file_has_children(event))
 		return EPOLLHUP;
 	return vpmu_output_poll(file);
 }

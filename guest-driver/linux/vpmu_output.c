@@ -159,6 +159,22 @@ __poll_t vpmu_output_poll(struct vpmu_file *file)
 	return events;
 }
 
+/**
+ * vpmu_output_gone() - a task of an event has ended: poll(2) has an answer
+ * @file: the event's
+ *
+ * perf core wakes only who polls events with a ring of its own.
+ */
+void vpmu_output_gone(struct vpmu_file *file)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&file->dev->notice_lock, flags);
+	if (!READ_ONCE(file->closed) && file->event)
+		wake_up_all(&file->event->waitq);
+	spin_unlock_irqrestore(&file->dev->notice_lock, flags);
+}
+
 /* Wakes whoever polls the ring of @file, and signals its owner for @reason. */
 static void output_wakeup(struct vpmu_file *file, int reason)
 {

@@ -115,9 +115,14 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 
 static void vpmu_pmu_del(struct perf_event *event, int flags)
 {
-	if (pmu_names_task(event->pmu_private))
+	struct vpmu_event *own = event->pmu_private;
+
+	if (pmu_names_task(own))
 		event->ctx->pin_count--;
 	vpmu_pmu_stop(event, PERF_EF_UPDATE);
+	/* The last time that a task's event is heard of; later than the context's lock is held. */
+	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
+		irq_work_queue(&own->file->gone);
 }
 
 static void vpmu_pmu_read(struct perf_event *event)
@@ -150,6 +155,8 @@ static void vpmu_pmu_destroy(struct perf_event *event)
 			xa_erase_irq(&dev->files, own->id);
 		vpmu_control_close(dev, own->id);
 	}
+	if (own->file && event->parent)
+		vpmu_output_gone(own->file);
 	if (own->file)
 		vpmu_file_put(own->file);
 	kfree(own);

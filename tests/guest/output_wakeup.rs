@@ -46,6 +46,8 @@ const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
 /// Long enough for what must come, however slow the machine.
 const LONG: i32 = 10_000;
+/// A sleeper that nobody wakes is found by the harness: a time-out would look again by itself.
+const FOREVER: i32 = -1;
 /// What must not come is not there now: a wakeup is as old as the exit of its record.
 const NOW: i32 = 0;
 
@@ -118,7 +120,7 @@ fn a_sleeping_poll_is_woken() -> Outcome {
     let attr = waking(device.marks(VALUE, 1, FIELDS), 3);
     let (event, _ring) = start(&device, &attr)?;
     thread::scope(|scope| -> Outcome {
-        let sleeper = scope.spawn(|| event.poll(6 * LONG));
+        let sleeper = scope.spawn(|| event.poll(FOREVER));
         device.place(VALUE, 3)?;
         let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
         ensure_eq!(woken, libc::POLLIN, "what the sleeper was told");
@@ -279,7 +281,7 @@ fn a_task_that_ends_hangs_up() -> Outcome {
     ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll while it runs");
     ensure_eq!(event.poll(NOW)?, 0, "poll again");
     thread::scope(|scope| -> Outcome {
-        let sleeper = scope.spawn(|| event.poll(6 * LONG));
+        let sleeper = scope.spawn(|| event.poll(FOREVER));
         turns.write_all(b"\n")?;
         child.wait()?;
         let woken = sleeper.join().map_err(|_| "the sleeper panicked")??;
