@@ -91,7 +91,7 @@ pub trait Machine: Send + Sync + Debug {
     /// ten milliseconds, from any thread that is no vCPU's.
     ///
     /// By default nobody calls it; samples of the batched engine then come to the guest when it
-    /// stops or reads their event.
+    /// stops or reads their event, and one that is throttled goes on when its vCPU leaves the guest.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }

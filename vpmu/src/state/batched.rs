@@ -39,7 +39,7 @@ impl State {
                     self.lift_at(host, id, time);
                 }
             }
-            idle &= !on.needs(Need::Collecting);
+            idle &= !on.needs(Need::Collecting) && !on.needs(Need::Throttled);
         }
         if idle && self.collecting {
             self.collecting = false;
@@ -70,7 +70,8 @@ impl State {
         self.merge.forget(id);
     }
 
-    /// Sees to it that the host's records are collected while an event of the engine counts.
+    /// Sees to it that the host's records are collected while an event of the engine counts, and
+    /// that throttled events are looked at.
     pub(super) fn start_collecting(&mut self, host: &Host<'_>) {
         if !self.collecting {
             self.collecting = true;

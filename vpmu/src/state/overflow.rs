@@ -254,6 +254,8 @@ impl State {
         let origin = self.sample(host, id, period, moment);
         if let (Verdict::Last, Some(origin)) = (verdict, origin) {
             self.note(id, &origin, &Note::Throttle);
+            // A vCPU whose host counter is silent may not come here for long.
+            self.start_collecting(host);
         }
         if let Err(error) = silenced {
             self.fail(host, id, error);

@@ -210,3 +210,28 @@ fn a_rate_that_the_host_refuses_changes_nothing() {
     rig.exit(0, ExitReason::Signal, &mut At(1));
     assert_eq!(ring.samples().len(), 2);
 }
+
+#[test]
+fn a_throttle_ends_though_the_vcpu_never_leaves_the_guest() {
+    let mut rig = throttled(3);
+    let (kind, config) = CYCLES;
+    let event = rig
+        .open(&sampling(open_of(kind, config, 0), 100))
+        .expect("open");
+    let mut ring = rig.map(event, 2);
+    rig.command(0, COMMAND_ENABLE, event);
+    assert!(!rig.world.draining());
+    rig.world.work(thread(0), 300, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE, SAMPLE, THROTTLE]);
+    assert!(rig.world.draining(), "nothing else would end it");
+    rig.vpmu.drain();
+    assert_eq!(kinds(&ring.raw()), [0; 0]);
+    rig.world.pass(WINDOW);
+    rig.vpmu.drain();
+    assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
+    assert!(!rig.world.draining());
+    rig.world.work(thread(0), 200, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE, SAMPLE]);
+}
