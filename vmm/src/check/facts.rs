@@ -188,18 +188,29 @@ impl Samples {
     /// Fewer than this say nothing.
     const ENOUGH: u32 = 20;
 
+    /// Whether more would tell no more: there are enough of the guest, or so many of the host
+    /// instead that those of the guest are not to come.
+    pub(super) fn are_enough(&self) -> bool {
+        self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
+    }
+
     /// Whether host samples carry guest instruction pointers; `None`: too few samples to tell.
     pub fn carry_guest_ips(&self) -> Option<bool> {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }
 
     /// Whether they can stand for samples of guest mode `user`, or else of guest kernel mode: of
-    /// those that name the guest, nearly all name the mode right.
+    /// those that name the guest, nearly all name its place and mode right. Those that name the
+    /// host do not count against it: there is much work for the host where KVM is emulated.
     pub(super) fn name_mode(&self, user: bool) -> bool {
         let right = match user {
             true => self.labelled_user,
             false => self.guest - self.labelled_user.min(self.guest),
         };
-        self.carry_guest_ips() == Some(true) && right >= self.guest - self.guest / 10
+        let nearly_all = self.guest - self.guest / 10;
+        self.guest >= Self::ENOUGH
+            && self.guest >= self.total / 4
+            && self.in_loop >= nearly_all
+            && right >= nearly_all
     }
 }

@@ -441,6 +441,13 @@ mod tests {
         assert_eq!(modes(labelled(190)), (false, true));
         assert_eq!(modes(labelled(100)), (false, false));
         assert_eq!(modes(of(200, 0)), (false, false));
+        let busy_host = Samples {
+            total: 700,
+            ..labelled(190)
+        };
+        assert_eq!(modes(busy_host), (false, true));
+        assert!(labelled(190).are_enough() && !of(30, 0).are_enough());
+        assert!(of(200, 0).are_enough());
     }
 
     #[test]

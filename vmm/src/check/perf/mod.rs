@@ -27,8 +27,11 @@ use super::machine::Ring;
 /// How a guest's loop is sampled.
 #[derive(Debug, Clone, Copy)]
 struct Sampling {
-    /// How long at a time.
+    /// How long at first, and twice as long each time that gave too few samples: on a loaded
+    /// machine the thread gets little of that time.
     time: Duration,
+    /// How many times at most.
+    attempts: u32,
     /// A sample every so many nanoseconds of the clock.
     period: u64,
 }
@@ -36,15 +39,15 @@ struct Sampling {
 /// For the survey: at 1 kHz.
 const THOROUGH: Sampling = Sampling {
     time: Duration::from_millis(200),
+    attempts: 4,
     period: 1_000_000,
 };
 /// For who only wants to know whether to rely on samples: enough of them in little time.
 const QUICK: Sampling = Sampling {
     time: Duration::from_millis(10),
+    attempts: 8,
     period: 250_000,
 };
-/// How many times at most: on a loaded machine its thread gets little of that time.
-const ATTEMPTS: usize = 8;
 /// How long a thread spins to see whether its own host work is counted.
 const SPUN: Duration = Duration::from_millis(5);
 
@@ -229,20 +232,20 @@ pub(super) fn knows_guest_ips() -> bool {
 /// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
 fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, String> {
     let mut samples = Samples::default();
-    for _ in 0..ATTEMPTS {
-        samples += sample_once(ring, how)?;
-        if samples.carry_guest_ips().is_some() {
+    for attempt in 0..how.attempts {
+        samples += sample_once(ring, how.time * (1 << attempt), how.period)?;
+        if samples.are_enough() {
             break;
         }
     }
     Ok(samples)
 }
 
-fn sample_once(ring: Ring, how: Sampling) -> Result<Samples, String> {
+fn sample_once(ring: Ring, time: Duration, period: u64) -> Result<Samples, String> {
     let text = |error: io::Error| error.to_string();
     let start = move || {
         let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into());
-        attr.__bindgen_anon_1.sample_period = how.period;
+        attr.__bindgen_anon_1.sample_period = period;
         attr.sample_type = PERF_SAMPLE_IP.into();
         let event = sys::Event::open(attr).map_err(text)?;
         let ring = event.ring().map_err(text)?;
@@ -253,7 +256,7 @@ fn sample_once(ring: Ring, how: Sampling) -> Result<Samples, String> {
         event.disable().map_err(text)?;
         Ok(samples::count(&ring.records(), guest::in_loop))
     };
-    guest::spin(how.time, ring, start, finish)
+    guest::spin(time, ring, start, finish)
 }
 
 fn tracepoints() -> Finding {
