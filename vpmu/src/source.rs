@@ -148,13 +148,12 @@ pub struct Overflow {
     pub period: u64,
 }
 
-/// What a vCPU's thread was doing.
+/// What a vCPU's thread was doing. Which mode the guest was in is not asked of the host: Linux before
+/// 6.8 tells the one in which the vCPU was last preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Running the guest's kernel.
-    GuestKernel,
-    /// Running a program of the guest's.
-    GuestUser,
+    /// Running the guest.
+    Guest,
     /// Work of the host's, or nothing that the host can tell from it.
     Host,
 }

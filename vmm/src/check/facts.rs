@@ -199,18 +199,12 @@ impl Samples {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }
 
-    /// Whether they can stand for samples of guest mode `user`, or else of guest kernel mode: of
-    /// those that name the guest, nearly all name its place and mode right. Those that name the
-    /// host do not count against it: there is much work for the host where KVM is emulated.
-    pub(super) fn name_mode(&self, user: bool) -> bool {
-        let right = match user {
-            true => self.labelled_user,
-            false => self.guest - self.labelled_user.min(self.guest),
-        };
-        let nearly_all = self.guest - self.guest / 10;
+    /// Whether they can stand for samples of the guest: of those that name it, nearly all name its
+    /// place. Those that name the host do not count against it: there is much work for the host
+    /// where KVM is emulated.
+    pub(super) fn name_places(&self) -> bool {
         self.guest >= Self::ENOUGH
             && self.guest >= self.total / 4
-            && self.in_loop >= nearly_all
-            && right >= nearly_all
+            && self.in_loop >= self.guest - self.guest / 10
     }
 }

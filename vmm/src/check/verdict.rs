@@ -431,23 +431,17 @@ mod tests {
         assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
         assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
         assert_eq!(of(3, 3).carry_guest_ips(), None);
-        let labelled = |user| Samples {
-            guest: 190,
-            labelled_user: user,
-            ..of(200, 180)
+        let of_guest = |total, guest, in_loop| Samples {
+            guest,
+            ..of(total, in_loop)
         };
-        let modes = |samples: Samples| (samples.name_mode(false), samples.name_mode(true));
-        assert_eq!(modes(labelled(0)), (true, false));
-        assert_eq!(modes(labelled(190)), (false, true));
-        assert_eq!(modes(labelled(100)), (false, false));
-        assert_eq!(modes(of(200, 0)), (false, false));
-        let busy_host = Samples {
-            total: 700,
-            ..labelled(190)
-        };
-        assert_eq!(modes(busy_host), (false, true));
-        assert!(labelled(190).are_enough() && !of(30, 0).are_enough());
-        assert!(of(200, 0).are_enough());
+        assert!(of_guest(200, 190, 180).name_places());
+        assert!(of_guest(700, 190, 180).name_places(), "a busy host");
+        assert!(!of_guest(200, 190, 100).name_places());
+        assert!(!of_guest(200, 0, 0).name_places());
+        assert!(!of_guest(8, 8, 8).name_places());
+        assert!(of_guest(190, 190, 0).are_enough() && of(200, 0).are_enough());
+        assert!(!of(30, 0).are_enough());
     }
 
     #[test]

@@ -86,8 +86,7 @@ pub fn take(
 
 fn mode(mode: u64) -> Mode {
     match mode {
-        GUEST_KERNEL => Mode::GuestKernel,
-        GUEST_USER => Mode::GuestUser,
+        GUEST_KERNEL | GUEST_USER => Mode::Guest,
         _ => Mode::Host,
     }
 }
@@ -150,8 +149,8 @@ mod tests {
             period,
         };
         let expected = [
-            sample(Mode::GuestKernel, 1, 2, 3),
-            sample(Mode::GuestUser, 4, 5, 6),
+            sample(Mode::Guest, 1, 2, 3),
+            sample(Mode::Guest, 4, 5, 6),
             Record::Lost(7),
             sample(Mode::Host, 10, 11, 12),
             Record::Throttle,

@@ -17,6 +17,9 @@ use crate::walk::Place;
 /// Milliseconds that a host may take to put a record into its ring: when some are collected while
 /// vCPUs run, those that are younger wait, lest an older one of another ring come after them.
 const HOLD_BACK: u64 = 1;
+/// Where the half of the address space begins that kernels keep to themselves: the mode of a guest
+/// whose vCPU ran on is told by its address.
+const KERNEL_HALF: u64 = 1 << 63;
 /// Overflows that are held at once, but for those of one host ring more: a megabyte. Beyond that
 /// they are written as they come, for a guest must not have its host keep what it likes.
 const MOST_HELD: usize = 16_384;
@@ -105,14 +108,10 @@ impl State {
         let overflows = event.drain(vcpu);
         let now = host.source.tsc();
         for overflow in &overflows.samples {
-            let user = match overflow.mode {
-                Mode::GuestUser => true,
-                Mode::GuestKernel => false,
-                Mode::Host => {
-                    self.metrics.host_overflows += 1;
-                    continue;
-                }
-            };
+            if overflow.mode == Mode::Host {
+                self.metrics.host_overflows += 1;
+                continue;
+            }
             self.merge.add(Found {
                 event: id,
                 vcpu,
@@ -120,7 +119,7 @@ impl State {
                 tsc: overflow.tsc.min(now),
                 regs: GuestRegs {
                     ip: overflow.ip,
-                    user,
+                    user: overflow.ip < KERNEL_HALF,
                 },
                 period: overflow.period,
             });

@@ -59,7 +59,7 @@ fn record(rig: &Rig, vcpu: u32, ago: &[u64]) {
     for &ago in ago {
         let tsc = rig.world.now() - ago;
         rig.world
-            .record(thread(vcpu), overflow(tsc, ago, Mode::GuestUser));
+            .record(thread(vcpu), overflow(tsc, ago, Mode::Guest));
     }
 }
 
@@ -164,12 +164,12 @@ fn records_become_samples_when_they_are_collected() {
     rig.world.pass(10 * HOLD_BACK);
     let now = rig.world.now();
     let moments = [
-        overflow(now - 5_000_000, 0x10, Mode::GuestUser),
-        overflow(now - 4_000_000, 0xffff_8000_0000_0000, Mode::GuestKernel),
+        overflow(now - 5_000_000, 0x10, Mode::Guest),
+        overflow(now - 4_000_000, 0xffff_8000_0000_0000, Mode::Guest),
         overflow(now - 3_000_000, 0x30, Mode::Host),
         Overflow {
             period: 77,
-            ..overflow(now - 2_000_000, 0x40, Mode::GuestUser)
+            ..overflow(now - 2_000_000, 0x40, Mode::Guest)
         },
     ];
     for moment in moments {
@@ -285,7 +285,7 @@ fn a_clock_that_runs_ahead_holds_nothing_back_from_a_command() {
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     let ahead = rig.world.now() + 500_000;
     rig.world
-        .record(thread(0), overflow(ahead, 0x10, Mode::GuestUser));
+        .record(thread(0), overflow(ahead, 0x10, Mode::Guest));
     rig.read(0, event);
     let samples = ring.samples();
     assert_eq!(ips(&samples), [0x10]);
@@ -352,8 +352,7 @@ fn a_sample_names_the_task_of_its_moment() {
         switch(&rig, n, who, base + TSC_OFFSET + n * 10_000_000);
         for when in [0, 9_999_999] {
             let tsc = base + n * 10_000_000 + when;
-            rig.world
-                .record(thread(0), overflow(tsc, n, Mode::GuestUser));
+            rig.world.record(thread(0), overflow(tsc, n, Mode::Guest));
         }
     }
     rig.vpmu.drain();
@@ -371,15 +370,13 @@ fn a_sample_older_than_the_history_names_nobody() {
     name_page(&mut rig);
     let (event, mut ring) = batched(&mut rig, &cycles(0));
     let start = rig.world.now();
-    rig.world
-        .record(thread(0), overflow(start, 1, Mode::GuestUser));
+    rig.world.record(thread(0), overflow(start, 1, Mode::Guest));
     for n in 0..1000 {
         rig.world.pass(10);
         switch(&rig, n, 7, rig.world.now() + TSC_OFFSET);
     }
     let now = rig.world.now();
-    rig.world
-        .record(thread(0), overflow(now, 2, Mode::GuestUser));
+    rig.world.record(thread(0), overflow(now, 2, Mode::Guest));
     rig.read(0, event);
     let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
     assert_eq!(tasks, [(0, 0), (7, 8)]);

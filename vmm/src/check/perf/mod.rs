@@ -132,7 +132,7 @@ pub(super) fn probe(guests: bool) -> Perf {
         clock.then(|| sample_guest(ring, THOROUGH).ok()).flatten()
     };
     let (guest_kernel, guest_user) = (sampled(Ring::Kernel), sampled(Ring::User));
-    let names = |samples: Option<Samples>, user| samples.is_some_and(|s| s.name_mode(user));
+    let names = |samples: Option<Samples>| samples.is_some_and(|s| s.name_places());
     Perf {
         paranoid: fs::read_to_string(PARANOID)
             .ok()
@@ -143,7 +143,7 @@ pub(super) fn probe(guests: bool) -> Perf {
         hardware_excludes_host: cycles
             .then(|| excludes_host(PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES).ok())
             .flatten(),
-        auto_engine: match names(guest_kernel, false) && names(guest_user, true) {
+        auto_engine: match names(guest_kernel) && names(guest_user) {
             true => AutoEngine::Batched,
             false => AutoEngine::Exit,
         },
@@ -222,11 +222,11 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
     Ok(event.count()? == 0)
 }
 
-/// Whether samples of a vCPU thread name the guest's addresses and mode.
+/// Whether samples of a vCPU thread name the guest's addresses, in user and in kernel mode.
 pub(super) fn knows_guest_ips() -> bool {
-    [(Ring::User, true), (Ring::Kernel, false)]
+    [Ring::User, Ring::Kernel]
         .into_iter()
-        .all(|(ring, user)| sample_guest(ring, QUICK).is_ok_and(|samples| samples.name_mode(user)))
+        .all(|ring| sample_guest(ring, QUICK).is_ok_and(|samples| samples.name_places()))
 }
 
 /// Samples the clock of a thread whose vCPU loops in `ring`, until there are enough samples.
