@@ -206,7 +206,8 @@ struct vpmu_ring;
  * @running_ns: time running, likewise
  * @lost: overflows of all its events without a record
  * @family: its vpmu_events, children included
- * @leader: as opened; see vpmu_group_leader()
+ * @leader: NULL if it is one, is alone, or its leader was closed; see
+ *          vpmu_group_leader()
  * @group_lock: of a leader: protects what follows in it and in its siblings
  * @siblings: how many it leads
  * @members: they, in the order opened
@@ -361,7 +362,6 @@ static inline struct vpmu_file *vpmu_group_next(struct vpmu_file *file, struct v
 
 /* vpmu_group.c */
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file);
-struct vpmu_file *vpmu_group_lock(struct vpmu_file *file);
 int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 		      const struct perf_event_attr *attr, int cpu, struct task_struct *task);
 int vpmu_group_join(struct vpmu_file *file);

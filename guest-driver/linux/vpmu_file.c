@@ -74,6 +74,7 @@ static void file_free(struct kref *ref)
 	irq_work_sync(&file->gone);
 	if (file->tracks)
 		vpmu_task_put(dev);
+	/* This goes no deeper: what has been a leader has none. */
 	if (file->leader)
 		vpmu_file_put(file->leader);
 	kfree_rcu(file, rcu);

@@ -8,6 +8,7 @@
  * started and stopped with it. An event alone is a group of one.
  */
 #include <linux/perf_event.h>
+#include <linux/rcupdate.h>
 #include <linux/slab.h>
 
 #include "vpmu.h"
@@ -16,34 +17,50 @@
  * vpmu_group_leader() - who leads a file's group
  * @file: the file
  *
+ * It is freed at the earliest an RCU grace period after it has let go of @file.
+ *
  * Return: the leader; the file itself if it is one, is alone, or its leader was closed.
  */
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
 {
-	struct vpmu_file *leader = file->leader;
-
-	/* It does not change but by closing, and is kept as long as the sibling. */
-	return leader && !READ_ONCE(leader->closed) ? leader : file;
+	/* Nothing here but the address is looked at: it may be freed unless kept. */
+	return READ_ONCE(file->leader) ?: file;
 }
 
-/**
- * vpmu_group_lock() - hold a file's group as it is
- * @file: an open one
- *
- * Until it is let go, nobody joins or leaves, and the events of its files stay.
- *
- * Return: the leader, whose group_lock is held.
+/* Keeps what vpmu_group_leader() gives; for vpmu_file_put(). */
+static struct vpmu_file *group_leader_get(struct vpmu_file *file)
+{
+	struct vpmu_file *leader;
+
+	/* One that is about to be freed is not the leader any more. */
+	rcu_read_lock();
+	do {
+		leader = vpmu_group_leader(file);
+	} while (!kref_get_unless_zero(&leader->ref));
+	rcu_read_unlock();
+	return leader;
+}
+
+static void group_unlock(struct vpmu_file *leader)
+{
+	mutex_unlock(&leader->group_lock);
+	vpmu_file_put(leader);
+}
+
+/*
+ * Holds the group of an open file as it is: until group_unlock() of the leader that
+ * this returns, nobody joins or leaves, and the events of its files stay.
  */
-struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
+static struct vpmu_file *group_lock(struct vpmu_file *file)
 {
 	struct vpmu_file *leader;
 
 	for (;;) {
-		leader = vpmu_group_leader(file);
+		leader = group_leader_get(file);
 		mutex_lock(&leader->group_lock);
 		if (vpmu_group_leader(file) == leader)
 			return leader;
-		mutex_unlock(&leader->group_lock);
+		group_unlock(leader);
 	}
 }
 
@@ -98,27 +115,29 @@ int vpmu_group_join(struct vpmu_file *file)
  */
 void vpmu_group_leave(struct vpmu_file *file)
 {
-	struct vpmu_file *leader = file->leader, *sibling;
+	struct vpmu_file *leader = group_lock(file), *sibling;
 
-	/* A leader that goes at this moment has not let go of its siblings before. */
-	if (leader) {
-		mutex_lock(&leader->group_lock);
-		if (!list_empty(&file->member)) {
-			list_del_init(&file->member);
-			leader->siblings--;
-		}
-		mutex_unlock(&leader->group_lock);
+	if (leader != file) {
+		list_del_init(&file->member);
+		leader->siblings--;
 	}
+	group_unlock(leader);
+
 	mutex_lock(&file->group_lock);
 	WRITE_ONCE(file->closed, true);
 	file->siblings = 0;
 	while (!list_empty(&file->members)) {
 		sibling = list_first_entry(&file->members, struct vpmu_file, member);
-		list_del_init(&sibling->member);
-		/* What their leader held back counts from now on. */
+		/* From here on it can be closed without this one's lock. */
+		vpmu_file_get(sibling);
 		mutex_lock_nested(&sibling->group_lock, SINGLE_DEPTH_NESTING);
+		list_del_init(&sibling->member);
+		WRITE_ONCE(sibling->leader, NULL);
+		vpmu_file_put(file);
+		/* What their leader held back counts from now on. */
 		vpmu_call_group(sibling, NULL, 0);
 		mutex_unlock(&sibling->group_lock);
+		vpmu_file_put(sibling);
 	}
 	mutex_unlock(&file->group_lock);
 }
@@ -173,17 +192,18 @@ bool vpmu_group_allows(const struct perf_event *event)
  */
 u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 {
-	struct vpmu_file *leader = vpmu_group_leader(file);
+	struct vpmu_file *leader = group_leader_get(file);
 	struct vpmu_event *own;
 	u64 id = 0;
 
-	if (leader == file)
-		return 0;
-	spin_lock_irq(&file->dev->notice_lock);
-	list_for_each_entry(own, &leader->family, family)
-		if (own->event->hw.target == task)
-			id = own->id;
-	spin_unlock_irq(&file->dev->notice_lock);
+	if (leader != file) {
+		spin_lock_irq(&file->dev->notice_lock);
+		list_for_each_entry(own, &leader->family, family)
+			if (own->event->hw.target == task)
+				id = own->id;
+		spin_unlock_irq(&file->dev->notice_lock);
+	}
+	vpmu_file_put(leader);
 	return id;
 }
 
@@ -237,7 +257,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
  */
 int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 {
-	struct vpmu_file *leader = vpmu_group_lock(file), *other;
+	struct vpmu_file *leader = group_lock(file), *other;
 	int err = 0, ret;
 
 	vpmu_group_for_each(other, leader)
@@ -254,7 +274,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 		ret = vpmu_call_group(leader, NULL, 0);
 		err = err ?: ret;
 	}
-	mutex_unlock(&leader->group_lock);
+	group_unlock(leader);
 	return err;
 }
 
@@ -267,10 +287,10 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
  */
 int vpmu_group_reset(struct vpmu_file *file, bool whole)
 {
-	struct vpmu_file *leader = vpmu_group_lock(file);
+	struct vpmu_file *leader = group_lock(file);
 	int err = vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_RESET);
 
-	mutex_unlock(&leader->group_lock);
+	group_unlock(leader);
 	return err;
 }
 
@@ -283,7 +303,7 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
  */
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 {
-	struct vpmu_file *leader = vpmu_group_lock(file);
+	struct vpmu_file *leader = group_lock(file);
 	int err;
 
 	WRITE_ONCE(file->limited, true);
@@ -293,7 +313,7 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
 	if (!err)
 		err = vpmu_call_group(leader, NULL, 0);
-	mutex_unlock(&leader->group_lock);
+	group_unlock(leader);
 	return err;
 }
 
@@ -377,7 +397,7 @@ static void group_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *val
 ssize_t vpmu_group_read(struct vpmu_file *file, u64 **values, size_t room)
 {
 	bool whole = file->read_format & PERF_FORMAT_GROUP;
-	struct vpmu_file *leader = vpmu_group_lock(file), *other;
+	struct vpmu_file *leader = group_lock(file), *other;
 	size_t size = group_values(file, leader) * sizeof(u64);
 	ssize_t ret = 0;
 
@@ -400,6 +420,6 @@ ssize_t vpmu_group_read(struct vpmu_file *file, u64 **values, size_t room)
 	group_put(file, leader, *values);
 	ret = size;
 unlock:
-	mutex_unlock(&leader->group_lock);
+	group_unlock(leader);
 	return ret;
 }

@@ -27,6 +27,10 @@ pub(crate) const TESTS: &[Test] = &[
         "a_closed_leader_frees_its_siblings",
         a_closed_leader_frees_its_siblings,
     ),
+    (
+        "leaders_follow_each_other_without_end",
+        leaders_follow_each_other_without_end,
+    ),
     ("only_likes_are_grouped", only_likes_are_grouped),
     (
         "an_inherited_group_is_read_whole",
@@ -184,6 +188,21 @@ fn a_closed_leader_frees_its_siblings() -> Outcome {
         drop(next);
         ensure_eq!(values(&siblings[0])?, [2], "the leader without its sibling");
     }
+    Ok(())
+}
+
+/// Each leads the next and is closed: nothing of those before is kept for the last.
+fn leaders_follow_each_other_without_end() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let attr = marks(&vpmu, 3)?.of_task(0);
+    let mut last = vpmu.open_event(&attr)?;
+    // As many as a kernel's stack would not hold, were they kept and freed one by the other.
+    for _ in 0..1_000 {
+        last = vpmu.open_member(&attr, &last)?;
+    }
+    last.enable()?;
+    vpmu.mark(3)?;
+    ensure_eq!(values(&last)?, [1], "the last, alone");
     Ok(())
 }
 
