@@ -21,6 +21,7 @@
  * @turn: which call this is, of all
  * @op: VPMU_COMMAND_*; for a group, zero starts and stops what runs as the files say
  * @value: of the command, for @event alone
+ * @cpu: where it must go, -1 for any
  * @ret: 0, a negative errno, or -EAGAIN when the event was elsewhere by then
  */
 struct event_call {
@@ -30,6 +31,7 @@ struct event_call {
 	u64 turn;
 	u32 op;
 	u64 value;
+	int cpu;
 	int ret;
 };
 
@@ -157,6 +159,24 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	return 0;
 }
 
+/*
+ * Where the events of the call are that count; -1 if none does. A group's need not all
+ * do: one that perf core has off says nothing of where the others are.
+ */
+static int call_cpu(const struct event_call *call)
+{
+	struct perf_event *event = call->event, *other;
+
+	if (event->state == PERF_EVENT_STATE_ACTIVE)
+		return event->oncpu;
+	if (!call->leader)
+		return -1;
+	list_for_each_entry(other, &event->ctx->event_list, event_entry)
+		if (call_reaches(call, other) && other->state == PERF_EVENT_STATE_ACTIVE)
+			return other->oncpu;
+	return -1;
+}
+
 /* Runs with interrupts off, by which nothing has gathered on this CPU's queue. */
 static void event_call_here(void *info)
 {
@@ -169,7 +189,8 @@ static void event_call_here(void *info)
 	/* While it is held, no event of the context is scheduled in or out. */
 	raw_spin_lock(&ctx->lock);
 	call->ret = -EAGAIN;
-	if (event->state != PERF_EVENT_STATE_ACTIVE || event->oncpu == smp_processor_id()) {
+	call->cpu = call_cpu(call);
+	if (call->cpu < 0 || call->cpu == smp_processor_id()) {
 		vcpu = vpmu_vcpu_local(own->dev);
 		call->ret = call->leader ? call_group_here(call, vcpu) :
 					   call_event_here(call, vcpu);
@@ -183,14 +204,17 @@ static int event_call(struct event_call *call)
 	struct vpmu_event *own = event->pmu_private;
 	int cpu, err;
 
-	/* Each turn but the last means that the task has moved in the meantime. */
+	if (!own->task)
+		call->cpu = event->cpu;
+	else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE)
+		call->cpu = READ_ONCE(event->oncpu);
+	else
+		call->cpu = -1;
+	/* Each turn more means that it turned out where to go, or that the task has moved. */
 	do {
 		cpu = get_cpu();
-		if (!own->task)
-			cpu = event->cpu;
-		else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE &&
-			 READ_ONCE(event->oncpu) >= 0)
-			cpu = READ_ONCE(event->oncpu);
+		if (call->cpu >= 0)
+			cpu = call->cpu;
 		err = smp_call_function_single(cpu, event_call_here, call, 1);
 		put_cpu();
 		cond_resched();
