@@ -24,6 +24,9 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	lockdep_assert_held(&file->dev->output_lock);
 	spin_lock_irq(&file->dev->notice_lock);
 	list_del_init(&file->writer);
+	/* Who waits for the one looks at the other, or learns that there is none. */
+	if (file->ring)
+		wake_up_all(&file->event->waitq);
 	file->ring = ring;
 	if (ring)
 		list_add_tail(&file->writer, &ring->writers);
