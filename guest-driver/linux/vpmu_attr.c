@@ -39,8 +39,9 @@ static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user
 		memset(attr, 0, sizeof(*attr));
 		err = copy_struct_from_user(attr, sizeof(*attr), user, size);
 	}
-	if (err == -E2BIG && put_user((u32)sizeof(*attr), &user->size))
-		return -EFAULT;
+	/* Where this cannot be written the error says enough. */
+	if (err == -E2BIG)
+		put_user((u32)sizeof(*attr), &user->size);
 	return err;
 }
 

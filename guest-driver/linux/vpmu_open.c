@@ -17,6 +17,7 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
+#include <linux/security.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 #include <linux/uaccess.h>
@@ -69,7 +70,9 @@ static bool open_owns(struct task_struct *task)
 	theirs = __task_cred(task);
 	owns = uid_eq(cred->uid, theirs->euid) && uid_eq(cred->uid, theirs->suid) &&
 	       uid_eq(cred->uid, theirs->uid) && gid_eq(cred->gid, theirs->egid) &&
-	       gid_eq(cred->gid, theirs->sgid) && gid_eq(cred->gid, theirs->gid);
+	       gid_eq(cred->gid, theirs->sgid) && gid_eq(cred->gid, theirs->gid) &&
+	       theirs->user_ns == cred->user_ns &&
+	       cap_issubset(theirs->cap_permitted, cred->cap_permitted);
 	rcu_read_unlock();
 	if (!owns)
 		return false;
@@ -299,11 +302,17 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 		return ret;
 	if (args->flags & PERF_FLAG_PID_CGROUP)
 		return -EOPNOTSUPP;
-	if (args->pid < -1 || args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
+	if (args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;
 	ret = vpmu_attr_check(&attr, dev->info.max_sample_rate);
 	if (ret)
 		return ret;
+	/* They can hold what the kernel keeps secret, from everybody where it is locked down. */
+	if (attr.sample_type & PERF_SAMPLE_REGS_INTR) {
+		ret = security_locked_down(LOCKDOWN_PERF);
+		if (ret)
+			return ret;
+	}
 	if (args->group_fd != -1) {
 		group = vpmu_file_fget(args->group_fd);
 		if (IS_ERR(group))
