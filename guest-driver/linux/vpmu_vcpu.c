@@ -99,7 +99,7 @@ static void vcpu_flush(struct vpmu_vcpu *vcpu)
 	vcpu->pending = 0;
 	for (i = 0; i < count; i++)
 		vpmu_event_answer(vcpu->events[i], le32_to_cpu(vcpu->commands[i].op),
-				err ? NULL : &vcpu->replies[i]);
+				  err ? NULL : &vcpu->replies[i]);
 }
 
 /**
