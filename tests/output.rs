@@ -125,5 +125,6 @@ mod batched {
         a_clock_is_sampled_by_the_batched_engine_alone,
         swapping_tasks_are_told_apart_by_the_batched_engine,
         the_batched_engine_returns_for_no_sample,
+        both_vcpus_are_batched_into_one_ring,
     }
 }

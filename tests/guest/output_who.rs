@@ -46,6 +46,10 @@ pub(crate) const BATCHED: &[Test] = &[
         "the_batched_engine_returns_for_no_sample",
         the_batched_engine_returns_for_no_sample,
     ),
+    (
+        "both_vcpus_are_batched_into_one_ring",
+        both_vcpus_are_batched_into_one_ring,
+    ),
 ];
 
 const FIELDS: u64 = IP | TID | TIME | CPU | ID | PERIOD;
@@ -304,4 +308,72 @@ fn the_batched_engine_returns_for_no_sample() -> Outcome {
         "signals that ended the run call for {samples} samples"
     );
     Ok(())
+}
+
+/// Two threads inherit a clock, each on a vCPU of its own and in code of its own.
+fn both_vcpus_are_batched_into_one_ring() -> Outcome {
+    const EACH: usize = 200;
+    let device = Device::open()?;
+    let codes = stubs::loops();
+    let mut attr = clock(&device);
+    attr.set_inherit(1);
+    let event = device.open_event(&attr, by(ENGINE_BATCHED, How::OWN))?;
+    let mut ring = Pages::map(&event, 64, READ_WRITE)?;
+    event.enable(0)?;
+    let stop = AtomicBool::new(false);
+    let (mut samples, mut lost) = (Vec::new(), 0);
+    thread::scope(|scope| -> Outcome {
+        let runners = [0, 1].map(|which| {
+            let (stop, code) = (&stop, &codes[which]);
+            scope.spawn(move || -> std::io::Result<u32> {
+                cpu::pin(which)?;
+                while !stop.load(Ordering::Relaxed) {
+                    code.run(100_000);
+                }
+                Ok(cpu::thread_id())
+            })
+        });
+        let in_code = |sample: &&Sample, which: usize| {
+            sample.ip.is_some_and(|ip| codes[which].code.contains(&ip))
+        };
+        let told = loop {
+            match ring.take().map(|bytes| fields::samples(&bytes, &attr)) {
+                Ok(Ok((more, less))) => {
+                    samples.extend(more);
+                    lost += less;
+                }
+                Ok(Err(error)) => break Err(error),
+                Err(error) => break Err(error),
+            }
+            let of = |which| samples.iter().filter(|s| in_code(s, which)).count();
+            if runners.iter().any(|runner| runner.is_finished()) || of(0).min(of(1)) >= EACH {
+                break Ok(());
+            }
+            thread::yield_now();
+        };
+        stop.store(true, Ordering::Relaxed);
+        let [first, second] = runners.map(|runner| runner.join());
+        let tids = [
+            first.map_err(|_| "a runner panicked")??,
+            second.map_err(|_| "a runner panicked")??,
+        ];
+        told?;
+        ensure_eq!(lost, 0, "lost");
+        for (which, tid) in tids.into_iter().enumerate() {
+            let own = samples.iter().filter(|s| in_code(s, which));
+            let own: Vec<&Sample> = own.collect();
+            let right = own
+                .iter()
+                .all(|s| s.cpu == Some(which as u32) && s.pid_tid.is_some_and(|who| who.1 == tid));
+            ensure!(
+                right,
+                "a sample of thread {tid} names another, or not CPU {which}"
+            );
+            ensure!(
+                own.is_sorted_by_key(|s| s.time),
+                "the times of CPU {which} go back"
+            );
+        }
+        Ok(())
+    })
 }
