@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::pages::{self, GuestPages};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
 /// A ring: one metadata page, then 2^n data pages or none.
 #[derive(Debug)]
 pub(crate) struct Ring {

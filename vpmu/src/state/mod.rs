@@ -5,6 +5,7 @@ mod batched;
 mod closing;
 mod group;
 mod overflow;
+mod throttling;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

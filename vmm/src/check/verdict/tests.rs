@@ -1,0 +1,126 @@
+use super::*;
+
+fn good() -> Finding {
+    Finding {
+        ok: true,
+        detail: "good".into(),
+    }
+}
+
+fn good_guest() -> Guest {
+    Guest {
+        port_io: good(),
+        mmio: good(),
+        syscall: good(),
+        breakpoint: good(),
+        cmpxchg16b: good(),
+        signal: good(),
+        ..Guest::default()
+    }
+}
+
+fn good_kvm() -> Kvm {
+    Kvm {
+        present: true,
+        usable: true,
+        api_version: Some(12),
+        ..Kvm::default()
+    }
+}
+
+#[test]
+fn a_stock_kernel_needs_every_one_of_its_instructions() {
+    assert!(stock_kernel(&good_kvm(), Some(&good_guest())));
+    assert!(!stock_kernel(&Kvm::default(), Some(&good_guest())));
+    assert!(!stock_kernel(&good_kvm(), None));
+    let spoil: [fn(&mut Guest); 6] = [
+        |g| g.port_io.ok = false,
+        |g| g.mmio.ok = false,
+        |g| g.syscall.ok = false,
+        |g| g.breakpoint.ok = false,
+        |g| g.cmpxchg16b.ok = false,
+        |g| g.signal.ok = false,
+    ];
+    for spoil in spoil {
+        let mut guest = good_guest();
+        spoil(&mut guest);
+        assert!(!stock_kernel(&good_kvm(), Some(&guest)), "{guest:?}");
+    }
+}
+
+#[test]
+fn the_verdict_tells_no_guest_from_small_guests() {
+    let small = Guest {
+        port_io: good(),
+        ..Guest::default()
+    };
+    let says = |guest| verdict(&good_kvm(), guest).consequence;
+    assert!(says(Some(&small)).contains("small guests only"));
+    assert!(says(None).contains("no guest runs"));
+    assert!(says(Some(&good_guest())).contains("direct KVM"));
+}
+
+#[test]
+fn a_missing_device_is_one_line_with_its_remedy_and_no_guest_lines() {
+    let kvm = Kvm {
+        error: Some("no permission to open /dev/kvm: join group kvm".into()),
+        ..Kvm::default()
+    };
+    let checks = checks(&kvm, None, &Perf::default());
+    assert!(checks[0].value.contains("group kvm"));
+    assert!(checks.iter().all(|c| !c.name.starts_with("guest.")));
+}
+
+#[test]
+fn names_are_unique() {
+    let kvm = good_kvm();
+    let mut names: Vec<_> = checks(&kvm, Some(&good_guest()), &Perf::default())
+        .into_iter()
+        .map(|check| check.name)
+        .collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all);
+}
+
+#[test]
+fn shares_of_samples_decide() {
+    let of = |total, in_loop| Samples {
+        total,
+        in_loop,
+        ..Samples::default()
+    };
+    assert_eq!(of(200, 199).carry_guest_ips(), Some(true));
+    assert_eq!(of(200, 0).carry_guest_ips(), Some(false));
+    assert_eq!(of(3, 3).carry_guest_ips(), None);
+    let of_guest = |total, guest, in_loop| Samples {
+        guest,
+        ..of(total, in_loop)
+    };
+    assert!(of_guest(200, 190, 180).name_places());
+    assert!(of_guest(700, 190, 180).name_places(), "a busy host");
+    assert!(!of_guest(200, 190, 100).name_places());
+    assert!(!of_guest(200, 0, 0).name_places());
+    assert!(!of_guest(8, 8, 8).name_places());
+    assert!(of_guest(190, 190, 0).are_enough() && of(200, 0).are_enough());
+    assert!(!of(30, 0).are_enough());
+}
+
+#[test]
+fn refused_events_name_the_remedy() {
+    let event = Event {
+        errno: Some(libc::EACCES),
+        ..Event::default()
+    };
+    let perf = Perf {
+        paranoid: Some(3),
+        events: [("cpu-clock", event)].into(),
+        ..Perf::default()
+    };
+    assert!(
+        paranoid(&perf)
+            .consequence
+            .contains("perf_event_paranoid=1")
+    );
+}

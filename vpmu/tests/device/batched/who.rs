@@ -1,0 +1,90 @@
+//! Who ran when the host recorded, as the task page has it.
+
+use super::*;
+
+/// Switch number `n`: to task `who`, when the guest's TSC showed `since`.
+fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
+    let word = u64::from(who) | u64::from(who + 1) << 32;
+    let entry = TASK_PAGE + 32 + n % TASK_HISTORY as u64 * 16;
+    let put = |at, value: u64, order| {
+        let stored = rig.memory.store(value, GuestAddress(at), order);
+        stored.expect("in memory");
+    };
+    put(TASK_PAGE, word, Ordering::Relaxed);
+    put(entry, word, Ordering::Relaxed);
+    put(entry + 8, since, Ordering::Relaxed);
+    put(TASK_PAGE + 16, n + 1, Ordering::Release);
+}
+
+fn name_page(rig: &mut Rig) {
+    rig.control(&TaskPageRequest {
+        header: Rig::header(CONTROL_TASK_PAGE, 0),
+        vcpu: 0.into(),
+        reserved: 0.into(),
+        address: TASK_PAGE.into(),
+    })
+    .expect("set");
+}
+
+#[test]
+fn a_sample_names_the_task_of_its_moment() {
+    let mut rig = rig();
+    name_page(&mut rig);
+    let (_, mut ring) = batched(&mut rig, &cycles(0));
+    rig.world.pass(100 * HOLD_BACK);
+    let base = rig.world.now() - 90_000_000;
+    for n in 0..8 {
+        let who = 100 + u32::try_from(n).expect("small");
+        switch(&rig, n, who, base + TSC_OFFSET + n * 10_000_000);
+        for when in [0, 9_999_999] {
+            let tsc = base + n * 10_000_000 + when;
+            rig.world.record(thread(0), overflow(tsc, n, Mode::Guest));
+        }
+    }
+    rig.vpmu.drain();
+    let samples = ring.samples();
+    assert_eq!(samples.len(), 16);
+    for sample in samples {
+        assert_eq!((sample.pid, sample.tid), (100 + sample.ip, 101 + sample.ip));
+    }
+    assert_eq!(rig.vpmu.metrics().samples_unnamed, 0);
+}
+
+#[test]
+fn a_sample_older_than_the_history_names_nobody() {
+    let mut rig = rig();
+    name_page(&mut rig);
+    let (event, mut ring) = batched(&mut rig, &cycles(0));
+    let start = rig.world.now();
+    rig.world.record(thread(0), overflow(start, 1, Mode::Guest));
+    for n in 0..1000 {
+        rig.world.pass(10);
+        switch(&rig, n, 7, rig.world.now() + TSC_OFFSET);
+    }
+    let now = rig.world.now();
+    rig.world.record(thread(0), overflow(now, 2, Mode::Guest));
+    rig.read(0, event);
+    let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
+    assert_eq!(tasks, [(0, 0), (7, 8)]);
+    assert_eq!(rig.vpmu.metrics().samples_unnamed, 1);
+}
+
+#[test]
+fn a_task_event_names_the_task_that_it_came_in_with() {
+    let mut rig = rig();
+    name_page(&mut rig);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..cycles(CONTEXT_TASK)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 2);
+    switch(&rig, 0, 41, 0);
+    rig.command(0, COMMAND_IN, event);
+    record(&rig, 0, &[10]);
+    // The driver names the next task before it schedules the event out.
+    switch(&rig, 1, 51, 0);
+    rig.command(0, COMMAND_OUT, event);
+    let samples = ring.samples();
+    assert_eq!((samples[0].pid, samples[0].tid), (41, 42));
+}
