@@ -16,12 +16,13 @@
 
 #define VPMU_DEVICE_ID		63	/* not assigned by the virtio specification */
 #define VPMU_PAGE_SIZE		4096
-#define VPMU_VERSION		2	/* vpmu_config::version */
+#define VPMU_VERSION		3	/* vpmu_config::version */
 
 /* Feature bits */
 #define VPMU_F_RING		0	/* samples go to rings in guest memory */
 #define VPMU_F_TASK_PAGE	1	/* who runs is read from a page per vCPU */
 #define VPMU_F_DOORBELL		2	/* shared memory region VPMU_SHM_DOORBELL exists */
+#define VPMU_F_AUX		3	/* traces go to AUX areas in guest memory */
 
 /* Virtqueues */
 #define VPMU_QUEUE_CONTROL	0
@@ -46,6 +47,8 @@
  * @reserved: zero
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: most samples that one event makes in a second
+ * @max_aux_pages: most pages of one AUX area, a power of two
+ * @reserved_1: zero
  */
 struct vpmu_config {
 	__le32 version;
@@ -60,6 +63,8 @@ struct vpmu_config {
 	__le16 reserved;
 	__le32 tsc_khz;
 	__le32 max_sample_rate;
+	__le32 max_aux_pages;
+	__le32 reserved_1;
 };
 
 /* vpmu_control_header::op, with what follows and what answers */
@@ -71,6 +76,8 @@ struct vpmu_config {
 #define VPMU_CONTROL_TASK_PAGE	6	/* vpmu_task_page_request, vpmu_control_reply */
 #define VPMU_CONTROL_REDIRECT	7	/* vpmu_redirect_request, vpmu_control_reply */
 #define VPMU_CONTROL_PAUSE	8	/* vpmu_pause_request, vpmu_control_reply */
+#define VPMU_CONTROL_MAP_AUX	9	/* vpmu_map_request + pages, vpmu_control_reply */
+#define VPMU_CONTROL_UNMAP_AUX	10	/* header only, vpmu_control_reply */
 
 /**
  * struct vpmu_control_header - first words of every control request
@@ -110,6 +117,9 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_INHERIT_STAT		(1U << 8)	/* PERF_RECORD_READ at close */
 #define VPMU_OPEN_EXCLUDE_CHAIN_KERNEL	(1U << 9)
 #define VPMU_OPEN_EXCLUDE_CHAIN_USER	(1U << 10)
+#define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that waits to be resumed */
+#define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* overflow pauses the leader's trace */
+#define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* overflow resumes it */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
@@ -141,7 +151,8 @@ struct vpmu_control_reply {
  * @regs_user: registers of PERF_SAMPLE_REGS_USER
  * @regs_intr: registers of PERF_SAMPLE_REGS_INTR
  * @stack_user: bytes of PERF_SAMPLE_STACK_USER
- * @reserved: zero
+ * @aux_watermark: of a trace: a wakeup every so many bytes of AUX data; zero:
+ *                 every half of the area
  */
 struct vpmu_open_request {
 	struct vpmu_control_header header;
@@ -160,7 +171,7 @@ struct vpmu_open_request {
 	__le64 regs_user;
 	__le64 regs_intr;
 	__le32 stack_user;
-	__le32 reserved;
+	__le32 aux_watermark;
 };
 
 /**
@@ -175,13 +186,19 @@ struct vpmu_open_reply {
 	__le64 id;
 };
 
-/* vpmu_map_request::flags: the reader moves data_tail; without it the ring overwrites */
+/*
+ * vpmu_map_request::flags: the reader moves data_tail or aux_tail; without it the oldest
+ * data is overwritten
+ */
 #define VPMU_MAP_WRITABLE	(1U << 0)
+/* Of an AUX area: VPMU_COMMAND_AUX_BEGIN says where there is room, and there is no ring */
+#define VPMU_MAP_DRIVEN		(1U << 1)
 
 /**
- * struct vpmu_map_request - VPMU_CONTROL_MAP; @pages 64-bit addresses follow
+ * struct vpmu_map_request - VPMU_CONTROL_MAP, VPMU_CONTROL_MAP_AUX; @pages 64-bit
+ *                           addresses follow
  * @header: event names the event
- * @pages: 1 or 1 + 2^n
+ * @pages: of a ring 1 or 1 + 2^n, of an AUX area 2^n
  * @flags: VPMU_MAP_*
  */
 struct vpmu_map_request {
@@ -281,6 +298,8 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_RESET	7	/* the count becomes zero; the times stay */
 #define VPMU_COMMAND_PERIOD	8	/* a new period or frequency, from this moment */
 #define VPMU_COMMAND_REFRESH	9	/* on for so many overflows more, then off */
+#define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
+#define VPMU_COMMAND_AUX_END	11	/* no more; answers the head and the bytes lost */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
@@ -288,15 +307,15 @@ struct vpmu_task_page {
  * @reserved: zero
  * @event: the event meant; zero for VPMU_COMMAND_VCPU
  * @value: the new period for VPMU_COMMAND_PERIOD, overflows more for
- *         VPMU_COMMAND_REFRESH, else zero
- * @reserved2: zero
+ *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
+ * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
  */
 struct vpmu_command {
 	__le32 op;
 	__le32 reserved;
 	__le64 event;
 	__le64 value;
-	__le64 reserved2;
+	__le64 room;
 };
 
 /* vpmu_reply::state */
@@ -312,7 +331,8 @@ struct vpmu_command {
  * @value: the count
  * @time_enabled: nanoseconds enabled with its context scheduled in
  * @time_running: nanoseconds of those in which the backing counted
- * @lost: overflows of it that no record was written of
+ * @lost: overflows of it that no record was written of; of a trace, bytes that found
+ *        no room
  */
 struct vpmu_reply {
 	__le32 status;
@@ -327,6 +347,7 @@ struct vpmu_reply {
 #define VPMU_NOTICE_WAKEUP	1	/* with its record the ring has crossed the mark */
 #define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
 #define VPMU_NOTICE_LIMIT	3	/* what VPMU_COMMAND_REFRESH gave is used up */
+#define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or is full */
 
 /**
  * struct vpmu_notice - what the device tells the driver on the event queue

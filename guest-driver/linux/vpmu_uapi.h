@@ -114,8 +114,17 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_HALTS		0x102	/* times that the vCPU halted; config 0 */
 #define VPMU_KIND_GUEST_TIME	0x103	/* ns with a CPU inside the run call; config 0 */
 #define VPMU_KIND_MARK		0x104	/* marks; config: the value to count */
+#define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
+#define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
+#define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU */
 
-/* config of VPMU_KIND_EXITS */
+/* config of VPMU_KIND_SAMPLE_TRACE: what a period counts */
+#define VPMU_PACE_CPU_CLOCK	0	/* ns of the host's clock on the vCPU thread */
+#define VPMU_PACE_EXITS		1	/* exits that reached the VMM */
+#define VPMU_PACE_CYCLES	2
+#define VPMU_PACE_INSTRUCTIONS	3
+
+/* config of VPMU_KIND_EXITS and VPMU_KIND_EXIT_TRACE */
 #define VPMU_EXIT_ALL		0	/* those that the host kernel handles included */
 #define VPMU_EXIT_USER		1	/* all that reached the VMM */
 #define VPMU_EXIT_IO		2	/* port I/O that reached the VMM */
@@ -129,6 +138,133 @@ struct vpmu_catalogue_entry {
 #define VPMU_CATALOGUE_GUEST_ONLY	(1U << 1)	/* host work is left out */
 #define VPMU_CATALOGUE_ANY_CONFIG	(1U << 2)	/* config may be any value */
 #define VPMU_CATALOGUE_EXCLUDES		(1U << 3)	/* exclude_user, _kernel honoured */
+#define VPMU_CATALOGUE_AUX		(1U << 4)	/* writes packets to an AUX area */
+/* Eight bits from here on: VPMU_FORMAT_* */
+#define VPMU_CATALOGUE_FORMAT_SHIFT	16
+
+/*
+ * What an AUX area holds: packets, each at a multiple of VPMU_PACKET_ALIGN bytes from
+ * the beginning of the area. All integers are little-endian.
+ */
+#define VPMU_PACKET_ALIGN	64
+
+/* Formats of a trace */
+#define VPMU_FORMAT_EXITS	1	/* vpmu_exit_packet, vpmu_sync_packet */
+#define VPMU_FORMAT_SAMPLES	2	/* vpmu_sample_packet, vpmu_sync_packet */
+
+/* First byte of a packet */
+#define VPMU_PACKET_PADDING	0	/* VPMU_PACKET_ALIGN bytes that mean nothing */
+#define VPMU_PACKET_EXIT	1
+#define VPMU_PACKET_SAMPLE	2
+#define VPMU_PACKET_SYNC	3
+
+#define VPMU_SYNC_MAGIC		0x434e5953554d5056ULL	/* "VPMUSYNC" */
+
+/* vpmu_sync_packet::flags */
+#define VPMU_SYNC_START		(1U << 0)	/* the trace begins */
+#define VPMU_SYNC_LOSS		(1U << 1)	/* what came before it was lost */
+#define VPMU_SYNC_RESUME	(1U << 2)	/* the trace was paused before it */
+#define VPMU_SYNC_PAGE		(1U << 3)	/* a page of the area begins */
+
+/**
+ * struct vpmu_sync_packet - where a reader can begin
+ * @kind: VPMU_PACKET_SYNC
+ * @flags: VPMU_SYNC_*
+ * @format: VPMU_FORMAT_*
+ * @vcpu: the vCPU that the trace goes on with
+ * @magic: VPMU_SYNC_MAGIC
+ * @event: the id of the event whose trace it is
+ * @time: guest time in nanoseconds
+ * @tsc: the guest's TSC at that time
+ * @sequence: number of the packet that comes next
+ * @lost: bytes of the trace that were lost so far
+ * @config: the event's config
+ */
+struct vpmu_sync_packet {
+	__u8 kind;
+	__u8 flags;
+	__le16 format;
+	__le32 vcpu;
+	__le64 magic;
+	__le64 event;
+	__le64 time;
+	__le64 tsc;
+	__le64 sequence;
+	__le64 lost;
+	__le64 config;
+};
+
+/* vpmu_exit_packet::flags, vpmu_sample_packet::flags */
+#define VPMU_PACKET_USER	(1U << 0)	/* guest user mode */
+#define VPMU_PACKET_IP		(1U << 1)	/* address and mode are known */
+#define VPMU_PACKET_CUT		(1U << 2)	/* @outside is not all of it */
+#define VPMU_PACKET_HARDWARE	(1U << 3)	/* @reason is the hardware's number */
+#define VPMU_PACKET_REGS	(1U << 4)	/* @regs are known */
+#define VPMU_PACKET_COLLISION	(1U << 5)	/* one for several overflows */
+
+/* vpmu_exit_packet::detail of port and memory-mapped I/O, bits 0-7: bytes of an access */
+#define VPMU_DETAIL_WRITE	(1U << 8)
+#define VPMU_DETAIL_COUNT_SHIFT	32	/* of port I/O: number of accesses */
+
+/**
+ * struct vpmu_exit_packet - one exit of a vCPU
+ * @kind: VPMU_PACKET_EXIT
+ * @flags: VPMU_PACKET_*
+ * @reason: VPMU_EXIT_*, or the hardware's number
+ * @vcpu: which vCPU
+ * @time: guest time at the exit, nanoseconds
+ * @ip: linear address of the instruction that the vCPU stood at
+ * @outside: nanoseconds until it was back in the guest
+ * @qualification: port, or guest-physical address
+ * @detail: VPMU_DETAIL_*
+ * @pid: process that ran
+ * @tid: thread that ran
+ * @sequence: number of the packet in its trace; those lost have had theirs
+ */
+struct vpmu_exit_packet {
+	__u8 kind;
+	__u8 flags;
+	__le16 reason;
+	__le32 vcpu;
+	__le64 time;
+	__le64 ip;
+	__le64 outside;
+	__le64 qualification;
+	__le64 detail;
+	__le32 pid;
+	__le32 tid;
+	__le64 sequence;
+};
+
+/**
+ * struct vpmu_sample_packet - one sample with registers
+ * @kind: VPMU_PACKET_SAMPLE
+ * @flags: VPMU_PACKET_*
+ * @reserved: zero
+ * @vcpu: which vCPU
+ * @time: guest time, nanoseconds
+ * @ip: linear address of the instruction that comes next
+ * @period: what the pace has counted since the sample before
+ * @pid: process that ran
+ * @tid: thread that ran
+ * @sequence: number of the packet in its trace; those lost have had theirs
+ * @reserved_1: zero
+ * @regs: by perf's numbers for x86-64
+ */
+struct vpmu_sample_packet {
+	__u8 kind;
+	__u8 flags;
+	__le16 reserved;
+	__le32 vcpu;
+	__le64 time;
+	__le64 ip;
+	__le64 period;
+	__le32 pid;
+	__le32 tid;
+	__le64 sequence;
+	__le64 reserved_1[2];
+	__le64 regs[24];
+};
 
 /*
  * perf_event_attr::config of the vpmu PMU: the kind in bits 48-63, the event of

@@ -141,5 +141,5 @@ impl State {
 }
 
 fn is_clean(command: &Command) -> bool {
-    command.reserved.get() == 0 && command.reserved2.get() == 0
+    command.reserved.get() == 0 && command.room.get() == 0
 }

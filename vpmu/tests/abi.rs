@@ -12,7 +12,7 @@ use std::process::{Command as Process, Stdio};
 
 use vpmu::abi::*;
 
-const RUST: [&str; 9] = [
+const RUST: [&str; 10] = [
     include_str!("../src/abi/mod.rs"),
     include_str!("../src/abi/catalogue.rs"),
     include_str!("../src/abi/command.rs"),
@@ -21,6 +21,7 @@ const RUST: [&str; 9] = [
     include_str!("../src/abi/metadata.rs"),
     include_str!("../src/abi/notice.rs"),
     include_str!("../src/abi/open.rs"),
+    include_str!("../src/abi/packet.rs"),
     include_str!("../src/abi/task.rs"),
 ];
 const HEADERS: [&str; 2] = [
@@ -57,13 +58,14 @@ fn layouts() -> Vec<Layout> {
     layouts! {
         Config = "vpmu_config" {
             version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
-            time_mult, time_shift, reserved, tsc_khz, max_sample_rate,
+            time_mult, time_shift, reserved, tsc_khz, max_sample_rate, max_aux_pages, reserved_1,
         }
         ControlHeader = "vpmu_control_header" { op, reserved, event }
         ControlReply = "vpmu_control_reply" { status, value }
         OpenRequest = "vpmu_open_request" {
             header, kind, context, config, period, sample_type, flags, wakeup, engine, max_stack,
-            parent, leader, read_format, regs_user, regs_intr, stack_user, reserved,
+            parent, leader, read_format, regs_user, regs_intr, stack_user,
+            aux_watermark,
         }
         OpenReply = "vpmu_open_reply" { status, engine, id }
         MapRequest = "vpmu_map_request" { header, pages, flags }
@@ -76,9 +78,18 @@ fn layouts() -> Vec<Layout> {
         TaskPageRequest = "vpmu_task_page_request" { header, vcpu, reserved, address }
         TaskPage = "vpmu_task_page" { pid, tid, user_regs, switches, reserved, history }
         TaskSwitch = "vpmu_task_switch" { pid, tid, since }
-        Command = "vpmu_command" { op, reserved, event, value, reserved2 }
+        Command = "vpmu_command" { op, reserved, event, value, room }
         Reply = "vpmu_reply" { status, state, value, time_enabled, time_running, lost }
         Notice = "vpmu_notice" { kind, reserved, event }
+        SyncPacket = "vpmu_sync_packet" {
+            kind, flags, format, vcpu, magic, event, time, tsc, sequence, lost, config,
+        }
+        ExitPacket = "vpmu_exit_packet" {
+            kind, flags, reason, vcpu, time, ip, outside, qualification, detail, pid, tid, sequence,
+        }
+        SamplePacket = "vpmu_sample_packet" {
+            kind, flags, reserved, vcpu, time, ip, period, pid, tid, sequence, reserved_1, regs,
+        }
         Metadata = "perf_event_mmap_page" {
             version, compat_version, lock, index, offset, time_enabled, time_running,
             capabilities, pmc_width, time_shift, time_mult, time_offset, time_zero, size,
@@ -96,6 +107,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         F_RING,
         F_TASK_PAGE,
         F_DOORBELL,
+        F_AUX,
         QUEUE_CONTROL,
         QUEUE_EVENT,
         QUEUE_VCPU,
@@ -111,6 +123,13 @@ fn constants() -> Vec<(&'static str, i128)> {
         KIND_HALTS,
         KIND_GUEST_TIME,
         KIND_MARK,
+        KIND_EXIT_TRACE,
+        KIND_SAMPLE_TRACE,
+        KIND_HOST_TRACE,
+        PACE_CPU_CLOCK,
+        PACE_EXITS,
+        PACE_CYCLES,
+        PACE_INSTRUCTIONS,
         EXIT_ALL,
         EXIT_USER,
         EXIT_IO,
@@ -126,6 +145,8 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_TASK_PAGE,
         CONTROL_REDIRECT,
         CONTROL_PAUSE,
+        CONTROL_MAP_AUX,
+        CONTROL_UNMAP_AUX,
         TASK_HISTORY,
         CONTEXT_TASK,
         OPEN_ENABLED,
@@ -139,6 +160,9 @@ fn constants() -> Vec<(&'static str, i128)> {
         OPEN_INHERIT_STAT,
         OPEN_EXCLUDE_CHAIN_KERNEL,
         OPEN_EXCLUDE_CHAIN_USER,
+        OPEN_AUX_START_PAUSED,
+        OPEN_AUX_PAUSE,
+        OPEN_AUX_RESUME,
         SAMPLE_ALLOWED,
         READ_ALLOWED,
         MAX_STACK,
@@ -146,10 +170,33 @@ fn constants() -> Vec<(&'static str, i128)> {
         ENGINE_EXIT,
         ENGINE_BATCHED,
         MAP_WRITABLE,
+        MAP_DRIVEN,
         CATALOGUE_SAMPLES,
         CATALOGUE_GUEST_ONLY,
         CATALOGUE_ANY_CONFIG,
         CATALOGUE_EXCLUDES,
+        CATALOGUE_AUX,
+        CATALOGUE_FORMAT_SHIFT,
+        PACKET_ALIGN,
+        FORMAT_EXITS,
+        FORMAT_SAMPLES,
+        PACKET_PADDING,
+        PACKET_EXIT,
+        PACKET_SAMPLE,
+        PACKET_SYNC,
+        SYNC_MAGIC,
+        SYNC_START,
+        SYNC_LOSS,
+        SYNC_RESUME,
+        SYNC_PAGE,
+        PACKET_USER,
+        PACKET_IP,
+        PACKET_CUT,
+        PACKET_HARDWARE,
+        PACKET_REGS,
+        PACKET_COLLISION,
+        DETAIL_WRITE,
+        DETAIL_COUNT_SHIFT,
         COMMAND_VCPU,
         COMMAND_ENABLE,
         COMMAND_DISABLE,
@@ -159,6 +206,8 @@ fn constants() -> Vec<(&'static str, i128)> {
         COMMAND_RESET,
         COMMAND_PERIOD,
         COMMAND_REFRESH,
+        COMMAND_AUX_BEGIN,
+        COMMAND_AUX_END,
         STATE_ERROR,
         STATE_OFF,
         STATE_INACTIVE,
@@ -166,6 +215,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         NOTICE_WAKEUP,
         NOTICE_ERROR,
         NOTICE_LIMIT,
+        NOTICE_AUX,
     ]
 }
 

@@ -223,7 +223,7 @@ fn commands(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
             reserved: u32::from(input.ratio(1, 50)?).into(),
             event: number(input)?.into(),
             value: number(input)?.into(),
-            reserved2: 0.into(),
+            room: 0.into(),
         });
     }
     let of = vcpu(input)?;

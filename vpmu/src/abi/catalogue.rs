@@ -23,7 +23,26 @@ pub const KIND_GUEST_TIME: u32 = 0x103;
 /// Event kind: marks placed through the doorbell; config is the value to count.
 pub const KIND_MARK: u32 = 0x104;
 
-/// [`KIND_EXITS`] config: every exit, those that the host kernel handles by itself included.
+/// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. The count is the bytes
+/// that the trace made, written or lost.
+pub const KIND_EXIT_TRACE: u32 = 0x105;
+/// Event kind: a trace of samples with registers in the AUX area, one for each period of what config,
+/// one of `PACE_*`, counts. The count is as for [`KIND_EXIT_TRACE`].
+pub const KIND_SAMPLE_TRACE: u32 = 0x106;
+/// Event kind: the trace of the host's own PMU, where it can be kept to the guest.
+pub const KIND_HOST_TRACE: u32 = 0x107;
+
+/// [`KIND_SAMPLE_TRACE`] config: nanoseconds of the host's clock on the vCPU thread.
+pub const PACE_CPU_CLOCK: u64 = 0;
+/// [`KIND_SAMPLE_TRACE`] config: exits that reached the VMM.
+pub const PACE_EXITS: u64 = 1;
+/// [`KIND_SAMPLE_TRACE`] config: the CPU's cycles.
+pub const PACE_CYCLES: u64 = 2;
+/// [`KIND_SAMPLE_TRACE`] config: the CPU's instructions.
+pub const PACE_INSTRUCTIONS: u64 = 3;
+
+/// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: every exit, those that the host kernel handles by
+/// itself included.
 pub const EXIT_ALL: u64 = 0;
 /// [`KIND_EXITS`] config: every exit that reached the VMM.
 pub const EXIT_USER: u64 = 1;
@@ -78,3 +97,8 @@ pub const CATALOGUE_GUEST_ONLY: u32 = 1 << 1;
 pub const CATALOGUE_ANY_CONFIG: u32 = 1 << 2;
 /// [`CatalogueEntry::flags`]: `exclude_user` and `exclude_kernel` are honoured.
 pub const CATALOGUE_EXCLUDES: u32 = 1 << 3;
+/// [`CatalogueEntry::flags`]: writes packets to an AUX area; bits [`CATALOGUE_FORMAT_SHIFT`] and up
+/// are its `FORMAT_*`.
+pub const CATALOGUE_AUX: u32 = 1 << 4;
+/// [`CatalogueEntry::flags`]: eight bits from here on are one of `FORMAT_*`.
+pub const CATALOGUE_FORMAT_SHIFT: u32 = 16;

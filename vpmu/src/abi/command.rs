@@ -12,10 +12,11 @@ wire! {
         pub reserved: U32,
         /// The event meant; zero for [`COMMAND_VCPU`].
         pub event: U64,
-        /// The new period for [`COMMAND_PERIOD`], overflows more for [`COMMAND_REFRESH`], else zero.
+        /// The new period for [`COMMAND_PERIOD`], overflows more for [`COMMAND_REFRESH`], the head for
+        /// [`COMMAND_AUX_BEGIN`], else zero.
         pub value: U64,
-        /// Zero.
-        pub reserved2: U64,
+        /// Bytes of room for [`COMMAND_AUX_BEGIN`], else zero.
+        pub room: U64,
     }
 }
 
@@ -39,6 +40,12 @@ pub const COMMAND_PERIOD: u32 = 8;
 /// vCPU command: the state leaves *off* for so many overflows more, after the last of which it is
 /// *off* again; as perf's `PERF_EVENT_IOC_REFRESH`.
 pub const COMMAND_REFRESH: u32 = 9;
+/// vCPU command: the event may write `room` bytes of its AUX area from `value` on, modulo the size
+/// of the area; of areas mapped with [`MAP_DRIVEN`](super::MAP_DRIVEN).
+pub const COMMAND_AUX_BEGIN: u32 = 10;
+/// vCPU command: it may no longer; [`Reply::value`] is the head that it reached, [`Reply::lost`] the
+/// bytes that found no room since the beginning.
+pub const COMMAND_AUX_END: u32 = 11;
 
 wire! {
     /// The answer to a [`Command`]: the event as it is after it.
@@ -53,7 +60,7 @@ wire! {
         pub time_enabled: U64,
         /// Nanoseconds of those in which the backing counted.
         pub time_running: U64,
-        /// Overflows of it that no record was written of.
+        /// Overflows of it that no record was written of; of a trace, bytes that found no room.
         pub lost: U64,
     }
 }

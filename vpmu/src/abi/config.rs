@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// The virtio device id; unassigned by the virtio specification.
 pub const DEVICE_ID: u32 = 63;
 /// The version of this interface, in [`Config::version`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Feature bit: the device writes samples into rings in guest memory.
 pub const F_RING: u32 = 0;
@@ -13,6 +13,8 @@ pub const F_RING: u32 = 0;
 pub const F_TASK_PAGE: u32 = 1;
 /// Feature bit: shared memory region [`SHM_DOORBELL`] exists.
 pub const F_DOORBELL: u32 = 2;
+/// Feature bit: the device writes traces into AUX areas in guest memory.
+pub const F_AUX: u32 = 3;
 
 /// Virtqueue index of the control queue.
 pub const QUEUE_CONTROL: u16 = 0;
@@ -54,6 +56,10 @@ wire! {
         /// The most samples that one event makes in a second, and the highest frequency that
         /// [`OPEN_FREQ`](super::OPEN_FREQ) takes.
         pub max_sample_rate: U32,
+        /// Most pages of one AUX area, a power of two.
+        pub max_aux_pages: U32,
+        /// Zero.
+        pub reserved_1: U32,
     }
 }
 

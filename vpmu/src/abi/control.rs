@@ -1,4 +1,4 @@
-//! The control queue but for opening events: rings and task pages.
+//! The control queue but for opening events: rings, AUX areas and task pages.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -33,6 +33,11 @@ pub const CONTROL_TASK_PAGE: u32 = 6;
 pub const CONTROL_REDIRECT: u32 = 7;
 /// Control operation: stop and resume writing to a ring; [`PauseRequest`], [`ControlReply`].
 pub const CONTROL_PAUSE: u32 = 8;
+/// Control operation: attach AUX pages to the ring that was mapped with an event; [`MapRequest`],
+/// [`ControlReply`].
+pub const CONTROL_MAP_AUX: u32 = 9;
+/// Control operation: detach them; once answered, the device writes there no more.
+pub const CONTROL_UNMAP_AUX: u32 = 10;
 
 wire! {
     /// The answer to a control request that returns nothing but success.
@@ -45,20 +50,24 @@ wire! {
 }
 
 wire! {
-    /// [`CONTROL_MAP`]; `pages` addresses (`U64`) follow in the same readable bytes: the metadata
-    /// page, then 2^n data pages or none.
+    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` addresses (`U64`) follow in the same readable
+    /// bytes: of a ring the metadata page, then 2^n data pages or none; of an AUX area 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// 1, or 1 + 2^n.
+        /// Of a ring 1, or 1 + 2^n; of an AUX area 2^n.
         pub pages: U32,
         /// `MAP_*`.
         pub flags: U32,
     }
 }
 
-/// [`MapRequest::flags`]: the reader moves `data_tail`; without it the ring overwrites.
+/// [`MapRequest::flags`]: the reader moves `data_tail` or `aux_tail`; without it the oldest data is
+/// overwritten.
 pub const MAP_WRITABLE: u32 = 1 << 0;
+/// [`MapRequest::flags`] of an AUX area: the event has no ring of the device's; the driver says with
+/// [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) where there is room, and writes the records.
+pub const MAP_DRIVEN: u32 = 1 << 1;
 
 wire! {
     /// [`CONTROL_REDIRECT`]; as perf's `PERF_EVENT_IOC_SET_OUTPUT`.

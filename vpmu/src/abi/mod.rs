@@ -39,6 +39,7 @@ mod control;
 mod metadata;
 mod notice;
 mod open;
+mod packet;
 mod task;
 
 pub use catalogue::*;
@@ -48,6 +49,7 @@ pub use control::*;
 pub use metadata::*;
 pub use notice::*;
 pub use open::*;
+pub use packet::*;
 pub use task::*;
 
 /// What a page is, everywhere in this interface.

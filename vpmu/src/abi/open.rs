@@ -42,8 +42,8 @@ wire! {
         pub regs_intr: U64,
         /// Bytes of `PERF_SAMPLE_STACK_USER`: a multiple of 8 below 65,535.
         pub stack_user: U32,
-        /// Zero.
-        pub reserved: U32,
+        /// Of a trace: a wakeup every so many bytes of AUX data; zero: every half of the area.
+        pub aux_watermark: U32,
     }
 }
 
@@ -75,6 +75,12 @@ pub const OPEN_INHERIT_STAT: u32 = 1 << 8;
 pub const OPEN_EXCLUDE_CHAIN_KERNEL: u32 = 1 << 9;
 /// [`OpenRequest::flags`]: call chains leave user mode out.
 pub const OPEN_EXCLUDE_CHAIN_USER: u32 = 1 << 10;
+/// [`OpenRequest::flags`]: a trace that opens paused: it makes nothing until it is resumed.
+pub const OPEN_AUX_START_PAUSED: u32 = 1 << 11;
+/// [`OpenRequest::flags`]: its overflow pauses the trace that leads its group.
+pub const OPEN_AUX_PAUSE: u32 = 1 << 12;
+/// [`OpenRequest::flags`]: its overflow resumes the trace that leads its group.
+pub const OPEN_AUX_RESUME: u32 = 1 << 13;
 
 /// perf's `PERF_SAMPLE_*` that an event can have: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
 /// PERIOD, STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR.

@@ -209,7 +209,7 @@ impl State {
 fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     let flags = request.flags.get();
     if request.header.event.get() != 0
-        || request.reserved.get() != 0
+        || request.aux_watermark.get() != 0
         || flags & !OPEN_FLAGS != 0
         || request.engine.get() > ENGINE_BATCHED
     {

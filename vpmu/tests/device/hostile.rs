@@ -22,7 +22,7 @@ fn requests_that_make_no_sense_are_refused() {
         ),
         (
             OpenRequest {
-                reserved: 1.into(),
+                aux_watermark: 1.into(),
                 ..good
             },
             libc::EINVAL,
@@ -171,7 +171,7 @@ fn commands_that_make_no_sense_are_refused() {
         ),
         (
             Command {
-                reserved2: 1.into(),
+                room: 1.into(),
                 ..good
             },
             libc::EINVAL,

@@ -1,0 +1,141 @@
+//! What an AUX area holds: packets of fixed size, each aligned to [`PACKET_ALIGN`] bytes.
+
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Packets begin at multiples of this, counted from the beginning of the area.
+pub const PACKET_ALIGN: usize = 64;
+
+/// Format of a trace: [`ExitPacket`], [`SyncPacket`].
+pub const FORMAT_EXITS: u16 = 1;
+/// Format of a trace: [`SamplePacket`], [`SyncPacket`].
+pub const FORMAT_SAMPLES: u16 = 2;
+
+/// First byte of a packet: [`PACKET_ALIGN`] bytes that mean nothing.
+pub const PACKET_PADDING: u8 = 0;
+/// First byte of a packet: [`ExitPacket`].
+pub const PACKET_EXIT: u8 = 1;
+/// First byte of a packet: [`SamplePacket`].
+pub const PACKET_SAMPLE: u8 = 2;
+/// First byte of a packet: [`SyncPacket`].
+pub const PACKET_SYNC: u8 = 3;
+
+/// [`SyncPacket::magic`]: `VPMUSYNC`.
+pub const SYNC_MAGIC: u64 = 0x434e_5953_554d_5056;
+/// [`SyncPacket::flags`]: the trace begins.
+pub const SYNC_START: u8 = 1 << 0;
+/// [`SyncPacket::flags`]: what came before it was lost.
+pub const SYNC_LOSS: u8 = 1 << 1;
+/// [`SyncPacket::flags`]: the trace was paused before it.
+pub const SYNC_RESUME: u8 = 1 << 2;
+/// [`SyncPacket::flags`]: a page of the area begins.
+pub const SYNC_PAGE: u8 = 1 << 3;
+
+wire! {
+    /// Where a reader can begin: at the beginning of each page of the area, and wherever packets are
+    /// missing. 64 bytes.
+    pub struct SyncPacket {
+        /// [`PACKET_SYNC`].
+        pub kind: u8,
+        /// `SYNC_*`.
+        pub flags: u8,
+        /// One of `FORMAT_*`.
+        pub format: U16,
+        /// The vCPU that the trace goes on with.
+        pub vcpu: U32,
+        /// [`SYNC_MAGIC`].
+        pub magic: U64,
+        /// The event whose trace it is.
+        pub event: U64,
+        /// Guest time, nanoseconds.
+        pub time: U64,
+        /// The guest's TSC at that time.
+        pub tsc: U64,
+        /// Number of the packet that comes next; see [`ExitPacket::sequence`].
+        pub sequence: U64,
+        /// Bytes of the trace that were lost so far.
+        pub lost: U64,
+        /// The event's config.
+        pub config: U64,
+    }
+}
+
+/// [`ExitPacket::flags`], [`SamplePacket::flags`]: the vCPU was in guest user mode.
+pub const PACKET_USER: u8 = 1 << 0;
+/// [`ExitPacket::flags`], [`SamplePacket::flags`]: `ip` and the mode are known.
+pub const PACKET_IP: u8 = 1 << 1;
+/// [`ExitPacket::flags`]: the trace ended, or the vCPU stopped, before it was back in the guest:
+/// `outside` is not all.
+pub const PACKET_CUT: u8 = 1 << 2;
+/// [`ExitPacket::flags`]: `reason` is the hardware's number of the exit (VMX, SVM), `qualification`
+/// and `detail` what the hardware said of it; else `reason` is one of `EXIT_*`.
+pub const PACKET_HARDWARE: u8 = 1 << 3;
+/// [`SamplePacket::flags`]: the registers are known.
+pub const PACKET_REGS: u8 = 1 << 4;
+/// [`SamplePacket::flags`]: it stands for several overflows, found together.
+pub const PACKET_COLLISION: u8 = 1 << 5;
+
+wire! {
+    /// One exit of a vCPU, from the guest's last instruction to its next. 64 bytes.
+    pub struct ExitPacket {
+        /// [`PACKET_EXIT`].
+        pub kind: u8,
+        /// `PACKET_*`.
+        pub flags: u8,
+        /// Why the vCPU left the guest.
+        pub reason: U16,
+        /// Which vCPU.
+        pub vcpu: U32,
+        /// Guest time at the exit, nanoseconds.
+        pub time: U64,
+        /// Linear address of the instruction that the vCPU stood at.
+        pub ip: U64,
+        /// Nanoseconds until it was back in the guest.
+        pub outside: U64,
+        /// Port I/O: the port. Memory-mapped I/O: the guest-physical address.
+        pub qualification: U64,
+        /// Of both: bits 0 to 7 bytes of an access, bit 8 set for a write; of port I/O bits 32 to 63
+        /// the number of accesses.
+        pub detail: U64,
+        /// Process that ran.
+        pub pid: U32,
+        /// Thread that ran.
+        pub tid: U32,
+        /// Number of the packet in its trace, from zero; those lost have had theirs.
+        pub sequence: U64,
+    }
+}
+
+/// [`ExitPacket::detail`]: the guest wrote.
+pub const DETAIL_WRITE: u64 = 1 << 8;
+/// [`ExitPacket::detail`]: accesses stand from this bit on.
+pub const DETAIL_COUNT_SHIFT: u32 = 32;
+
+wire! {
+    /// One sample with registers. 256 bytes.
+    pub struct SamplePacket {
+        /// [`PACKET_SAMPLE`].
+        pub kind: u8,
+        /// `PACKET_*`.
+        pub flags: u8,
+        /// Zero.
+        pub reserved: U16,
+        /// Which vCPU.
+        pub vcpu: U32,
+        /// Guest time, nanoseconds.
+        pub time: U64,
+        /// Linear address of the instruction that comes next.
+        pub ip: U64,
+        /// What the pace has counted since the sample before.
+        pub period: U64,
+        /// As [`ExitPacket::pid`].
+        pub pid: U32,
+        /// As [`ExitPacket::tid`].
+        pub tid: U32,
+        /// As [`ExitPacket::sequence`].
+        pub sequence: U64,
+        /// Zero.
+        pub reserved_1: [U64; 2],
+        /// By perf's numbers for x86-64: AX to SS, DS to GS, R8 to R15.
+        pub regs: [U64; 24],
+    }
+}
