@@ -14,7 +14,7 @@ use crate::abi::{
 use crate::catalogue::Catalogue;
 use crate::clock::Clock;
 use crate::event::Host;
-use crate::machine::{ExitReason, Machine, Registers};
+use crate::machine::{Exit, Machine, Registers};
 use crate::metrics::{ExitCounts, Metrics};
 use crate::notice::Delivered;
 use crate::settings::Settings;
@@ -234,18 +234,20 @@ impl Vpmu {
         }
     }
 
-    /// Right after the run call, on the vCPU's thread.
-    pub fn leave(&self, vcpu: u32, reason: ExitReason, regs: &mut dyn Registers) {
+    /// Right after the run call, on the vCPU's thread. `exit` may be an
+    /// [`ExitReason`](crate::ExitReason) alone; traces then tell no more of it.
+    pub fn leave(&self, vcpu: u32, exit: impl Into<Exit>, regs: &mut dyn Registers) {
         let Some(on) = self.vcpu(vcpu) else {
             return;
         };
-        on.leave(reason, &*self.source);
+        let exit = exit.into();
+        on.leave(exit.reason, &*self.source);
         if [Need::Exits, Need::HostSamples, Need::Throttled]
             .into_iter()
             .any(|need| on.needs(need))
         {
             self.with_state(|state, host| {
-                state.leave(host, vcpu, reason, regs);
+                state.leave(host, vcpu, exit.reason, regs);
                 false
             });
         }

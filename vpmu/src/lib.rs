@@ -36,7 +36,9 @@ mod vcpu;
 mod walk;
 
 pub use device::{Error, Vpmu};
-pub use machine::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers};
+pub use machine::{
+    Access, CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers,
+};
 pub use metrics::{ExitCounts, Metrics};
 pub use settings::{Engines, Limits, Settings};
 pub use source::Source;

@@ -64,6 +64,37 @@ pub enum ExitReason {
     Other,
 }
 
+/// An exit to the VMM: why, and what the guest asked for with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// Why.
+    pub reason: ExitReason,
+    /// Which access it was, of I/O.
+    pub access: Option<Access>,
+}
+
+/// An access that the VMM is to carry out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// The port, or the guest-physical address.
+    pub address: u64,
+    /// Bytes of one access.
+    pub size: u8,
+    /// Whether the guest writes.
+    pub write: bool,
+    /// How many accesses: string instructions make several in one exit.
+    pub count: u32,
+}
+
+impl From<ExitReason> for Exit {
+    fn from(reason: ExitReason) -> Self {
+        Self {
+            reason,
+            access: None,
+        }
+    }
+}
+
 /// What the device asks of the machine that carries it.
 ///
 /// Called with the device's lock held: an implementation must not call back into

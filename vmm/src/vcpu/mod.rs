@@ -148,7 +148,7 @@ impl Vcpu {
             };
             let mut registers = ExitRegisters::new(&self.fd, self.synced);
             if let Some(vpmu) = vpmu {
-                vpmu.leave(self.index, exit.reason(), &mut registers);
+                vpmu.leave(self.index, &exit, &mut registers);
             }
             match serve(self.index, exit, &mut self.page, &mut registers, &shared)? {
                 Next::Enter => {}

@@ -18,7 +18,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
-use vpmu::ExitReason;
+use vpmu::{Access, ExitReason};
 
 use super::VcpuError;
 use crate::signal::Kickable;
@@ -44,6 +44,17 @@ pub(super) struct PortAccess {
     offset: usize,
 }
 
+impl PortAccess {
+    fn told(&self) -> Access {
+        Access {
+            address: self.port.into(),
+            size: u8::try_from(self.size).unwrap_or(u8::MAX),
+            write: self.write,
+            count: u32::try_from(self.count).unwrap_or(u32::MAX),
+        }
+    }
+}
+
 /// A memory access, at most eight bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryAccess {
@@ -54,6 +65,16 @@ pub(super) struct MemoryAccess {
 }
 
 impl MemoryAccess {
+    fn told(&self) -> Access {
+        Access {
+            address: self.address,
+            // Eight at most.
+            size: u8::try_from(self.len).unwrap_or(u8::MAX),
+            write: self.write,
+            count: 1,
+        }
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         self.data.get(..self.len).unwrap_or_default()
     }
@@ -77,14 +98,20 @@ pub(super) enum Exit {
     Broken(String),
 }
 
-impl Exit {
-    pub(super) fn reason(&self) -> ExitReason {
-        match self {
-            Self::Port(_) => ExitReason::Io,
-            Self::Memory(_) => ExitReason::Mmio,
-            Self::Halt => ExitReason::Hlt,
-            Self::Signal => ExitReason::Signal,
-            Self::Again | Self::Shutdown | Self::System(_) | Self::Broken(_) => ExitReason::Other,
+impl From<&Exit> for vpmu::Exit {
+    fn from(exit: &Exit) -> Self {
+        let with = |reason, access| Self {
+            reason,
+            access: Some(access),
+        };
+        match exit {
+            Exit::Port(access) => with(ExitReason::Io, access.told()),
+            Exit::Memory(access) => with(ExitReason::Mmio, access.told()),
+            Exit::Halt => ExitReason::Hlt.into(),
+            Exit::Signal => ExitReason::Signal.into(),
+            Exit::Again | Exit::Shutdown | Exit::System(_) | Exit::Broken(_) => {
+                ExitReason::Other.into()
+            }
         }
     }
 }
