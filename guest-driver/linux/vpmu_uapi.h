@@ -30,6 +30,7 @@
  * @pmu_type: perf_event_attr::type of the vpmu PMU
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: most samples that one event makes in a second
+ * @max_aux_pages: most pages of one AUX area
  * @reserved: zero
  */
 struct vpmu_info {
@@ -45,7 +46,8 @@ struct vpmu_info {
 	__u32 pmu_type;
 	__u32 tsc_khz;
 	__u32 max_sample_rate;
-	__u32 reserved[3];
+	__u32 max_aux_pages;
+	__u32 reserved[2];
 };
 
 /* Who makes the samples: struct vpmu_open::engine and VPMU_IOC_ENGINE */

@@ -100,6 +100,8 @@ static int device_info(struct vpmu_device *dev)
 	virtio_cread_le(vdev, struct vpmu_config, time_shift, &shift);
 	virtio_cread_le(vdev, struct vpmu_config, tsc_khz, &info->tsc_khz);
 	virtio_cread_le(vdev, struct vpmu_config, max_sample_rate, &info->max_sample_rate);
+	if (virtio_has_feature(vdev, VPMU_F_AUX))
+		virtio_cread_le(vdev, struct vpmu_config, max_aux_pages, &info->max_aux_pages);
 	info->time_shift = shift;
 
 	if (info->version != VPMU_VERSION) {
@@ -332,6 +334,7 @@ static const unsigned int vpmu_features[] = {
 	VPMU_F_RING,
 	VPMU_F_TASK_PAGE,
 	VPMU_F_DOORBELL,
+	VPMU_F_AUX,
 };
 
 static const struct virtio_device_id vpmu_ids[] = {

@@ -102,6 +102,8 @@ pub struct Info {
     pub tsc_khz: u32,
     /// Most samples that one event makes in a second.
     pub max_sample_rate: u32,
+    /// Most pages of one AUX area.
+    pub max_aux_pages: u32,
 }
 
 impl Info {
@@ -168,6 +170,7 @@ impl Vpmu {
             pmu_type: raw.pmu_type,
             tsc_khz: raw.tsc_khz,
             max_sample_rate: raw.max_sample_rate,
+            max_aux_pages: raw.max_aux_pages,
         };
         let catalogue = read_catalogue(&file, raw.catalogue_len)?;
         Ok(Self {
@@ -278,6 +281,7 @@ mod tests {
             pmu_type: 9,
             tsc_khz: 2_000_000,
             max_sample_rate: 100_000,
+            max_aux_pages: 1,
         };
         assert_eq!(info.time_of(2_000), 1_005);
         assert_eq!(info.time_of(u64::MAX), (u64::MAX >> 1) + 5);

@@ -25,7 +25,8 @@ pub(crate) struct RawInfo {
     pub(crate) pmu_type: u32,
     pub(crate) tsc_khz: u32,
     pub(crate) max_sample_rate: u32,
-    pub(crate) reserved: [u32; 3],
+    pub(crate) max_aux_pages: u32,
+    pub(crate) reserved: [u32; 2],
 }
 
 /// `struct vpmu_open`.
@@ -312,6 +313,7 @@ mod tests {
         assert_eq!(offset_of!(RawInfo, time_mult), 32);
         assert_eq!(offset_of!(RawInfo, pmu_type), 40);
         assert_eq!(offset_of!(RawInfo, max_sample_rate), 48);
+        assert_eq!(offset_of!(RawInfo, max_aux_pages), 52);
         assert_eq!(size_of::<RawOpen>(), 32);
         assert_eq!(offset_of!(RawOpen, group_fd), 16);
         assert_eq!(offset_of!(RawOpen, flags), 24);

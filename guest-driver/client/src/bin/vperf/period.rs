@@ -93,6 +93,7 @@ mod tests {
             pmu_type: 9,
             tsc_khz: 2_000_000,
             max_sample_rate: 10_000,
+            max_aux_pages: 1,
         }
     }
 
