@@ -2,11 +2,15 @@
 
 use crate::attr::{AttrError, EventAttr};
 use crate::sys::RawEntry;
+use crate::trace::Format;
 
 const SAMPLES: u32 = 1 << 0;
 const GUEST_ONLY: u32 = 1 << 1;
 const ANY_CONFIG: u32 = 1 << 2;
 const EXCLUDES: u32 = 1 << 3;
+const AUX: u32 = 1 << 4;
+/// The byte from here on is a trace's format.
+const FORMAT_SHIFT: u32 = 16;
 
 const KIND_SHIFT: u32 = 48;
 
@@ -77,6 +81,8 @@ pub struct Entry {
     pub takes_value: bool,
     /// `exclude_user` and `exclude_kernel` are honoured.
     pub excludes: bool,
+    /// It is a trace, of packets of this format, which go to an AUX area.
+    pub trace: Option<Format>,
     /// Which kind of event, in the device's numbers.
     pub kind: u32,
     /// Which event of the kind.
@@ -94,6 +100,7 @@ impl Entry {
             guest_only: raw.flags & GUEST_ONLY != 0,
             takes_value: raw.flags & ANY_CONFIG != 0,
             excludes: raw.flags & EXCLUDES != 0,
+            trace: (raw.flags & AUX != 0).then(|| Format::of(raw.flags >> FORMAT_SHIFT & 0xff)),
             kind: raw.kind,
             config: raw.config,
         }
@@ -273,6 +280,15 @@ mod tests {
         assert_eq!((entry.name.as_str(), entry.unit.as_str()), ("cycles", ""));
         assert_eq!(entry.source.len(), 56);
         assert_eq!(entry.counts.chars().count(), 128);
+    }
+
+    #[test]
+    fn traces_name_their_format() {
+        let trace = |flags| raw("exit-trace", 0x105, 0, flags).trace;
+        assert_eq!(trace(SAMPLES | 1 << 16), None);
+        assert_eq!(trace(AUX | 1 << 16), Some(Format::Exits));
+        assert_eq!(trace(AUX | 2 << 16), Some(Format::Samples));
+        assert_eq!(trace(AUX | 0xff << 16 | 1 << 24), Some(Format::Unknown));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub const PATH: &str = "/dev/vpmu";
 /// Most catalogue entries read at once.
 const CHUNK: usize = 32;
 /// The one version of the device interface that this library speaks.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const COUNT_VCPU: u32 = 1;
 
 /// What the device refused.
@@ -102,7 +102,7 @@ pub struct Info {
     pub tsc_khz: u32,
     /// Most samples that one event makes in a second.
     pub max_sample_rate: u32,
-    /// Most pages of one AUX area.
+    /// Most pages of one AUX area; zero if the device has none.
     pub max_aux_pages: u32,
 }
 
@@ -281,7 +281,7 @@ mod tests {
             pmu_type: 9,
             tsc_khz: 2_000_000,
             max_sample_rate: 100_000,
-            max_aux_pages: 1,
+            max_aux_pages: 1024,
         };
         assert_eq!(info.time_of(2_000), 1_005);
         assert_eq!(info.time_of(u64::MAX), (u64::MAX >> 1) + 5);

@@ -1,6 +1,6 @@
 //! One type for callers that use several modules, and the one-line form of any error.
 
-use crate::{attr, catalogue, device, event, overwrite, perf, ring, tasks};
+use crate::{area, attr, catalogue, device, event, overwrite, perf, ring, tasks};
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,9 @@ pub enum Error {
     /// From a ring in overwrite mode.
     #[error(transparent)]
     Overwrite(#[from] overwrite::OverwriteError),
+    /// From a trace's AUX area.
+    #[error(transparent)]
+    Area(#[from] area::AreaError),
     /// From the perf core door.
     #[error(transparent)]
     Perf(#[from] perf::PerfError),

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use crate::area::{Area, AreaError, Snapshot};
 use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
 use crate::overwrite::{Overwrite, OverwriteError};
 use crate::reading::{self, Reading};
@@ -327,6 +328,28 @@ impl Event {
             .checked_shl(pages_log2)
             .ok_or(RingError::TooLarge(pages_log2))?;
         Ok(Overwrite::new(self, pages, self.layout)?)
+    }
+
+    /// Maps an AUX area of 2^`pages_log2` pages for a trace whose ring is `ring`, to be read
+    /// and given back.
+    ///
+    /// # Errors
+    /// [`AreaError::Map`], with `EOPNOTSUPP` if the event is no trace and `EINVAL` if it has an
+    /// area of another size already; [`AreaError::TooLarge`].
+    pub fn map_aux(&self, ring: &Ring, pages_log2: u32) -> Result<Area, AreaError> {
+        Area::new(self.as_fd(), ring, pages_log2)
+    }
+
+    /// As [`Event::map_aux`], to be overwritten for ever and read when something happened.
+    ///
+    /// # Errors
+    /// As [`Event::map_aux`].
+    pub fn map_aux_snapshot(
+        &self,
+        ring: &Ring,
+        pages_log2: u32,
+    ) -> Result<Snapshot<'_>, AreaError> {
+        Snapshot::new(self, ring, pages_log2)
     }
 
     /// Waits until the ring has crossed its wakeup mark; `None` waits without end. A signal

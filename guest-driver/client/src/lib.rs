@@ -54,7 +54,30 @@
 //! # Ok(())
 //! # }
 //! ```
+//! See every exit to the host's user space that a piece of work makes, and how long each took:
+//! ```no_run
+//! # fn main() -> Result<(), vpmu_client::Error> {
+//! use vpmu_client::{Chunk, Packet, Vpmu};
+//! let vpmu = Vpmu::open()?;
+//! let event = vpmu.open_event(&vpmu.attr("exit-trace-user")?.tracing(64 << 10))?;
+//! let ring = event.map(0)?;
+//! let mut area = event.map_aux(&ring, 8)?;
+//! event.enable()?;
+//! // ... the work ...
+//! event.disable()?;
+//! let mut chunk = Chunk::default();
+//! while area.read(&mut chunk)? {
+//!     for packet in chunk.packets() {
+//!         if let Ok(Packet::Exit(exit)) = packet {
+//!             println!("{:?} at {:x?}: {} ns", exit.reason(), exit.ip(), exit.outside());
+//!         }
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
+pub mod area;
 pub mod attr;
 pub mod catalogue;
 pub mod device;
@@ -69,7 +92,9 @@ pub mod record;
 pub mod ring;
 mod sys;
 pub mod tasks;
+pub mod trace;
 
+pub use area::{Area, Snapshot};
 pub use attr::{Engine, EventAttr};
 pub use catalogue::{Catalogue, Entry};
 pub use device::{Info, Vpmu};
@@ -77,5 +102,6 @@ pub use error::Error;
 pub use event::Event;
 pub use overwrite::Overwrite;
 pub use reading::Reading;
-pub use record::{Frame, Record, Registers, Sample, SampleId, Throttle};
+pub use record::{Aux, Frame, Record, Registers, Sample, SampleId, Throttle};
 pub use ring::{Metadata, Ring};
+pub use trace::{Chunk, Packet};

@@ -20,19 +20,29 @@ pub(crate) struct Mapping {
 // SAFETY: the mapping belongs to the process, not to a thread, and is only reached through
 // atomics; the pointer is private and dropped once.
 unsafe impl Send for Mapping {}
+// SAFETY: as above: several threads may load and store atomics.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `bytes` (a multiple of the page size, not zero) of `fd` from its offset 0.
     pub(crate) fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::map(fd, bytes, true)
+        Self::map(fd, 0, bytes, true)
     }
 
     /// As [`Mapping::new`], not to be written by this process.
     pub(crate) fn new_read_only(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::map(fd, bytes, false)
+        Self::map(fd, 0, bytes, false)
     }
 
-    fn map(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> io::Result<Self> {
+    /// As the others, from `offset`, a multiple of the page size.
+    pub(crate) fn map(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        writable: bool,
+    ) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let protection = if writable {
             libc::PROT_READ | libc::PROT_WRITE
         } else {
@@ -47,7 +57,7 @@ impl Mapping {
                 protection,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
-                0,
+                offset,
             )
         };
         if base == libc::MAP_FAILED {
@@ -79,6 +89,15 @@ impl Mapping {
     /// The word at byte `offset`, which is a multiple of 8 inside the mapping.
     pub(crate) fn load(&self, offset: usize, order: Ordering) -> u64 {
         self.word(offset / WORD).load(order)
+    }
+
+    /// Appends the `bytes` from byte `offset` on to `copy`: both are multiples of 8, and all of
+    /// it is inside the mapping. What another side writes meanwhile is torn at words.
+    pub(crate) fn copy(&self, offset: usize, bytes: usize, copy: &mut Vec<u8>) {
+        let first = offset / WORD;
+        let words = first..first + bytes / WORD;
+        copy.reserve(bytes);
+        copy.extend(words.flat_map(|index| self.word(index).load(Ordering::Relaxed).to_ne_bytes()));
     }
 
     /// See [`Mapping::load`]; the mapping is writable.

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::map::Mapping;
@@ -95,7 +96,8 @@ fn hint(error: &io::Error) -> &'static str {
 /// A mapped ring and this reader's place in it.
 #[derive(Debug)]
 pub struct Ring {
-    mapping: Mapping,
+    /// Shared with an AUX area, whose head and tail stand in the metadata page.
+    mapping: Arc<Mapping>,
     layout: Layout,
     /// Bytes consumed; the shared tail is a copy that is never read back.
     tail: u64,
@@ -112,10 +114,15 @@ impl Ring {
         let mapping = map(event, data_pages, Mapping::new)?;
         let tail = mapping.load(DATA_TAIL, Ordering::Relaxed);
         Ok(Self {
-            mapping,
+            mapping: Arc::new(mapping),
             layout,
             tail,
         })
+    }
+
+    /// The metadata page and the data.
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
     /// Bytes of data; zero if the metadata page alone is mapped.

@@ -16,6 +16,11 @@ use crate::sys::Place;
 )]
 const ATTR_SIZE: u32 = size_of::<perf_event_attr>() as u32;
 
+// Bits of perf's `aux_action`.
+const AUX_START_PAUSED: u32 = 1 << 0;
+const AUX_PAUSE: u32 = 1 << 1;
+const AUX_RESUME: u32 = 1 << 2;
+
 /// A wrong description.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -113,6 +118,15 @@ pub struct EventAttr {
     pub regs_intr: u64,
     /// How many bytes of user mode's stack a sample holds, a multiple of 8.
     pub stack_user: u32,
+    /// Of a trace: wakes its reader every so many bytes of its AUX area; 0: every half of it.
+    pub aux_watermark: u32,
+    /// A trace opens paused: its times go on, but nothing is traced until a member of its
+    /// group resumes it.
+    pub aux_start_paused: bool,
+    /// Its overflow pauses the trace that leads its group.
+    pub aux_pause: bool,
+    /// Its overflow has the trace that leads its group go on.
+    pub aux_resume: bool,
     /// Who makes the samples. perf's own door knows no choice and pays it no heed.
     pub engine: Engine,
 }
@@ -147,6 +161,10 @@ impl EventAttr {
             regs_user: 0,
             regs_intr: 0,
             stack_user: 0,
+            aux_watermark: 0,
+            aux_start_paused: false,
+            aux_pause: false,
+            aux_resume: false,
             engine: Engine::Any,
         }
     }
@@ -256,6 +274,44 @@ impl EventAttr {
         }
     }
 
+    /// Of a trace: wakes its reader every `bytes` of its AUX area, and has readings tell the
+    /// bytes that were lost.
+    #[must_use]
+    pub fn tracing(self, bytes: u32) -> Self {
+        Self {
+            aux_watermark: bytes,
+            read_format: self.read_format | FORMAT_LOST,
+            ..self
+        }
+    }
+
+    /// A trace opens paused; see [`EventAttr::aux_start_paused`].
+    #[must_use]
+    pub fn starting_paused(self) -> Self {
+        Self {
+            aux_start_paused: true,
+            ..self
+        }
+    }
+
+    /// Its overflow pauses the trace that leads its group.
+    #[must_use]
+    pub fn pausing(self) -> Self {
+        Self {
+            aux_pause: true,
+            ..self
+        }
+    }
+
+    /// Its overflow has the trace that leads its group go on.
+    #[must_use]
+    pub fn resuming(self) -> Self {
+        Self {
+            aux_resume: true,
+            ..self
+        }
+    }
+
     /// Applies perf's modifiers, as after the colon in `task-clock:u`.
     ///
     /// # Errors
@@ -294,6 +350,7 @@ impl EventAttr {
             sample_regs_intr: self.regs_intr,
             sample_stack_user: self.stack_user,
             sample_max_stack: self.max_stack,
+            aux_watermark: self.aux_watermark,
             ..perf_event_attr::default()
         };
         raw.__bindgen_anon_1 = bindings::perf_event_attr__bindgen_ty_1 {
@@ -302,6 +359,15 @@ impl EventAttr {
         };
         raw.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
             wakeup_events: self.wakeup,
+        };
+        let action = [
+            (AUX_START_PAUSED, self.aux_start_paused),
+            (AUX_PAUSE, self.aux_pause),
+            (AUX_RESUME, self.aux_resume),
+        ];
+        let action = action.iter().filter(|(_, asked)| *asked);
+        raw.__bindgen_anon_5 = bindings::perf_event_attr__bindgen_ty_5 {
+            aux_action: action.fold(0, |bits, (bit, _)| bits | bit),
         };
         raw.set_watermark(self.watermark.into());
         raw.set_disabled(self.disabled.into());

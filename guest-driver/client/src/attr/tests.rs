@@ -75,3 +75,26 @@ fn what_a_sample_shall_hold_is_asked_for() {
     );
     assert_eq!(EventAttr::new(9, 7).sampling(5).to_raw().freq(), 0);
 }
+
+#[test]
+fn traces_have_their_watermark_and_what_pauses_them() {
+    let attr = EventAttr::new(9, 7).tracing(4096);
+    let raw = attr.to_raw();
+    assert_eq!(raw.aux_watermark, 4096);
+    assert_eq!(raw.read_format, FORMAT_ALL | FORMAT_LOST);
+    // Where every kernel's header has it: right after aux_sample_size.
+    assert_eq!(
+        std::mem::offset_of!(perf_event_attr, __bindgen_anon_5),
+        std::mem::offset_of!(perf_event_attr, aux_sample_size) + 4
+    );
+    #[expect(unsafe_code, reason = "its type is a union")]
+    let action = |attr: EventAttr| {
+        // SAFETY: all that the union can be is plain numbers.
+        unsafe { attr.to_raw().__bindgen_anon_5.aux_action }
+    };
+    assert_eq!(action(EventAttr::new(9, 7)), 0);
+    assert_eq!(action(EventAttr::new(9, 7).starting_paused()), 1);
+    assert_eq!(action(EventAttr::new(9, 7).pausing()), 2);
+    assert_eq!(action(EventAttr::new(9, 7).resuming()), 4);
+    assert_eq!(action(EventAttr::new(9, 7).pausing().resuming()), 6);
+}

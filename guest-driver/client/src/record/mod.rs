@@ -19,6 +19,8 @@ const TYPE_THROTTLE: u32 = bindings::PERF_RECORD_THROTTLE;
 const TYPE_UNTHROTTLE: u32 = bindings::PERF_RECORD_UNTHROTTLE;
 const TYPE_READ: u32 = bindings::PERF_RECORD_READ;
 const TYPE_SAMPLE: u32 = bindings::PERF_RECORD_SAMPLE;
+const TYPE_AUX: u32 = bindings::PERF_RECORD_AUX;
+const TYPE_ITRACE_START: u32 = bindings::PERF_RECORD_ITRACE_START;
 /// perf's `PERF_RECORD_MISC_CPUMODE_MASK`.
 const MODE_MASK: u16 = 7;
 /// perf's `PERF_RECORD_MISC_USER`.
@@ -94,6 +96,17 @@ pub enum Record {
         /// With `sample_id_all`.
         who: Option<SampleId>,
     },
+    /// Bytes of a trace stand in the AUX area.
+    Aux(Aux),
+    /// A trace begins that has an AUX area.
+    ItraceStart {
+        /// The process that runs.
+        pid: u32,
+        /// The thread that runs.
+        tid: u32,
+        /// With `sample_id_all`.
+        who: Option<SampleId>,
+    },
     /// Of a type that is not taken apart here.
     Unknown {
         /// perf's `PERF_RECORD_*`.
@@ -116,6 +129,45 @@ pub struct Throttle {
     pub stream_id: u64,
     /// With `sample_id_all`.
     pub who: Option<SampleId>,
+}
+
+/// Which bytes of an AUX area were written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Aux {
+    /// Bytes that the area had got before these.
+    pub offset: u64,
+    /// How many.
+    pub size: u64,
+    /// perf's `PERF_AUX_FLAG_*`.
+    pub flags: u64,
+    /// With `sample_id_all`.
+    pub who: Option<SampleId>,
+}
+
+impl Aux {
+    /// They end where there was no more room.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.flags & u64::from(bindings::PERF_AUX_FLAG_TRUNCATED) != 0
+    }
+
+    /// The area overwrites its oldest.
+    #[must_use]
+    pub fn overwrites(&self) -> bool {
+        self.flags & u64::from(bindings::PERF_AUX_FLAG_OVERWRITE) != 0
+    }
+
+    /// Packets are missing before them or among them.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.flags & u64::from(bindings::PERF_AUX_FLAG_PARTIAL) != 0
+    }
+
+    /// A packet of theirs stands for several overflows.
+    #[must_use]
+    pub fn has_collision(&self) -> bool {
+        self.flags & u64::from(bindings::PERF_AUX_FLAG_COLLISION) != 0
+    }
 }
 
 impl Record {
@@ -154,6 +206,8 @@ fn known(header: Header, mut words: Words<'_>, layout: &Layout) -> Option<Option
         TYPE_LOST => lost,
         TYPE_THROTTLE | TYPE_UNTHROTTLE => throttle,
         TYPE_READ => read,
+        TYPE_AUX => aux,
+        TYPE_ITRACE_START => itrace_start,
         _ => return None,
     };
     let mut who = None;
@@ -205,6 +259,25 @@ fn read(_: Header, mut words: Words<'_>, layout: &Layout, who: Option<SampleId>)
         count,
         who,
     })
+}
+
+fn aux(_: Header, mut words: Words<'_>, _: &Layout, who: Option<SampleId>) -> Option<Record> {
+    Some(Record::Aux(Aux {
+        offset: words.next()?,
+        size: words.next()?,
+        flags: words.next()?,
+        who,
+    }))
+}
+
+fn itrace_start(
+    _: Header,
+    mut words: Words<'_>,
+    _: &Layout,
+    who: Option<SampleId>,
+) -> Option<Record> {
+    let (pid, tid) = halves(words.next()?);
+    Some(Record::ItraceStart { pid, tid, who })
 }
 
 #[cfg(test)]

@@ -46,6 +46,51 @@ fn a_header_is_type_misc_size() {
 }
 
 #[test]
+fn traces_tell_where_their_bytes_stand() {
+    let aux = |flags| match parse(11, &[4096, 128, flags], &plain(0)) {
+        Ok(Record::Aux(aux)) => aux,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((aux(0).offset, aux(0).size), (4096, 128));
+    for (flags, expected) in [
+        (1, [true, false, false, false]),
+        (2, [false, true, false, false]),
+        (4, [false, false, true, false]),
+        (8, [false, false, false, true]),
+    ] {
+        let aux = aux(flags);
+        let is = [
+            aux.is_truncated(),
+            aux.overwrites(),
+            aux.is_partial(),
+            aux.has_collision(),
+        ];
+        assert_eq!(is, expected);
+    }
+    assert_eq!(
+        parse(12, &[8 << 32 | 7], &plain(0)),
+        Ok(Record::ItraceStart {
+            pid: 7,
+            tid: 8,
+            who: None
+        })
+    );
+    for (record_type, words) in [(11, 2), (12, 0)] {
+        let short = parse(record_type, &[1; 3][..words], &plain(0));
+        assert!(matches!(short, Err(RecordError::Short { .. })), "{short:?}");
+    }
+    // With sample_id_all the trailer is the last words, whatever the record.
+    let layout = Layout {
+        sample_id_all: true,
+        ..plain(SAMPLE_TID)
+    };
+    let Ok(Record::Aux(aux)) = parse(11, &[0, 64, 0, 8 << 32 | 7], &layout) else {
+        panic!()
+    };
+    assert_eq!(aux.who.map(|who| (who.pid, who.tid)), Some((7, 8)));
+}
+
+#[test]
 fn a_sample_has_its_fields_in_perfs_order() {
     let body = [0x1000, 8 << 32 | 7, 99, 42, 1, 50];
     let record = parse(9, &body, &plain(SAMPLE_DEFAULT)).unwrap();

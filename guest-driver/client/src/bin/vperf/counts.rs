@@ -152,6 +152,7 @@ mod tests {
             guest_only,
             takes_value: false,
             excludes: false,
+            trace: None,
             kind: 0,
             config: 0,
         };

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use vpmu_client::device::DeviceError;
+use vpmu_client::trace::Format;
 use vpmu_client::{Entry, Info, Vpmu};
 
 use crate::format::{Align, table};
@@ -11,7 +12,7 @@ use crate::format::{Align, table};
 /// Show what this host can count.
 ///
 /// The table names each event as it is written after -e, says what exactly it counts, what
-/// counts it, whether it can take samples (vperf record), and whether work of the host for
+/// counts it, what can be recorded of it (samples: vperf record; every exit: vperf exits), and whether work of the host for
 /// this machine is left out or counted, too. What is not in the table cannot be counted here.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
@@ -54,14 +55,14 @@ pub(crate) fn run(args: &ListArgs) -> Result<(), ListError> {
 }
 
 fn to_table(entries: &[Entry]) -> String {
-    let header = ["EVENT", "UNIT", "SAMPLES", "HOST WORK", "SOURCE", "COUNTS"];
+    let header = ["EVENT", "UNIT", "RECORDS", "HOST WORK", "SOURCE", "COUNTS"];
     let mut rows = vec![header.map(String::from).to_vec()];
     rows.extend(entries.iter().map(|entry| {
         let value = if entry.takes_value { "=N" } else { "" };
         vec![
             format!("{}{value}", entry.name),
             entry.unit.clone(),
-            if entry.samples { "yes" } else { "no" }.into(),
+            records(entry).into(),
             if entry.guest_only {
                 "left out"
             } else {
@@ -73,6 +74,16 @@ fn to_table(entries: &[Entry]) -> String {
         ]
     }));
     table(&[Align::Left; 6], &rows)
+}
+
+/// What `vperf record` can take of it.
+fn records(entry: &Entry) -> &'static str {
+    match entry.trace {
+        Some(Format::Exits) => "every exit",
+        Some(_) => "trace",
+        None if entry.samples => "samples",
+        None => "-",
+    }
 }
 
 #[cfg(test)]
@@ -90,13 +101,23 @@ mod tests {
             guest_only: true,
             takes_value: true,
             excludes: false,
+            trace: None,
             kind: 0x104,
             config: 0,
         };
+        let trace = Entry {
+            name: "exit-trace-user".into(),
+            unit: "bytes".into(),
+            counts: "packets".into(),
+            takes_value: false,
+            trace: Some(Format::Exits),
+            ..mark.clone()
+        };
         assert_eq!(
-            to_table(&[mark]),
-            "EVENT   UNIT  SAMPLES  HOST WORK  SOURCE  COUNTS\n\
-             mark=N        yes      left out   device  marks of the value N\n"
+            to_table(&[mark, trace]),
+            "EVENT            UNIT   RECORDS     HOST WORK  SOURCE  COUNTS\n\
+             mark=N                  samples     left out   device  marks of the value N\n\
+             exit-trace-user  bytes  every exit  left out   device  packets\n"
         );
     }
 }

@@ -1,0 +1,220 @@
+//! A file stands for the event: what is written to it appears in the mappings of it.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use super::*;
+use crate::attr::EventAttr;
+use crate::record::Layout;
+use crate::trace::Packet;
+
+/// The metadata page and one page of ring.
+const BEFORE: u64 = 2 * PAGE;
+
+struct Host {
+    file: File,
+    ring: Ring,
+    size: u64,
+    head: u64,
+}
+
+impl Host {
+    fn new(pages: u64) -> Self {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(BEFORE + pages * PAGE).unwrap();
+        let layout = Layout::from(&EventAttr::new(0, 0));
+        Self {
+            ring: Ring::new(file.as_fd(), 1, layout).unwrap(),
+            file,
+            size: pages * PAGE,
+            head: 0,
+        }
+    }
+
+    fn area(&self) -> Area {
+        let pages_log2 = (self.size / PAGE).ilog2();
+        Area::new(self.file.as_fd(), &self.ring, pages_log2).unwrap()
+    }
+
+    fn place(&self) -> Place {
+        let pages_log2 = (self.size / PAGE).ilog2();
+        Place::new(self.file.as_fd(), &self.ring, pages_log2, false).unwrap()
+    }
+
+    fn put(&self, offset: usize, value: u64) {
+        let bytes = value.to_ne_bytes();
+        self.file.write_all_at(&bytes, offset as u64).unwrap();
+    }
+
+    fn get(&self, offset: usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, offset as u64).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    /// Writes 64 bytes, each of which says how many packets came before.
+    fn write(&mut self, packets: u64) {
+        for _ in 0..packets {
+            let number = (self.head / 64).to_le_bytes()[0];
+            let offset = BEFORE + self.head % self.size;
+            self.file.write_all_at(&[number; 64], offset).unwrap();
+            self.head += 64;
+        }
+        self.put(AUX_HEAD, self.head);
+    }
+}
+
+/// What [`Host::write`] wrote from packet `first` up to packet `end`.
+fn expected(first: u64, end: u64) -> Vec<u8> {
+    (first..end)
+        .flat_map(|number| [number.to_le_bytes()[0]; 64])
+        .collect()
+}
+
+#[test]
+fn an_area_is_announced_before_it_is_mapped() {
+    let host = Host::new(4);
+    assert_eq!(host.area().size(), 4 * PAGE);
+    assert_eq!(host.get(AUX_OFFSET), BEFORE);
+    assert_eq!(host.get(AUX_SIZE), 4 * PAGE);
+}
+
+#[test]
+fn what_is_read_is_given_back_and_the_end_leads_to_the_beginning() {
+    let mut host = Host::new(1);
+    let mut area = host.area();
+    let mut chunk = Chunk::default();
+    assert!(!area.read(&mut chunk).unwrap());
+    let mut read = 0;
+    for packets in [1, 40, 64, 7, 63] {
+        host.write(packets);
+        assert!(area.read(&mut chunk).unwrap());
+        assert_eq!(chunk.position, read * 64);
+        assert_eq!(chunk.bytes, expected(read, read + packets));
+        read += packets;
+        assert_eq!(host.get(AUX_TAIL), read * 64);
+        assert!(!area.read(&mut chunk).unwrap());
+        assert!(chunk.bytes.is_empty());
+    }
+    assert_eq!((area.head(), area.tail()), (read * 64, read * 64));
+}
+
+#[test]
+fn much_comes_in_parts_that_end_with_a_page() {
+    let pages = 2 * MOST / PAGE;
+    let mut host = Host::new(pages);
+    let mut area = host.area();
+    let mut chunk = Chunk::default();
+    host.write(1);
+    assert!(area.read(&mut chunk).unwrap());
+    host.write(2 * MOST / 64 - 1);
+    let mut position = 64;
+    for end in [MOST, 2 * MOST] {
+        assert!(area.read(&mut chunk).unwrap());
+        assert_eq!(chunk.position, position);
+        assert_eq!(chunk.bytes.len() as u64, end - position);
+        position = end;
+    }
+    assert!(!area.read(&mut chunk).unwrap());
+}
+
+#[test]
+fn a_head_that_cannot_be_is_an_error_until_it_is_skipped() {
+    let mut host = Host::new(1);
+    let mut area = host.area();
+    let mut chunk = Chunk::default();
+    for head in [PAGE + 64, 32, u64::MAX] {
+        host.put(AUX_HEAD, head);
+        for _ in 0..2 {
+            let error = area.read(&mut chunk).unwrap_err();
+            assert!(matches!(error, AreaError::Overrun { head: h, .. } if h == head));
+        }
+    }
+    host.head = 128;
+    host.put(AUX_HEAD, host.head);
+    assert_eq!(area.skip(), 128);
+    host.write(1);
+    assert!(area.read(&mut chunk).unwrap());
+    assert_eq!(chunk.bytes, expected(2, 3));
+}
+
+#[test]
+fn a_lie_about_the_tail_is_not_believed_here() {
+    let mut host = Host::new(1);
+    let mut area = host.area();
+    area.set_tail_raw(0x1000);
+    assert_eq!(host.get(AUX_TAIL), 0x1000);
+    host.write(2);
+    let mut chunk = Chunk::default();
+    assert!(area.read(&mut chunk).unwrap());
+    assert_eq!((chunk.position, chunk.bytes.len()), (0, 128));
+    assert_eq!(host.get(AUX_TAIL), 128);
+}
+
+#[test]
+fn a_snapshot_holds_the_newest_from_a_page_on() {
+    let mut host = Host::new(2);
+    let place = host.place();
+    let chunk = take(&place, || Ok(())).unwrap();
+    assert_eq!(chunk, Chunk::default());
+    assert!(chunk.packets().next().is_none());
+    host.write(3);
+    let chunk = take(&place, || Ok(())).unwrap();
+    assert_eq!((chunk.position, chunk.bytes), (0, expected(0, 3)));
+    host.write(128);
+    // 131 packets of which the area holds 128; the page of the oldest is broken.
+    let chunk = take(&place, || Ok(())).unwrap();
+    assert_eq!((chunk.position, chunk.bytes), (PAGE, expected(64, 131)));
+}
+
+#[test]
+fn what_is_written_while_a_snapshot_is_copied_costs_the_oldest() {
+    let mut host = Host::new(4);
+    let place = host.place();
+    host.write(256);
+    let host = RefCell::new(host);
+    let calls = RefCell::new(0);
+    let chunk = take(&place, || {
+        *calls.borrow_mut() += 1;
+        // After the copy, as a host writes on.
+        if *calls.borrow() == 2 {
+            host.borrow_mut().write(65);
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(chunk.position, 2 * PAGE, "a page and a packet are gone");
+    assert_eq!(chunk.bytes, expected(128, 256));
+    let fast = take(&place, || {
+        host.borrow_mut().write(256);
+        Ok(())
+    });
+    assert!(matches!(fast, Err(AreaError::TooFast)));
+    // Nonsense is no panic.
+    host.borrow().put(AUX_HEAD, u64::MAX);
+    let _ = take(&place, || Ok(()));
+}
+
+#[test]
+fn sizes_that_no_machine_has_are_refused() {
+    let host = Host::new(1);
+    for pages_log2 in [52, 63, 64, u32::MAX] {
+        let error = Area::new(host.file.as_fd(), &host.ring, pages_log2).unwrap_err();
+        assert!(
+            matches!(error, AreaError::TooLarge(_)),
+            "{pages_log2}: {error}"
+        );
+    }
+}
+
+#[test]
+fn packets_of_a_chunk_know_their_place() {
+    let chunk = Chunk {
+        position: PAGE,
+        bytes: [vec![0; 64], vec![9; 64]].concat(),
+    };
+    let packets: Vec<_> = chunk.packets().collect();
+    assert_eq!(packets[0], Ok(Packet::Padding));
+    assert_eq!(packets[1].unwrap_err().position, PAGE + 64);
+}

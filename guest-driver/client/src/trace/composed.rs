@@ -1,0 +1,51 @@
+//! Packets as a host writes them, byte by byte, for tests.
+
+/// An exit of the CPU `vcpu`: `reason` and `flags` are the wire's.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Exit {
+    pub(crate) flags: u8,
+    pub(crate) reason: u16,
+    pub(crate) vcpu: u32,
+    pub(crate) time: u64,
+    pub(crate) ip: u64,
+    pub(crate) outside: u64,
+    pub(crate) qualification: u64,
+    pub(crate) detail: u64,
+    pub(crate) pid: u32,
+    pub(crate) sequence: u64,
+}
+
+impl Exit {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![1, self.flags];
+        bytes.extend(self.reason.to_le_bytes());
+        bytes.extend(self.vcpu.to_le_bytes());
+        for word in [
+            self.time,
+            self.ip,
+            self.outside,
+            self.qualification,
+            self.detail,
+        ] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(self.pid.to_le_bytes());
+        bytes.extend((self.pid + 1).to_le_bytes());
+        bytes.extend(self.sequence.to_le_bytes());
+        assert_eq!(bytes.len(), 64);
+        bytes
+    }
+}
+
+/// A sync of the event 42, as of time 5 and TSC 6.
+pub(crate) fn sync(flags: u8, sequence: u64, lost: u64) -> Vec<u8> {
+    let mut bytes = vec![3, flags];
+    bytes.extend(1u16.to_le_bytes());
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(*b"VPMUSYNC");
+    for word in [42, 5, 6, sequence, lost, 7] {
+        bytes.extend(u64::to_le_bytes(word));
+    }
+    assert_eq!(bytes.len(), 64);
+    bytes
+}
