@@ -2,8 +2,9 @@
 //! own thread before the notifying instruction retires.
 
 use crate::abi::{
-    COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_IN, COMMAND_OUT, COMMAND_PERIOD, COMMAND_READ,
-    COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command, QUEUE_VCPU, Reply,
+    COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_IN, COMMAND_OUT,
+    COMMAND_PERIOD, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command,
+    QUEUE_VCPU, Reply,
 };
 use crate::errno::{Errno, status};
 use crate::event::{Context, Host};
@@ -75,11 +76,37 @@ impl State {
                 ..Reply::default()
             };
         }
+        if of == by && command.op.get() == COMMAND_AUX_END {
+            return self.aux_end_command(command);
+        }
         let result = if of == by {
             self.event_command(host, command, by)
         } else {
             Err(Errno::EXDEV)
         };
+        self.reply(id, result)
+    }
+
+    /// How far the trace came in an area that the driver keeps.
+    fn aux_end_command(&mut self, command: &Command) -> Reply {
+        let id = command.event.get();
+        let clean = command.value.get() == 0 && is_clean(command);
+        let ended = match clean {
+            true => self.aux_end(id),
+            false => Err(Errno::EINVAL),
+        };
+        match ended {
+            Ok((head, lost)) => Reply {
+                value: head.into(),
+                lost: lost.into(),
+                ..self.reply(id, Ok(()))
+            },
+            Err(errno) => self.reply(id, Err(errno)),
+        }
+    }
+
+    /// The answer to a command of an event: how it is now.
+    fn reply(&self, id: u64, result: Result<(), Errno>) -> Reply {
         let status = status(&result).into();
         let Some(event) = self.events.get(&id) else {
             return Reply {
@@ -94,7 +121,7 @@ impl State {
             value: face.count.into(),
             time_enabled: face.time_enabled.into(),
             time_running: face.time_running.into(),
-            lost: event.lost.into(),
+            lost: event.lost().into(),
         }
     }
 
@@ -106,8 +133,9 @@ impl State {
     ) -> Result<(), Errno> {
         let (op, id) = (command.op.get(), command.event.get());
         let has_value = command.value.get() != 0;
-        let takes_value = matches!(op, COMMAND_PERIOD | COMMAND_REFRESH);
-        if !is_clean(command) || has_value && !takes_value {
+        let takes_value = matches!(op, COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_AUX_BEGIN);
+        let has_room = command.room.get() != 0 && op != COMMAND_AUX_BEGIN;
+        if command.reserved.get() != 0 || has_room || has_value && !takes_value {
             return Err(Errno::EINVAL);
         }
         self.lift(host, id);
@@ -134,6 +162,7 @@ impl State {
             }
             COMMAND_READ => self.update(host, id),
             COMMAND_RESET => self.reset_count(host, id),
+            COMMAND_AUX_BEGIN => self.aux_begin(id, command.value.get(), command.room.get()),
             COMMAND_PERIOD => self.set_period(host, id, command.value.get()),
             _ => Err(Errno::EINVAL),
         }

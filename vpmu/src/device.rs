@@ -8,8 +8,8 @@ use vm_memory::GuestMemoryMmap;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    COUNT_GUEST, Config, F_DOORBELL, F_RING, F_TASK_PAGE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
-    VERSION,
+    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, QUEUE_CONTROL, QUEUE_EVENT,
+    QUEUE_VCPU, VERSION,
 };
 use crate::catalogue::Catalogue;
 use crate::clock::Clock;
@@ -24,7 +24,7 @@ use crate::vcpu::{Need, Vcpu};
 
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
-const FEATURES: u64 = VERSION_1 | 1 << F_RING | 1 << F_TASK_PAGE | 1 << F_DOORBELL;
+const FEATURES: u64 = VERSION_1 | 1 << F_RING | 1 << F_TASK_PAGE | 1 << F_DOORBELL | 1 << F_AUX;
 const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
 
 /// Why the device cannot be made, started or joined.
@@ -43,6 +43,9 @@ pub enum Error {
     /// The ring limit is no power of two.
     #[error("the limit of ring pages must be a power of two, not {0}")]
     RingPages(u32),
+    /// The limit of AUX pages is no power of two.
+    #[error("the limit of AUX pages must be a power of two, not {0}")]
+    AuxPages(u32),
     /// The limit of samples is zero.
     #[error("the limit of samples a second must not be zero: events that sample would never")]
     SampleRate,
@@ -106,6 +109,9 @@ impl Vpmu {
         if !settings.limits.max_ring_pages.is_power_of_two() {
             return Err(Error::RingPages(settings.limits.max_ring_pages));
         }
+        if !settings.limits.max_aux_pages.is_power_of_two() {
+            return Err(Error::AuxPages(settings.limits.max_aux_pages));
+        }
         if settings.limits.max_sample_rate == 0 {
             return Err(Error::SampleRate);
         }
@@ -155,6 +161,7 @@ impl Vpmu {
             time_shift: self.clock.shift.into(),
             tsc_khz: self.settings.tsc_khz.into(),
             max_sample_rate: limits.max_sample_rate.into(),
+            max_aux_pages: limits.max_aux_pages.into(),
             ..Config::default()
         };
         data.fill(0);

@@ -6,6 +6,7 @@
 //! memory and perf; it knows nothing of KVM, event loops or command lines.
 
 pub mod abi;
+mod aux;
 mod catalogue;
 mod clock;
 mod command;
@@ -32,6 +33,7 @@ pub mod source;
 mod state;
 mod tasks;
 mod throttle;
+mod trace;
 mod vcpu;
 mod walk;
 

@@ -58,6 +58,12 @@ pub struct Metrics {
     pub marks: u64,
     /// Wakeup marks that rings crossed.
     pub wakeups: u64,
+    /// Bytes that traces wrote to AUX areas.
+    pub aux_written: u64,
+    /// Bytes that traces lost: there was no room, or no area.
+    pub aux_lost: u64,
+    /// Records that tell of pieces of AUX areas.
+    pub aux_records: u64,
     /// Guest requests that could not even be answered.
     pub bad_requests: u64,
 }
@@ -80,6 +86,9 @@ impl Metrics {
         self.notices += other.notices;
         self.marks += other.marks;
         self.wakeups += other.wakeups;
+        self.aux_written += other.aux_written;
+        self.aux_lost += other.aux_lost;
+        self.aux_records += other.aux_records;
         self.bad_requests += other.bad_requests;
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum Unwritable {
     Unmapped(#[source] GuestMemoryError),
     #[error("beyond the page")]
     Beyond(#[source] VolatileMemoryError),
-    #[error("the ring has no such page")]
+    #[error("there is no such page")]
     NoPage,
 }
 
@@ -52,7 +52,8 @@ pub(crate) trait Pages {
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
     memory: &'a GuestMemoryMmap,
-    metadata: VolatileSlice<'a>,
+    /// `None`: nobody looks there.
+    metadata: Option<VolatileSlice<'a>>,
     /// A power of two of them, or none.
     data: &'a [GuestAddress],
     /// The page last written to, and its number.
@@ -69,10 +70,24 @@ impl<'a> GuestPages<'a> {
     ) -> Result<Self, Unwritable> {
         Ok(Self {
             memory,
-            metadata: page(memory, metadata)?,
+            metadata: Some(page(memory, metadata)?),
             data,
             current: None,
         })
+    }
+
+    /// Data whose metadata page is not for the device to touch.
+    pub(crate) fn of_data(memory: &'a GuestMemoryMmap, data: &'a [GuestAddress]) -> Self {
+        Self {
+            memory,
+            metadata: None,
+            data,
+            current: None,
+        }
+    }
+
+    fn metadata(&self) -> Result<&VolatileSlice<'a>, Unwritable> {
+        self.metadata.as_ref().ok_or(Unwritable::NoPage)
     }
 
     /// Copies `words` to `position` and on, whatever pages that takes.
@@ -115,17 +130,17 @@ impl<'a> GuestPages<'a> {
 
 impl Pages for GuestPages<'_> {
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable> {
-        let value = self.metadata.load::<u64>(field, order);
+        let value = self.metadata()?.load::<u64>(field, order);
         value.map(u64::from_le).map_err(Unwritable::Beyond)
     }
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.metadata.store(value.to_le(), field, order);
+        let stored = self.metadata()?.store(value.to_le(), field, order);
         stored.map_err(Unwritable::Beyond)
     }
 
     fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.metadata.store(value.to_le(), field, order);
+        let stored = self.metadata()?.store(value.to_le(), field, order);
         stored.map_err(Unwritable::Beyond)
     }
 

@@ -34,7 +34,9 @@ pub struct Limits {
     pub max_events: u32,
     /// Most data pages of one ring, a power of two.
     pub max_ring_pages: u32,
-    /// Most guest pages that all rings together name; each costs the host eight bytes.
+    /// Most pages of one AUX area, a power of two.
+    pub max_aux_pages: u32,
+    /// Most guest pages that all rings and AUX areas together name; each costs the host eight bytes.
     pub max_pages: u32,
     /// Most samples that one event makes in a second; not zero.
     pub max_sample_rate: u32,
@@ -45,7 +47,8 @@ impl Default for Limits {
         Self {
             max_events: 1024,
             max_ring_pages: 4096,
-            max_pages: 1 << 16,
+            max_aux_pages: 16_384,
+            max_pages: 1 << 17,
             max_sample_rate: 100_000,
         }
     }

@@ -1,6 +1,7 @@
 //! The control queue: takes requests apart and answers them. Every number here comes from the
 //! guest and is checked before use.
 
+mod aux;
 mod open;
 mod rings;
 
@@ -11,9 +12,10 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use crate::abi::{
-    CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_MAP, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_REDIRECT,
-    CONTROL_TASK_PAGE, CONTROL_UNMAP, CatalogueEntry, CatalogueRequest, ControlHeader,
-    ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest, QUEUE_CONTROL, TaskPageRequest,
+    CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE,
+    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry,
+    CatalogueRequest, ControlHeader, ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest,
+    QUEUE_CONTROL, TaskPageRequest,
 };
 use crate::catalogue::Catalogue;
 use crate::errno::{Errno, status};
@@ -120,6 +122,8 @@ impl State {
             CONTROL_UNMAP => simple(room, &mut writer, || self.unmap(host, event)),
             CONTROL_REDIRECT => simple(room, &mut writer, || self.redirect(host, &request)),
             CONTROL_PAUSE => simple(room, &mut writer, || self.pause(&request)),
+            CONTROL_MAP_AUX => simple(room, &mut writer, || self.map_aux(host, &request)),
+            CONTROL_UNMAP_AUX => simple(room, &mut writer, || self.unmap_aux(host, event)),
             CONTROL_TASK_PAGE => simple(room, &mut writer, || self.task_page(&request)),
             _ => simple(room, &mut writer, || Err(Errno::EOPNOTSUPP)),
         }
@@ -127,7 +131,8 @@ impl State {
 
     /// The request's bytes, of which no more are copied than the longest request has.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
-        let pages = self.settings.limits.max_ring_pages as usize + 1;
+        let limits = &self.settings.limits;
+        let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
         let longest = size_of::<MapRequest>() + pages * size_of::<U64>();
         let longest = longest.max(size_of::<OpenRequest>());
         let (len, reader) = chain.reader()?;

@@ -10,7 +10,7 @@ use crate::abi::{
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
-use crate::event::{Context, Event, Facts, Host};
+use crate::event::{Context, Event, Facts, Host, is_trace};
 use crate::period::Period;
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
@@ -78,6 +78,7 @@ impl State {
             flags,
             layout: layout(&request),
             wakeup: wakeup(&request),
+            aux_watermark: request.aux_watermark.get(),
             max_stack: match request.max_stack.get() {
                 0 => MAX_STACK,
                 some => some,
@@ -209,7 +210,7 @@ impl State {
 fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     let flags = request.flags.get();
     if request.header.event.get() != 0
-        || request.aux_watermark.get() != 0
+        || request.aux_watermark.get() != 0 && !is_trace(request.kind.get())
         || flags & !OPEN_FLAGS != 0
         || request.engine.get() > ENGINE_BATCHED
     {

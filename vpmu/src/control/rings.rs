@@ -26,6 +26,7 @@ impl State {
         if request.flags.get() & !MAP_WRITABLE != 0
             || facts.is_child()
             || self.output.is_redirected(id)
+            || self.output.is_driven(id)
         {
             return Err(Errno::EINVAL);
         }
@@ -33,9 +34,7 @@ impl State {
         if self.output.has_ring(id) {
             return Err(Errno::EBUSY);
         }
-        if self.output.pages() + pages.len() > self.settings.limits.max_pages as usize {
-            return Err(Errno::ENOSPC);
-        }
+        self.check_room(pages.len())?;
         let writable = request.flags.get() & MAP_WRITABLE != 0;
         let memory = self.output.memory();
         let manner = Manner {
@@ -71,7 +70,7 @@ impl State {
                 Some(ring.ok_or(Errno::EINVAL)?)
             }
         };
-        if mapped || event.facts.is_child() {
+        if mapped || event.facts.is_child() || self.output.is_driven(id) {
             return Err(Errno::EINVAL);
         }
         self.reroute(host, id, ring);
@@ -99,12 +98,29 @@ impl State {
         Ok(())
     }
 
-    /// The addresses of `count` pages that can be a ring: aligned, in memory, each named once.
+    /// Whether the operator lets rings and areas hold `more` pages.
+    pub(super) fn check_room(&self, more: usize) -> Result<(), Errno> {
+        if self.output.pages() + more > self.settings.limits.max_pages as usize {
+            return Err(Errno::ENOSPC);
+        }
+        Ok(())
+    }
+
+    /// As [`State::check_addresses`], of as many pages as a ring can have.
     fn check_pages(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
         let data = count.checked_sub(1).ok_or(Errno::EINVAL)?;
         if data != 0 && !data.is_power_of_two() || data > self.settings.limits.max_ring_pages {
             return Err(Errno::EINVAL);
         }
+        self.check_addresses(count, addresses)
+    }
+
+    /// The addresses of `count` pages: aligned, in memory, each named once.
+    pub(super) fn check_addresses(
+        &self,
+        count: u32,
+        addresses: &[u8],
+    ) -> Result<Vec<GuestAddress>, Errno> {
         let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
             .map_err(|_| Errno::EINVAL)?;
         let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();

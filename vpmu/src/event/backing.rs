@@ -3,7 +3,9 @@
 use std::io;
 
 use super::{Facts, Host};
-use crate::abi::{EXIT_ALL, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_TSC};
+use crate::abi::{
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_TSC,
+};
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
 
 /// A period so long that no host counter overflows with it.
@@ -28,6 +30,8 @@ pub(super) enum Backing {
     GuestTime,
     /// What the device sees happen, one by one: marks, and exits of one mode.
     Happened(u64),
+    /// Nothing: what a trace counts is what it wrote.
+    Traced,
 }
 
 impl Backing {
@@ -37,6 +41,7 @@ impl Backing {
             (KIND_EXITS, EXIT_ALL) => Self::AllExits,
             (KIND_EXITS, _) if !facts.excludes_any() => Self::Exits,
             (KIND_MARK | KIND_EXITS, _) => Self::Happened(0),
+            (KIND_EXIT_TRACE, _) => Self::Traced,
             (KIND_HALTS, _) => Self::Halts,
             (KIND_GUEST_TIME, _) => Self::GuestTime,
             _ => Self::Host(Vec::new()),
@@ -127,6 +132,7 @@ impl Backing {
             Self::Halts => host.machine.halts(vcpu).ok_or_else(gone)?,
             Self::GuestTime => on.guest_time(),
             Self::Happened(times) => *times,
+            Self::Traced => 0,
         };
         Ok(Reading {
             value,

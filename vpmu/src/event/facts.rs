@@ -1,7 +1,8 @@
 //! What was asked for when an event was opened; it never changes.
 
 use crate::abi::{
-    OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    KIND_EXIT_TRACE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL,
+    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
 };
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
@@ -43,6 +44,8 @@ pub(crate) struct Facts {
     /// What its records hold.
     pub(crate) layout: Layout,
     pub(crate) wakeup: Wakeup,
+    /// Bytes of an area between two wakeups; zero: half of it.
+    pub(crate) aux_watermark: u32,
     /// Most addresses of a call chain.
     pub(crate) max_stack: u32,
     /// `ENGINE_*`: what makes its samples.
@@ -55,6 +58,11 @@ impl Facts {
     /// Whether it was opened with a flag of `OPEN_*`.
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether it writes packets to an AUX area.
+    pub(crate) fn is_trace(&self) -> bool {
+        is_trace(self.kind)
     }
 
     /// Whether guest user mode, or else kernel mode, is left out.
@@ -93,4 +101,9 @@ impl Facts {
     pub(crate) fn is_child(&self) -> bool {
         self.owner != self.id
     }
+}
+
+/// Whether events of a kind write packets to an AUX area.
+pub(crate) fn is_trace(kind: u32) -> bool {
+    matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_HOST_TRACE)
 }

@@ -7,7 +7,7 @@ mod facts;
 use std::io;
 
 use self::backing::Backing;
-pub(crate) use self::facts::{Context, Facts};
+pub(crate) use self::facts::{Context, Facts, is_trace};
 use crate::abi::{
     ENGINE_BATCHED, KIND_EXITS, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
 };
@@ -18,6 +18,7 @@ use crate::ring::Face;
 use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
 use crate::tasks::Task;
 use crate::throttle::{Allowance, Throttle, Verdict};
+use crate::trace::Trace;
 use crate::vcpu::{Need, Vcpu};
 
 /// What an event's figures come from.
@@ -64,6 +65,8 @@ pub(crate) struct Event {
     pub(crate) lost: u64,
     /// A metadata page shows its figures.
     pub(crate) shown: bool,
+    /// What it traced, if it is a trace: its count then is the bytes of that.
+    pub(crate) trace: Option<Trace>,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
     failed: bool,
@@ -87,6 +90,7 @@ impl Event {
             limit: 0,
             lost: 0,
             shown: false,
+            trace: facts.is_trace().then(Trace::new),
             period,
             throttle: Throttle::default(),
             failed: false,
@@ -257,6 +261,9 @@ impl Event {
     pub(crate) fn reset(&mut self, host: &Host<'_>) -> io::Result<()> {
         self.update(host)?;
         self.count = 0;
+        if let Some(trace) = &mut self.trace {
+            trace.reset();
+        }
         Ok(())
     }
 
@@ -316,6 +323,11 @@ impl Event {
         }
     }
 
+    /// Overflows of it that no record was written of; of a trace, bytes that were lost.
+    pub(crate) fn lost(&self) -> u64 {
+        self.trace.as_ref().map_or(self.lost, Trace::lost)
+    }
+
     /// Takes the overflows of its host counter on `vcpu`.
     pub(crate) fn drain(&mut self, vcpu: u32) -> Overflows {
         self.backing.drain(vcpu)
@@ -324,7 +336,7 @@ impl Event {
     /// Count and times as of the last update.
     pub(crate) fn face(&self, clock: Clock) -> Face {
         Face {
-            count: self.count,
+            count: self.trace.as_ref().map_or(self.count, Trace::count),
             time_enabled: clock.nanoseconds(self.enabled_ticks),
             time_running: clock.nanoseconds(self.running_ticks),
             growing_since: self.active.map(|active| clock.nanoseconds(active.since)),

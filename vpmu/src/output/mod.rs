@@ -1,6 +1,7 @@
 //! Where records go: which event writes to which ring, what became of its records, and the
 //! notices that are due. Knows events by their facts alone.
 
+mod aux;
 mod notices;
 
 use std::collections::BTreeMap;
@@ -8,7 +9,9 @@ use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use self::aux::Untold;
 use self::notices::Notices;
+use crate::aux::Area;
 use crate::event::Facts;
 use crate::record::{Origin, Reading, Record, Sample};
 use crate::ring::{Author, Face, Outcome, Ring};
@@ -22,6 +25,10 @@ use crate::tasks::{History, Task, Tasks};
 pub(crate) struct Output {
     memory: Arc<GuestMemoryMmap>,
     rings: BTreeMap<u64, Ring>,
+    /// The area beside a ring, or one that the driver keeps, by the event it was mapped with.
+    areas: BTreeMap<u64, Area>,
+    /// What the rings of areas have yet to be told.
+    untold: BTreeMap<u64, Untold>,
     /// The ring of each family that does not write to its own.
     routes: BTreeMap<u64, u64>,
     tasks: Tasks,
@@ -37,6 +44,11 @@ pub(crate) struct Tally {
     pub(crate) lost: u64,
     pub(crate) throttled: u64,
     pub(crate) wakeups: u64,
+    /// Bytes.
+    pub(crate) aux_written: u64,
+    /// Bytes.
+    pub(crate) aux_lost: u64,
+    pub(crate) aux_records: u64,
 }
 
 /// A record that is no sample.
@@ -53,6 +65,8 @@ impl Output {
         Self {
             memory,
             rings: BTreeMap::new(),
+            areas: BTreeMap::new(),
+            untold: BTreeMap::new(),
             routes: BTreeMap::new(),
             tasks: Tasks::new(vcpus),
             notices: Notices::default(),
@@ -86,18 +100,20 @@ impl Output {
         self.routes.contains_key(&owner)
     }
 
-    /// Guest pages that rings hold.
+    /// Guest pages that rings and areas hold.
     pub(crate) fn pages(&self) -> usize {
-        self.rings.values().map(Ring::pages).sum()
+        let rings = self.rings.values().map(Ring::pages);
+        rings.chain(self.areas.values().map(Area::pages)).sum()
     }
 
     pub(crate) fn add_ring(&mut self, event: u64, ring: Ring) {
         self.rings.insert(event, ring);
     }
 
-    /// Takes a ring away; those who were redirected to it have none then.
+    /// Takes a ring away, and the area beside it; those who were redirected to it have none then.
     pub(crate) fn remove_ring(&mut self, ring: u64) {
         self.rings.remove(&ring);
+        self.remove_area(ring);
         self.routes.retain(|_, route| *route != ring);
     }
 
@@ -159,16 +175,19 @@ impl Output {
         });
     }
 
-    /// Whether the ring of an event owes its reader a record of a loss.
-    pub(crate) fn has_loss(&self, facts: &Facts) -> bool {
+    /// Whether the ring of an event owes its reader a record of a loss, or of what a trace wrote.
+    pub(crate) fn owes(&self, facts: &Facts) -> bool {
         let ring = self
             .ring_of(facts.owner)
             .and_then(|ring| self.rings.get(&ring));
-        ring.is_some_and(Ring::has_loss)
+        ring.is_some_and(Ring::has_loss) || self.owes_aux(facts)
     }
 
-    /// Writes the pending loss of an event's ring if it fits.
+    /// Writes what the ring of an event owes, as far as it fits.
     pub(crate) fn flush(&mut self, facts: &Facts, origin: &Origin) {
+        if self.owes_aux(facts) {
+            self.aux_commit(facts, origin);
+        }
         self.write(facts, origin, |ring, memory, _, author| Outcome {
             written: false,
             wake: ring.flush(memory, author),

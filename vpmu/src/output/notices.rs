@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::abi::{NOTICE_ERROR, NOTICE_LIMIT, NOTICE_WAKEUP, Notice};
+use crate::abi::{NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_WAKEUP, Notice};
 
 /// Notices that are due, oldest first.
 #[derive(Debug, Default)]
@@ -12,6 +12,8 @@ pub(crate) struct Notices {
     waking: BTreeSet<u64>,
     /// Events whose limit is among `due`.
     limited: BTreeSet<u64>,
+    /// Events of which the driver is to fetch what they wrote, among `due`.
+    fetched: BTreeSet<u64>,
 }
 
 impl Notices {
@@ -48,9 +50,18 @@ impl Notices {
         }
     }
 
+    /// The driver is to look at the area that it keeps for an event; one notice stands for all that
+    /// are not delivered.
+    pub(crate) fn aux(&mut self, event: u64) {
+        if self.fetched.insert(event) {
+            self.push(NOTICE_AUX, event);
+        }
+    }
+
     /// Forgets what is due for an event that is gone, but for its family's wakeup.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
+        self.fetched.remove(&event);
         self.retract(event, |kind| kind != NOTICE_WAKEUP);
     }
 
@@ -68,6 +79,7 @@ impl Notices {
         match notice.kind.get() {
             NOTICE_WAKEUP => self.waking.remove(&event),
             NOTICE_LIMIT => self.limited.remove(&event),
+            NOTICE_AUX => self.fetched.remove(&event),
             _ => false,
         };
     }

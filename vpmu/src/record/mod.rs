@@ -3,6 +3,8 @@
 mod read;
 mod sample;
 
+use crate::aux::Chunk;
+
 pub(crate) use read::{Member, Reading, read_size};
 pub(crate) use sample::{Regs, Sample};
 
@@ -11,6 +13,8 @@ pub(crate) const TYPE_THROTTLE: u32 = 5;
 pub(crate) const TYPE_UNTHROTTLE: u32 = 6;
 pub(crate) const TYPE_READ: u32 = 8;
 pub(crate) const TYPE_SAMPLE: u32 = 9;
+pub(crate) const TYPE_AUX: u32 = 11;
+pub(crate) const TYPE_ITRACE_START: u32 = 12;
 pub(crate) const MISC_UNKNOWN: u16 = 0;
 pub(crate) const MISC_KERNEL: u16 = 1;
 pub(crate) const MISC_USER: u16 = 2;
@@ -110,6 +114,22 @@ impl Record {
     /// Builds `PERF_RECORD_UNTHROTTLE`.
     pub(crate) fn unthrottle(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
         self.throttling(layout, origin, TYPE_UNTHROTTLE)
+    }
+
+    /// Builds `PERF_RECORD_AUX`: a piece of the area beside the ring.
+    pub(crate) fn aux(&mut self, layout: &Layout, origin: &Origin, chunk: &Chunk) -> &[u64] {
+        self.begin();
+        self.push_all(&[chunk.offset, chunk.size, chunk.flags]);
+        self.trailer(layout, origin);
+        self.finish(TYPE_AUX)
+    }
+
+    /// Builds `PERF_RECORD_ITRACE_START`: a trace begins with the task that runs.
+    pub(crate) fn itrace_start(&mut self, layout: &Layout, origin: &Origin) -> &[u64] {
+        self.begin();
+        self.push(origin.task());
+        self.trailer(layout, origin);
+        self.finish(TYPE_ITRACE_START)
     }
 
     /// Builds `PERF_RECORD_READ`: an event's counts and whose they are.

@@ -59,6 +59,15 @@ impl Ring {
         })
     }
 
+    /// Every page, the metadata page first.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = GuestAddress> {
+        std::iter::once(self.metadata).chain(self.data.iter().copied())
+    }
+
+    pub(crate) fn metadata(&self) -> GuestAddress {
+        self.metadata
+    }
+
     /// Number of guest pages held.
     pub(crate) fn pages(&self) -> usize {
         1 + self.data.len()

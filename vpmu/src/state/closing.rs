@@ -39,9 +39,7 @@ impl State {
                 false => Errno::ENOENT,
             });
         }
-        if let Some(writer) = self.writer(id) {
-            self.flush(host, writer);
-        }
+        self.flush_ring(host, id);
         self.with_needs(host, id, |event| event.shown = false);
         self.output.remove_ring(id);
         Ok(())
@@ -49,11 +47,29 @@ impl State {
 
     /// The events of `owner` write elsewhere from now on: to `ring`, or to their own.
     pub(crate) fn reroute(&mut self, host: &Host<'_>, owner: u64, ring: Option<u64>) {
-        self.flush(host, owner);
         let before = self.output.ring_of(owner);
+        let writers = self
+            .events
+            .values()
+            .filter(|event| event.facts.owner == owner);
+        let family: Vec<u64> = writers.map(|event| event.facts.id).collect();
+        for id in family {
+            self.flush(host, id);
+        }
         self.output.route(owner, ring);
         if let Some(before) = before.filter(|&before| self.writer(before).is_none()) {
             self.output.remove_ring(before);
+        }
+    }
+
+    /// Writes what a ring and the area beside it owe their reader, as far as it fits.
+    pub(crate) fn flush_ring(&mut self, host: &Host<'_>, ring: u64) {
+        let traces = self.events.values().find(|event| {
+            event.facts.is_trace() && self.output.ring_of(event.facts.owner) == Some(ring)
+        });
+        let writer = traces.map(|event| event.facts.id);
+        if let Some(writer) = writer.or_else(|| self.writer(ring)) {
+            self.flush(host, writer);
         }
     }
 

@@ -97,7 +97,7 @@ impl State {
             snapshot.members.push(Member {
                 value: face.count,
                 id: event.facts.owner,
-                lost: event.lost,
+                lost: event.lost(),
             });
         }
         for (member, error) in broken {

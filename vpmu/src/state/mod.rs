@@ -6,6 +6,7 @@ mod closing;
 mod group;
 mod overflow;
 mod throttling;
+mod tracing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use vm_memory::GuestMemoryMmap;
 
-use crate::abi::F_RING;
+use crate::abi::{F_AUX, F_RING, SYNC_START};
 use crate::clock::Clock;
 use crate::errno::Errno;
 use crate::event::{Context, Event, Host};
@@ -97,12 +98,20 @@ impl State {
             samples_lost: self.output.tally.lost,
             samples_throttled: self.output.tally.throttled,
             wakeups: self.output.tally.wakeups,
+            aux_written: self.output.tally.aux_written,
+            aux_lost: self.output.tally.aux_lost,
+            aux_records: self.output.tally.aux_records,
             ..self.metrics.clone()
         }
     }
 
     pub(crate) fn has_rings(&self) -> bool {
         self.features & 1 << F_RING != 0
+    }
+
+    /// Areas are told of in rings, so that they take both.
+    pub(crate) fn has_areas(&self) -> bool {
+        self.has_rings() && self.features & 1 << F_AUX != 0
     }
 
     /// Guest nanoseconds on `vcpu` now.
@@ -133,6 +142,7 @@ impl State {
         if event.is_batched() {
             self.start_collecting(host);
         }
+        self.announce(host, id);
         Ok(())
     }
 
@@ -187,7 +197,9 @@ impl State {
             }
             _ => return Err(Errno::EINVAL),
         };
-        match event.set_period(period) {
+        let changed = event.set_period(period);
+        self.flush(host, id);
+        match changed {
             // What the host allows can be less than what the operator does: all is as before.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
             result => result.map_err(|error| self.fail(host, id, error)),
@@ -197,7 +209,10 @@ impl State {
     /// Turns an event on, and with it those that it leads.
     pub(crate) fn enable(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
-        event.enabled = true;
+        let was_enabled = std::mem::replace(&mut event.enabled, true);
+        if let Some(trace) = event.trace.as_mut().filter(|_| !was_enabled) {
+            trace.sync(SYNC_START);
+        }
         let started = self.start(host, id);
         self.start_members(host, id);
         started
@@ -296,12 +311,13 @@ impl State {
         result.map_err(|error| self.fail(host, id, error))
     }
 
-    /// Writes the pending loss of an event's ring if it fits.
+    /// Writes what an event's ring owes its reader, as far as it fits: a pending loss, and what traces
+    /// wrote.
     pub(crate) fn flush(&mut self, host: &Host<'_>, id: u64) {
         let Some(event) = self.events.get(&id) else {
             return;
         };
-        if self.output.has_loss(&event.facts) {
+        if self.output.owes(&event.facts) {
             let origin = self.origin(host, event);
             self.output.flush(&event.facts, &origin);
         }

@@ -1,0 +1,96 @@
+//! An area that the driver keeps, as the guest kernel's own perf does: it says where there is room,
+//! fetches how far the device came, and tells the reader.
+
+use super::writer::{Refused, Writer};
+use super::{Appended, Entry};
+use crate::pages::{GuestPages, Pages};
+
+#[derive(Debug)]
+pub(super) struct Driven {
+    writer: Writer,
+    /// The driver is told at a multiple of it.
+    watermark: u64,
+    turn: Option<Turn>,
+}
+
+/// From a beginning to its end.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    event: u64,
+    /// Bytes that found no room.
+    lost: u64,
+    /// The driver has been told to look.
+    told: bool,
+}
+
+impl Driven {
+    pub(super) fn new(size: u64, overwrite: bool, watermark: u64) -> Self {
+        Self {
+            writer: Writer::new(size, overwrite),
+            watermark,
+            turn: None,
+        }
+    }
+
+    pub(super) fn position(&self, event: u64) -> Option<u64> {
+        self.turn
+            .filter(|turn| turn.event == event)
+            .map(|_| self.writer.head())
+    }
+
+    pub(super) fn begin(&mut self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
+        if room > self.writer.size() {
+            return Err(Refused::NoRoom);
+        }
+        self.writer.begin_at(head, room)?;
+        self.turn = Some(Turn {
+            event,
+            lost: 0,
+            told: false,
+        });
+        Ok(())
+    }
+
+    pub(super) fn finish(&mut self, event: u64) -> Result<(u64, u64), Refused> {
+        let turn = self
+            .turn
+            .filter(|turn| turn.event == event)
+            .ok_or(Refused::NotBegun)?;
+        self.turn = None;
+        self.writer.end(None::<&GuestPages<'_>>)?;
+        Ok((self.writer.head(), turn.lost))
+    }
+
+    /// Writes an entry of `event`; the driver is told once in a turn.
+    pub(super) fn append(
+        &mut self,
+        pages: &mut impl Pages,
+        event: u64,
+        entry: &Entry<'_>,
+    ) -> Appended {
+        let Some(turn) = self.turn.as_mut().filter(|turn| turn.event == event) else {
+            return Appended::default();
+        };
+        let before = self.writer.head();
+        let placed = self.writer.write(pages, entry);
+        let head = self.writer.head();
+        let due = match &placed {
+            Ok(()) => !self.writer.overwrites() && before / self.watermark != head / self.watermark,
+            Err(refused) => {
+                if !matches!(refused, Refused::NoRoom) {
+                    log::debug!("an area: {refused}");
+                }
+                let packet = size_of_val(entry.parts[1]) as u64;
+                turn.lost = turn.lost.saturating_add(packet);
+                true
+            }
+        };
+        let wake = due && !std::mem::replace(&mut turn.told, true);
+        Appended {
+            whole: placed.is_ok(),
+            written: head.wrapping_sub(before),
+            chunk: None,
+            wake,
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! AUX areas: pages of the guest that traces are written to, beside the ring that tells of them. The
+//! guest owns the pages and lies about whatever it likes; where a byte goes is kept here. Knows
+//! nothing of events but their ids, nor what the bytes mean.
+
+mod driven;
+mod kept;
+mod writer;
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use self::driven::Driven;
+use self::kept::Kept;
+pub(crate) use self::writer::Refused;
+use crate::abi::PAGE_SIZE;
+use crate::pages::{self, GuestPages};
+
+/// perf's `PERF_AUX_FLAG_TRUNCATED`: it ended because there was no room.
+pub(crate) const TRUNCATED: u64 = 1 << 0;
+/// perf's `PERF_AUX_FLAG_OVERWRITE`: older data gave way to it.
+pub(crate) const OVERWRITE: u64 = 1 << 1;
+/// perf's `PERF_AUX_FLAG_PARTIAL`: something is missing before it.
+pub(crate) const PARTIAL: u64 = 1 << 2;
+/// perf's `PERF_AUX_FLAG_COLLISION`: something in it stands for several.
+pub(crate) const COLLISION: u64 = 1 << 3;
+
+/// A piece of an area that its reader is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Bytes ever written before it, modulo 2^64.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// perf's `PERF_AUX_FLAG_*`.
+    pub(crate) flags: u64,
+}
+
+impl Chunk {
+    /// Both, of which `next` begins where this one ends.
+    pub(crate) fn with(self, next: Self) -> Self {
+        Self {
+            size: self.size.wrapping_add(next.size),
+            flags: self.flags | next.flags,
+            ..self
+        }
+    }
+}
+
+/// What is to be written: all of it, or nothing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    /// Bytes to leave out before it, a multiple of 8.
+    pub(crate) skip: u64,
+    /// What follows, one behind the other.
+    pub(crate) parts: [&'a [u64]; 2],
+    /// It stands for several.
+    pub(crate) collision: bool,
+}
+
+impl Entry<'_> {
+    fn len(&self) -> u64 {
+        let parts = self.parts.iter().map(|part| size_of_val(*part) as u64);
+        self.skip + parts.sum::<u64>()
+    }
+}
+
+/// What became of an [`Entry`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Appended {
+    /// The entry is in the area.
+    pub(crate) whole: bool,
+    /// Bytes by which the area's head has grown.
+    pub(crate) written: u64,
+    /// A piece ended with it.
+    pub(crate) chunk: Option<Chunk>,
+    /// The reader is to be woken, or the driver to be told.
+    pub(crate) wake: bool,
+}
+
+/// Who decides where there is room, and tells the reader.
+#[derive(Debug)]
+enum Keeper {
+    /// The device, by the metadata page of the ring.
+    Device(GuestAddress, Kept),
+    Driver(Driven),
+}
+
+/// An AUX area.
+#[derive(Debug)]
+pub(crate) struct Area {
+    /// 2^n of them.
+    pages: Vec<GuestAddress>,
+    keeper: Keeper,
+}
+
+impl Area {
+    /// An area over `pages`, kept by the device with the metadata page `metadata`, or by the driver.
+    /// The caller has checked that the pages are 2^n, each aligned and named once. `watermark` in
+    /// bytes; zero: half of the area.
+    ///
+    /// # Errors
+    /// A page that is not guest memory.
+    pub(crate) fn new(
+        memory: &GuestMemoryMmap,
+        pages: Vec<GuestAddress>,
+        metadata: Option<GuestAddress>,
+        writable: bool,
+        watermark: u32,
+    ) -> Result<Self, pages::Unwritable> {
+        for &page in &pages {
+            pages::page(memory, page)?;
+        }
+        let size = pages.len() as u64 * PAGE_SIZE as u64;
+        let watermark = match u64::from(watermark) {
+            0 => size / 2,
+            bytes => bytes,
+        };
+        let keeper = match metadata {
+            Some(metadata) => {
+                let kept = Kept::new(size, !writable, watermark);
+                kept.clear(&GuestPages::new(memory, metadata, &pages)?)?;
+                Keeper::Device(metadata, kept)
+            }
+            None => Keeper::Driver(Driven::new(size, !writable, watermark)),
+        };
+        Ok(Self { pages, keeper })
+    }
+
+    /// Number of guest pages held.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether the driver keeps it.
+    pub(crate) fn is_driven(&self) -> bool {
+        matches!(self.keeper, Keeper::Driver(_))
+    }
+
+    /// Where the next entry of `event` would begin; `None` while it may not write.
+    pub(crate) fn position(&self, event: u64) -> Option<u64> {
+        match &self.keeper {
+            Keeper::Device(_, kept) => Some(kept.head()),
+            Keeper::Driver(driven) => driven.position(event),
+        }
+    }
+
+    /// Writes an entry of `event`, made for [`Area::position`].
+    pub(crate) fn append(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        event: u64,
+        entry: &Entry<'_>,
+    ) -> Appended {
+        let appended = match &mut self.keeper {
+            Keeper::Device(metadata, kept) => GuestPages::new(memory, *metadata, &self.pages)
+                .map(|mut pages| kept.append(&mut pages, entry)),
+            Keeper::Driver(driven) => {
+                let mut pages = GuestPages::of_data(memory, &self.pages);
+                Ok(driven.append(&mut pages, event, entry))
+            }
+        };
+        appended.unwrap_or_else(|error| {
+            log::debug!("an area's metadata page: {error}");
+            Appended::default()
+        })
+    }
+
+    /// Something is missing that was to be written here next.
+    pub(crate) fn miss(&mut self) {
+        if let Keeper::Device(_, kept) = &mut self.keeper {
+            kept.miss();
+        }
+    }
+
+    /// Whether something was written that its reader has not been shown; of an area that the device
+    /// keeps.
+    pub(crate) fn is_begun(&self) -> bool {
+        matches!(&self.keeper, Keeper::Device(_, kept) if kept.is_begun())
+    }
+
+    /// Shows the reader what was written, if the device keeps the area: which piece.
+    pub(crate) fn end(&mut self, memory: &GuestMemoryMmap) -> Option<Chunk> {
+        let Keeper::Device(metadata, kept) = &mut self.keeper else {
+            return None;
+        };
+        let pages = GuestPages::new(memory, *metadata, &self.pages).ok()?;
+        kept.end(&pages, 0)
+    }
+
+    /// The driver lets `event` write from `head` on.
+    ///
+    /// # Errors
+    /// [`Refused::Nested`]; [`Refused::NotBegun`] where the device keeps the area;
+    /// [`Refused::NoRoom`] for more room than the area has.
+    pub(crate) fn begin(&mut self, event: u64, head: u64, room: u64) -> Result<(), Refused> {
+        match &mut self.keeper {
+            Keeper::Device(..) => Err(Refused::NotBegun),
+            Keeper::Driver(driven) => driven.begin(event, head, room),
+        }
+    }
+
+    /// The driver lets `event` write no longer: the head that it reached and the bytes that found no
+    /// room.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`].
+    pub(crate) fn finish(&mut self, event: u64) -> Result<(u64, u64), Refused> {
+        match &mut self.keeper {
+            Keeper::Device(..) => Err(Refused::NotBegun),
+            Keeper::Driver(driven) => driven.finish(event),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Where the bytes of an AUX area go: one writer at a time, and never over what the reader has not
+//! seen. Knows positions and pages; nothing of packets, records or who is to be told.
+
+use std::sync::atomic::Ordering;
+
+use super::Entry;
+use crate::abi::Metadata;
+use crate::pages::{self, Pages};
+
+pub(super) const AUX_HEAD: usize = std::mem::offset_of!(Metadata, aux_head);
+pub(super) const AUX_TAIL: usize = std::mem::offset_of!(Metadata, aux_tail);
+
+/// Zeros to fill what is skipped, as many at once.
+const BLANK: [u64; 64] = [0; 64];
+
+/// Why the writer does not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    /// Somebody has begun to write and has not ended.
+    #[error("the area is being written to")]
+    Nested,
+    /// Nobody has begun to write.
+    #[error("nobody has begun to write to the area")]
+    NotBegun,
+    /// Unread data would be written over.
+    #[error("the area has no room for it")]
+    NoRoom,
+    /// The pages were memory when the area was laid; now they are not.
+    #[error("the area's pages")]
+    Unwritable(#[source] pages::Unwritable),
+}
+
+/// What may be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Where the next byte goes; modulo 2^64, and in the area modulo its size.
+    pub(crate) head: u64,
+    /// Bytes from there on.
+    pub(crate) room: u64,
+}
+
+/// What was written between a beginning and its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) offset: u64,
+    pub(super) size: u64,
+}
+
+/// The writer of one area.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// Bytes of the area: a power of two, a page at least.
+    size: u64,
+    /// The oldest data gives way: there is always room.
+    overwrite: bool,
+    /// Where the next byte goes.
+    head: u64,
+    /// The reader's position as last seen: at worst it shows less room than there is.
+    tail: u64,
+    /// Where the writing that has not ended began.
+    begun: Option<u64>,
+}
+
+impl Writer {
+    pub(super) fn new(size: u64, overwrite: bool) -> Self {
+        Self {
+            size,
+            overwrite,
+            head: 0,
+            tail: 0,
+            begun: None,
+        }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) fn overwrites(&self) -> bool {
+        self.overwrite
+    }
+
+    pub(super) fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Begins to write at the head; how much room the reader leaves.
+    ///
+    /// # Errors
+    /// [`Refused::Nested`]; [`Refused::Unwritable`] when the reader's position cannot be read.
+    pub(super) fn begin(&mut self, pages: &impl Pages) -> Result<u64, Refused> {
+        if self.begun.is_some() {
+            return Err(Refused::Nested);
+        }
+        self.look(pages)?;
+        self.begun = Some(self.head);
+        Ok(self.room())
+    }
+
+    /// As [`Writer::begin`], at a position and with room that whoever keeps the area has found; `room`
+    /// is no more than the area's size.
+    pub(super) fn begin_at(&mut self, head: u64, room: u64) -> Result<(), Refused> {
+        if self.begun.is_some() {
+            return Err(Refused::Nested);
+        }
+        self.head = head;
+        self.tail = head.wrapping_sub(self.size.saturating_sub(room));
+        self.begun = Some(head);
+        Ok(())
+    }
+
+    /// What may be written to while somebody writes.
+    pub(super) fn get(&self) -> Option<Window> {
+        self.begun.map(|_| Window {
+            head: self.head,
+            room: self.room(),
+        })
+    }
+
+    /// Looks where the reader is by now: it may have made room.
+    pub(super) fn look(&mut self, pages: &impl Pages) -> Result<(), Refused> {
+        if self.overwrite {
+            return Ok(());
+        }
+        // Pairs with the reader's release of the tail: what it has read may be written over.
+        let tail = pages.load(AUX_TAIL, Ordering::Acquire);
+        self.tail = tail.map_err(Refused::Unwritable)?;
+        Ok(())
+    }
+
+    /// Writes at the head, and moves it.
+    ///
+    /// # Errors
+    /// The head has not moved then.
+    #[inline]
+    pub(super) fn put(&mut self, pages: &mut impl Pages, words: &[u64]) -> Result<(), Refused> {
+        let len = size_of_val(words) as u64;
+        self.check(len)?;
+        pages.put(self.head, words).map_err(Refused::Unwritable)?;
+        self.head = self.head.wrapping_add(len);
+        Ok(())
+    }
+
+    /// Leaves out so many bytes, a multiple of 8: they are zero. For what has to be aligned.
+    ///
+    /// # Errors
+    /// As [`Writer::put`]; what was left out before an unwritable page stays so.
+    pub(super) fn skip(&mut self, pages: &mut impl Pages, bytes: u64) -> Result<(), Refused> {
+        self.check(bytes)?;
+        let mut words = bytes / 8;
+        while words > 0 {
+            let some = words.min(BLANK.len() as u64);
+            let blank = BLANK.split_at(usize::try_from(some).unwrap_or(0)).0;
+            self.put(pages, blank)?;
+            words -= some;
+        }
+        Ok(())
+    }
+
+    /// Writes an entry where all of it fits.
+    ///
+    /// # Errors
+    /// As [`Writer::skip`]; nothing is written where it does not fit.
+    pub(super) fn write(
+        &mut self,
+        pages: &mut impl Pages,
+        entry: &Entry<'_>,
+    ) -> Result<(), Refused> {
+        self.check(entry.len())?;
+        self.skip(pages, entry.skip)?;
+        entry
+            .parts
+            .iter()
+            .try_for_each(|part| self.put(pages, part))
+    }
+
+    /// Ends the writing: what was written. With `pages` the reader is shown it.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`].
+    pub(super) fn end(&mut self, pages: Option<&impl Pages>) -> Result<Span, Refused> {
+        let offset = self.begun.take().ok_or(Refused::NotBegun)?;
+        let size = self.head.wrapping_sub(offset);
+        if let Some(pages) = pages.filter(|_| size > 0) {
+            // Pairs with the reader's acquire of the head: the data stands before it moves.
+            if let Err(error) = pages.store(AUX_HEAD, self.head, Ordering::Release) {
+                log::debug!("an area's head: {error}");
+            }
+        }
+        Ok(Span { offset, size })
+    }
+
+    /// Bytes that may be written by the tail as last seen: none if that is no place in the area.
+    pub(super) fn room(&self) -> u64 {
+        if self.overwrite {
+            return self.size;
+        }
+        self.size.saturating_sub(self.head.wrapping_sub(self.tail))
+    }
+
+    fn check(&self, len: u64) -> Result<(), Refused> {
+        if self.begun.is_none() {
+            return Err(Refused::NotBegun);
+        }
+        if len > self.room() {
+            return Err(Refused::NoRoom);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! What an event that traces keeps: the numbers of its packets, its bytes, and the sync packets that
+//! are due. Every packet of every format passes here; where it then goes is not known here.
+
+use zerocopy::transmute;
+
+use crate::abi::{
+    ExitPacket, FORMAT_EXITS, FORMAT_SAMPLES, KIND_SAMPLE_TRACE, PACKET_COLLISION, PACKET_SYNC,
+    PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_START, SamplePacket, SyncPacket,
+};
+use crate::aux::{Appended, Entry};
+use crate::event::Facts;
+use crate::record::Origin;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const SYNC_LEN: u64 = size_of::<SyncPacket>() as u64;
+/// Words of the longest packet.
+const LONGEST: usize = size_of::<SamplePacket>() / 8;
+
+/// A packet as its producer makes it: all but its number, which is set when it is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Packet<'a> {
+    Exit(&'a ExitPacket),
+    Sample(&'a SamplePacket),
+}
+
+/// The trace of one event.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    /// Number of the next packet.
+    sequence: u64,
+    /// Bytes since the count was last zero, lost ones included.
+    count: u64,
+    /// Bytes of packets that found no room.
+    lost: u64,
+    /// `SYNC_*` that the next sync packet tells, if any is due.
+    due: u8,
+    /// Its ring has been told that it began.
+    pub(crate) announced: bool,
+}
+
+/// One packet with what has to stand before it.
+#[derive(Debug)]
+pub(crate) struct Laid {
+    skip: u64,
+    sync: Option<[u64; SYNC_LEN as usize / 8]>,
+    packet: [u64; LONGEST],
+    /// Words of it.
+    len: usize,
+    collision: bool,
+}
+
+impl Trace {
+    /// A trace that has not begun.
+    pub(crate) fn new() -> Self {
+        Self {
+            sequence: 0,
+            count: 0,
+            lost: 0,
+            due: SYNC_START,
+            announced: false,
+        }
+    }
+
+    /// Before its next packet a sync packet stands that says `flags` of `SYNC_*`.
+    pub(crate) fn sync(&mut self, flags: u8) {
+        self.due |= flags;
+    }
+
+    /// Bytes produced, lost ones included: the event's count.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The event's count becomes zero.
+    pub(crate) fn reset(&mut self) {
+        self.count = 0;
+    }
+
+    /// Bytes lost.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Lays out the next packet for a place at `position` of the area: none crosses a page, and each
+    /// page begins with a sync packet. `tsc` is the guest's at the packet's time, which is that of
+    /// `origin`.
+    pub(crate) fn lay(
+        &self,
+        facts: &Facts,
+        origin: &Origin,
+        tsc: u64,
+        packet: Packet<'_>,
+        position: u64,
+    ) -> Laid {
+        let (words, len, collision) = self.numbered(packet);
+        let (skip, flags) = place(position, len as u64 * 8, self.due);
+        let sync = (flags != 0).then(|| {
+            let sync = SyncPacket {
+                kind: PACKET_SYNC,
+                flags,
+                format: format(facts).into(),
+                vcpu: origin.vcpu.into(),
+                magic: SYNC_MAGIC.into(),
+                event: facts.id.into(),
+                time: origin.time.into(),
+                tsc: tsc.into(),
+                sequence: self.sequence.into(),
+                lost: self.lost.into(),
+                config: facts.config.into(),
+            };
+            transmute!(sync)
+        });
+        Laid {
+            skip,
+            sync,
+            packet: words,
+            len,
+            collision,
+        }
+    }
+
+    /// The packet that was laid has been appended, or not.
+    pub(crate) fn account(&mut self, packet: Packet<'_>, appended: &Appended) {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.count = self.count.wrapping_add(appended.written);
+        if appended.whole {
+            self.due = 0;
+        } else {
+            let len = packet.len();
+            self.count = self.count.wrapping_add(len);
+            self.lost = self.lost.wrapping_add(len);
+            self.due |= SYNC_LOSS;
+        }
+    }
+
+    /// Counts packets that were lost before they could be written, of `bytes` together.
+    pub(crate) fn lose(&mut self, packets: u64, bytes: u64) {
+        self.sequence = self.sequence.wrapping_add(packets);
+        self.count = self.count.wrapping_add(bytes);
+        self.lost = self.lost.wrapping_add(bytes);
+        self.due |= SYNC_LOSS;
+    }
+
+    fn numbered(&self, packet: Packet<'_>) -> ([u64; LONGEST], usize, bool) {
+        let sequence = self.sequence.into();
+        match packet {
+            Packet::Exit(exit) => {
+                const LEN: usize = size_of::<ExitPacket>() / 8;
+                let exit: [u64; LEN] = transmute!(ExitPacket { sequence, ..*exit });
+                let mut words = [0; LONGEST];
+                if let Some(first) = words.first_chunk_mut() {
+                    *first = exit;
+                }
+                (words, LEN, false)
+            }
+            Packet::Sample(sample) => {
+                let collision = sample.flags & PACKET_COLLISION != 0;
+                let words = transmute!(SamplePacket {
+                    sequence,
+                    ..*sample
+                });
+                (words, LONGEST, collision)
+            }
+        }
+    }
+}
+
+impl Packet<'_> {
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> u64 {
+        let len = match self {
+            Self::Exit(_) => size_of::<ExitPacket>(),
+            Self::Sample(_) => size_of::<SamplePacket>(),
+        };
+        len as u64
+    }
+}
+
+impl Laid {
+    pub(crate) fn entry(&self) -> Entry<'_> {
+        Entry {
+            skip: self.skip,
+            parts: [
+                self.sync.as_ref().map_or(&[][..], |sync| &sync[..]),
+                self.packet.get(..self.len).unwrap_or_default(),
+            ],
+            collision: self.collision,
+        }
+    }
+}
+
+/// What a packet of `len` bytes at `position` has to leave out before it, and the `SYNC_*` that have
+/// to stand there, where such are `due`.
+fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
+    let offset = position % PAGE;
+    let sync = if due == 0 { 0 } else { SYNC_LEN };
+    if offset == 0 {
+        (0, due | SYNC_PAGE)
+    } else if offset + sync + len > PAGE {
+        (PAGE - offset, due | SYNC_PAGE)
+    } else {
+        (0, due)
+    }
+}
+
+/// The format of the packets of an event.
+fn format(facts: &Facts) -> u16 {
+    match facts.kind {
+        KIND_SAMPLE_TRACE => FORMAT_SAMPLES,
+        _ => FORMAT_EXITS,
+    }
+}
