@@ -44,6 +44,13 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 #endif
 }
 
+/* struct perf_event_attr: aux_start_paused, aux_pause and aux_resume, from bit 0 on. */
+#ifdef VPMU_ATTR_HAS_AUX_ACTION
+#define vpmu_aux_action	aux_action
+#else
+#define vpmu_aux_action	__reserved_3
+#endif
+
 /**
  * vpmu_find_vqs() - set up virtqueues
  * @vdev: the device

@@ -12,6 +12,7 @@
  *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
  *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
  *   vpmu_output   which ring an event writes to, and who is woken
+ *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
  *   vpmu_task     tells the device who runs
  */
 #ifndef _VPMU_H
@@ -22,6 +23,7 @@
 #include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/miscdevice.h>
+#include <linux/mm.h>
 #include <linux/mutex.h>
 #include <linux/perf_event.h>
 #include <linux/poll.h>
@@ -183,6 +185,36 @@ struct vpmu_totals {
 struct vpmu_ring;
 
 /**
+ * struct vpmu_charge - on whose account pages are
+ * @user: the user, up to the module's mlock_kb
+ * @mm: has the rest of them
+ * @extra: so many
+ * @count: all of them
+ */
+struct vpmu_charge {
+	struct user_struct *user;
+	struct mm_struct *mm;
+	unsigned long extra;
+	unsigned long count;
+};
+
+/**
+ * struct vpmu_aux - pages beside a ring that the host writes traces to
+ * @mapped: how many maps there are, through whichever event
+ * @pgoff: where, behind the ring
+ * @charge: on whose account they are
+ * @count: how many
+ * @pages: they
+ */
+struct vpmu_aux {
+	unsigned int mapped;
+	unsigned long pgoff;
+	struct vpmu_charge charge;
+	u32 count;
+	struct page *pages[];
+};
+
+/**
  * struct vpmu_file - an event opened through /dev/vpmu
  * @dev: of which device
  * @ref: held by the fd, by each event, children included, and by each sibling
@@ -195,6 +227,7 @@ struct vpmu_ring;
  * @period: a sample every so many, or so many a second with @freq; zero for none
  * @freq: @period is a frequency
  * @read_format: what read(2) gives
+ * @trace: it writes to an AUX area, and no samples
  * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on,
  *           because it exports none that reaches inherited events
  * @on_exec: but for this event, until the task's exec; see vpmu_group_switch()
@@ -230,6 +263,7 @@ struct vpmu_file {
 	u64 period;
 	bool freq;
 	u64 read_format;
+	bool trace;
 	bool enabled;
 	bool on_exec;
 	bool limited;
@@ -256,13 +290,12 @@ struct vpmu_file {
 
 /**
  * struct vpmu_ring - pages that the host writes and programs map
- * @mapped: how many maps there are, through whichever event
+ * @mapped: how many maps there are, of @aux too, through whichever event
  * @id: of the event that it was first mapped with, for the device
  * @writers: the files whose records go there
  * @poll: EPOLLIN since the last poll(2)
- * @user: on whose account the pages are, up to the module's mlock_kb
- * @mm: on whose the rest of them is
- * @extra: so many
+ * @aux: the AUX area, while anybody maps it
+ * @charge: on whose account the pages are
  * @count: how many pages
  * @pages: the metadata page, then the data pages
  */
@@ -271,9 +304,8 @@ struct vpmu_ring {
 	u64 id;
 	struct list_head writers;
 	atomic_t poll;
-	struct user_struct *user;
-	struct mm_struct *mm;
-	u32 extra;
+	struct vpmu_aux *aux;
+	struct vpmu_charge charge;
 	u32 count;
 	struct page *pages[];
 };
@@ -289,6 +321,9 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 int vpmu_control_close(struct vpmu_device *dev, u64 id);
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags);
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id);
+int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u32 count,
+			 u32 flags);
+int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id);
 int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
@@ -331,9 +366,18 @@ void vpmu_cdev_unregister(struct vpmu_device *dev);
 
 /* vpmu_attr.c */
 int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user);
-int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate);
-bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr);
-void vpmu_attr_request(const struct perf_event_attr *attr, struct vpmu_open_request *request);
+int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace);
+bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr, bool trace);
+void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
+		       struct vpmu_open_request *request);
+
+/* Whether perf_event_attr::config of our PMU means an event that writes to an AUX area. */
+static inline bool vpmu_config_is_trace(u64 config)
+{
+	u64 kind = config >> VPMU_CONFIG_KIND_SHIFT;
+
+	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_HOST_TRACE;
+}
 
 /* vpmu_open.c */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
@@ -384,7 +428,17 @@ __poll_t vpmu_output_poll(struct vpmu_file *file);
 void vpmu_output_gone(struct vpmu_file *file);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
+/* vpmu_charge.c */
+int vpmu_charge(struct vpmu_charge *charge, unsigned long count);
+void vpmu_uncharge(struct vpmu_charge *charge);
+
+/* vpmu_aux.c */
+int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma);
+
 /* vpmu_ring.c */
+void vpmu_ring_mapped(struct vpmu_file *file);
+void vpmu_ring_unmapped(struct vpmu_file *file);
+void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops);
 int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma);
 
 /* vpmu_task.c */

@@ -12,6 +12,7 @@
 
 #include <asm/perf_regs.h>
 
+#include "compat.h"
 #include "vpmu.h"
 
 /* Registers that perf's numbering has and 64-bit code does not. */
@@ -23,6 +24,12 @@
 #define SAMPLE_ID \
 	(PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | \
 	 PERF_SAMPLE_CPU | PERF_SAMPLE_IDENTIFIER)
+
+/* perf_event_attr::aux_action */
+#define AUX_START_PAUSED	BIT(0)
+#define AUX_PAUSE		BIT(1)
+#define AUX_RESUME		BIT(2)
+#define AUX_ACTIONS		(AUX_START_PAUSED | AUX_PAUSE | AUX_RESUME)
 
 /* Reads an attr of any version that says nothing we do not know. */
 static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
@@ -66,7 +73,7 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 
 	if (err)
 		return err;
-	if (attr->__reserved_1 || attr->__reserved_2 || attr->__reserved_3)
+	if (attr->__reserved_1 || attr->__reserved_2 || attr->vpmu_aux_action & ~AUX_ACTIONS)
 		return -EINVAL;
 	if (attr->sample_type & ~(u64)(PERF_SAMPLE_MAX - 1) ||
 	    attr->read_format & ~(u64)(PERF_FORMAT_MAX - 1))
@@ -125,18 +132,38 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.sample_regs_intr = 0;
 	rest.sample_stack_user = 0;
 	rest.branch_sample_type = 0;
+	rest.aux_watermark = 0;
+	rest.vpmu_aux_action = 0;
 	return memchr_inv(&rest, 0, sizeof(rest));
+}
+
+/* What of AUX data only some events can have, in the order of perf's errors. */
+static int attr_check_aux(const struct perf_event_attr *attr, bool trace)
+{
+	if (attr->aux_output)
+		return -EOPNOTSUPP;
+	if (attr->vpmu_aux_action & AUX_PAUSE && attr->vpmu_aux_action & AUX_RESUME)
+		return -EINVAL;
+	if (attr->vpmu_aux_action & AUX_START_PAUSED && !trace)
+		return -EOPNOTSUPP;
+	/* No trace of the device's can be sampled. */
+	return attr->aux_sample_size ? -EINVAL : 0;
 }
 
 /**
  * vpmu_attr_check() - refuse what the device or this driver would not honour
  * @attr: from vpmu_attr_copy()
  * @max_rate: most samples a second
+ * @trace: of an event that writes to an AUX area
  *
  * Return: 0 or a negative errno.
  */
-int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate)
+int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace)
 {
+	int err = attr_check_aux(attr, trace);
+
+	if (err)
+		return err;
 	if (attr->freq ? attr->sample_freq > max_rate : attr->sample_period >> 63)
 		return -EINVAL;
 	if (attr->exclude_user && attr->exclude_kernel)
@@ -160,32 +187,37 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate)
 }
 
 /**
- * vpmu_attr_tells_kernel() - whether samples would tell where the kernel lies
+ * vpmu_attr_tells_kernel() - whether samples or packets would tell where the kernel lies
  * @attr: from vpmu_attr_check()
+ * @trace: packets: they always tell where the guest was
  *
  * Return: true if so.
  */
-bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr)
+bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr, bool trace)
 {
 	u64 telling = PERF_SAMPLE_IP | PERF_SAMPLE_REGS_INTR;
 
+	if (attr->exclude_kernel)
+		return false;
 	if (!attr->exclude_callchain_kernel)
 		telling |= PERF_SAMPLE_CALLCHAIN;
-	return attr->sample_period && !attr->exclude_kernel && attr->sample_type & telling;
+	return trace || (attr->sample_period && attr->sample_type & telling);
 }
 
 /**
  * vpmu_attr_request() - put it into the device's words, as far as samples go
  * @attr: from vpmu_attr_check()
+ * @trace: packets, not samples
  * @request: what is asked besides is left as it is
  */
-void vpmu_attr_request(const struct perf_event_attr *attr, struct vpmu_open_request *request)
+void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
+		       struct vpmu_open_request *request)
 {
 	u64 sample_type = attr->sample_type;
 	u32 flags = 0;
 
 	/* Without samples it says only how other records end. */
-	if (!attr->sample_period)
+	if (!attr->sample_period || trace)
 		sample_type &= SAMPLE_ID;
 	request->period = cpu_to_le64(attr->sample_period);
 	request->sample_type = cpu_to_le64(sample_type);
@@ -200,6 +232,8 @@ void vpmu_attr_request(const struct perf_event_attr *attr, struct vpmu_open_requ
 		request->regs_intr = cpu_to_le64(attr->sample_regs_intr);
 	if (sample_type & PERF_SAMPLE_STACK_USER)
 		request->stack_user = cpu_to_le32(attr->sample_stack_user);
+	if (trace)
+		request->aux_watermark = cpu_to_le32(attr->aux_watermark);
 	if (attr->watermark)
 		flags |= VPMU_OPEN_WATERMARK;
 	if (attr->freq && attr->sample_freq)
@@ -216,5 +250,11 @@ void vpmu_attr_request(const struct perf_event_attr *attr, struct vpmu_open_requ
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
 	if (attr->exclude_callchain_user)
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
+	if (attr->vpmu_aux_action & AUX_START_PAUSED)
+		flags |= VPMU_OPEN_AUX_START_PAUSED;
+	if (attr->vpmu_aux_action & AUX_PAUSE)
+		flags |= VPMU_OPEN_AUX_PAUSE;
+	if (attr->vpmu_aux_action & AUX_RESUME)
+		flags |= VPMU_OPEN_AUX_RESUME;
 	request->flags = cpu_to_le32(flags);
 }

@@ -58,8 +58,9 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		call_switch(vcpu, event);
 		break;
 	case VPMU_COMMAND_READ:
-		/* A loss that found no room in the ring yet is told at a read, at the latest. */
-		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->period)
+		/* What found no room in the ring yet is told at a read, at the latest. */
+		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->period ||
+		    own->file->trace)
 			vpmu_vcpu_append(vcpu, event, call->op);
 		break;
 	default:

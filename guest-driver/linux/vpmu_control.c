@@ -142,6 +142,31 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
 	return control_event(dev, VPMU_CONTROL_CLOSE, id);
 }
 
+static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pages, u32 count,
+		       u32 flags)
+{
+	struct vpmu_map_request *request;
+	__le64 *addresses;
+	size_t len;
+	u32 i;
+	int ret;
+
+	len = sizeof(*request) + count * sizeof(*addresses);
+	request = kzalloc(len, GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(op);
+	request->header.event = cpu_to_le64(id);
+	request->pages = cpu_to_le32(count);
+	request->flags = cpu_to_le32(flags);
+	addresses = (__le64 *)(request + 1);
+	for (i = 0; i < count; i++)
+		addresses[i] = cpu_to_le64(page_to_phys(pages[i]));
+	ret = control_call(dev, request, len);
+	kfree(request);
+	return ret;
+}
+
 /**
  * vpmu_control_map() - give an event its ring
  * @dev: the device
@@ -155,26 +180,37 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  */
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags)
 {
-	struct vpmu_map_request *request;
-	__le64 *addresses;
-	size_t len;
-	u32 i;
-	int ret;
+	return control_map(dev, VPMU_CONTROL_MAP, id, pages, count, flags);
+}
 
-	len = sizeof(*request) + count * sizeof(*addresses);
-	request = kzalloc(len, GFP_KERNEL);
-	if (!request)
-		return -ENOMEM;
-	request->header.op = cpu_to_le32(VPMU_CONTROL_MAP);
-	request->header.event = cpu_to_le64(id);
-	request->pages = cpu_to_le32(count);
-	request->flags = cpu_to_le32(flags);
-	addresses = (__le64 *)(request + 1);
-	for (i = 0; i < count; i++)
-		addresses[i] = cpu_to_le64(page_to_phys(pages[i]));
-	ret = control_call(dev, request, len);
-	kfree(request);
-	return ret;
+/**
+ * vpmu_control_map_aux() - give a ring its AUX area, or a trace one that is driven
+ * @dev: the device
+ * @id: of the event that the ring was mapped with; with VPMU_MAP_DRIVEN of the trace
+ * @pages: of the area
+ * @count: of @pages
+ * @flags: VPMU_MAP_*
+ *
+ * Return: 0, then the device writes to the pages until vpmu_control_unmap_aux(); or
+ * a negative errno.
+ */
+int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u32 count,
+			 u32 flags)
+{
+	return control_map(dev, VPMU_CONTROL_MAP_AUX, id, pages, count, flags);
+}
+
+/**
+ * vpmu_control_unmap_aux() - take the area away
+ * @dev: the device
+ * @id: as for vpmu_control_map_aux()
+ *
+ * Return: 0, then the device writes there no more; or a negative errno, then it
+ * may.
+ */
+int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
+{
+	return control_event(dev, VPMU_CONTROL_UNMAP_AUX, id);
 }
 
 /**

@@ -56,6 +56,19 @@ static int open_config(struct vpmu_device *dev, const struct perf_event_attr *at
 	return 0;
 }
 
+static bool open_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
+{
+	return attr->type == dev->pmu.type && vpmu_config_is_trace(attr->config);
+}
+
+/* Whether it would tell registers, by which what the kernel keeps secret. */
+static bool open_tells_registers(const struct perf_event_attr *attr, bool trace)
+{
+	if (attr->sample_type & PERF_SAMPLE_REGS_INTR)
+		return true;
+	return trace && attr->config >> VPMU_CONFIG_KIND_SHIFT != VPMU_KIND_EXIT_TRACE;
+}
+
 /* Whether the caller could trace @task, as far as a module can tell: it owns it wholly. */
 static bool open_owns(struct task_struct *task)
 {
@@ -92,13 +105,14 @@ static bool open_owns(struct task_struct *task)
  * do in the kernel may be counted and sampled too, because most kinds cannot leave it
  * out; only samples that would tell its addresses are refused.
  */
-static int open_permitted(const struct perf_event_attr *attr, struct task_struct *task)
+static int open_permitted(const struct perf_event_attr *attr, bool trace,
+			  struct task_struct *task)
 {
 	if (perfmon_capable())
 		return 0;
 	if (!task)
 		return -EACCES;
-	if (vpmu_attr_tells_kernel(attr))
+	if (vpmu_attr_tells_kernel(attr, trace))
 		return -EACCES;
 	return open_owns(task) ? 0 : -EACCES;
 }
@@ -115,13 +129,14 @@ static struct task_struct *open_task(pid_t pid)
 	return task ? task : ERR_PTR(-ESRCH);
 }
 
-/* What records say of who ran, or take from the task's registers. */
-static bool open_needs_task(const struct perf_event_attr *attr)
+/* What records and packets say of who ran, or take from the task's registers. */
+static bool open_needs_task(const struct perf_event_attr *attr, bool trace)
 {
 	const u64 samples = PERF_SAMPLE_TID | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_USER |
 			    PERF_SAMPLE_STACK_USER;
 
-	return attr->inherit_stat || (attr->sample_period && attr->sample_type & samples);
+	return trace || attr->inherit_stat ||
+	       (attr->sample_period && attr->sample_type & samples);
 }
 
 static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_event_attr *attr,
@@ -142,12 +157,15 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	file->enabled = !attr->disabled || attr->enable_on_exec;
 	file->period = attr->sample_period;
 	file->freq = attr->freq;
-	vpmu_attr_request(attr, &file->wanted);
+	file->trace = open_is_trace(dev, attr);
+	vpmu_attr_request(attr, file->trace, &file->wanted);
 	if (file->period) {
 		file->wanted.engine = cpu_to_le32(engine);
 		err = virtio_has_feature(dev->vdev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
 	}
-	if (!err && open_needs_task(attr)) {
+	if (file->trace && !virtio_has_feature(dev->vdev, VPMU_F_AUX))
+		err = -EOPNOTSUPP;
+	if (!err && open_needs_task(attr, file->trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
 	}
@@ -183,7 +201,7 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 		if (err)
 			return err;
 	}
-	err = open_permitted(wanted, task);
+	err = open_permitted(wanted, file->trace, task);
 	if (!err) {
 		event = perf_event_create_kernel_counter(&attr, cpu, task, vpmu_file_overflow,
 							 file);
@@ -293,6 +311,7 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 	const u64 flags = PERF_FLAG_FD_CLOEXEC | PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT;
 	struct perf_event_attr attr;
 	struct file *group = NULL;
+	bool trace;
 	int ret;
 
 	if (args->engine > VPMU_ENGINE_BATCHED || args->flags & ~(flags | PERF_FLAG_PID_CGROUP))
@@ -304,11 +323,12 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 		return -EOPNOTSUPP;
 	if (args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;
-	ret = vpmu_attr_check(&attr, dev->info.max_sample_rate);
+	trace = open_is_trace(dev, &attr);
+	ret = vpmu_attr_check(&attr, dev->info.max_sample_rate, trace);
 	if (ret)
 		return ret;
-	/* They can hold what the kernel keeps secret, from everybody where it is locked down. */
-	if (attr.sample_type & PERF_SAMPLE_REGS_INTR) {
+	/* From everybody, where the kernel is locked down. */
+	if (open_tells_registers(&attr, trace)) {
 		ret = security_locked_down(LOCKDOWN_PERF);
 		if (ret)
 			return ret;

@@ -167,12 +167,17 @@ static void vpmu_pmu_destroy(struct perf_event *event)
 static void pmu_request_file(struct perf_event *event, struct vpmu_file *file,
 			     struct vpmu_open_request *request)
 {
+	const __le32 acts = cpu_to_le32(VPMU_OPEN_AUX_PAUSE | VPMU_OPEN_AUX_RESUME);
+	u64 leader = vpmu_group_leader_id(file, event->hw.target);
 	struct vpmu_event *parent;
 
 	*request = file->wanted;
-	request->leader = cpu_to_le64(vpmu_group_leader_id(file, event->hw.target));
+	request->leader = cpu_to_le64(leader);
 	if (!event->parent)
 		return;
+	/* A task that did not inherit the trace has none to pause. */
+	if (!leader)
+		request->flags &= ~acts;
 	parent = event->parent->pmu_private;
 	request->parent = cpu_to_le64(parent->id);
 	request->period = cpu_to_le64(READ_ONCE(file->period));
@@ -230,6 +235,9 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	int err;
 
 	if (attr->type != event->pmu->type)
+		return -ENOENT;
+	/* Here they have nowhere to write to. */
+	if (vpmu_config_is_trace(attr->config) && event->overflow_handler != vpmu_file_overflow)
 		return -ENOENT;
 	/* perf core exports no way to write samples; /dev/vpmu is the door for them. */
 	if (is_sampling_event(event) || has_branch_stack(event))

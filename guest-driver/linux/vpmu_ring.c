@@ -6,60 +6,13 @@
  * the events that write there it came through; between the two the host writes by
  * itself and this driver takes no part.
  */
-#include <linux/capability.h>
-#include <linux/cpumask.h>
-#include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/log2.h>
 #include <linux/mm.h>
-#include <linux/module.h>
-#include <linux/sched/mm.h>
-#include <linux/sched/user.h>
 #include <linux/slab.h>
 
 #include "compat.h"
 #include "vpmu.h"
-
-/* perf's kernel.perf_event_mlock_kb is out of a module's reach; this is its default. */
-static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
-module_param(mlock_kb, uint, 0644);
-MODULE_PARM_DESC(mlock_kb,
-		 "KiB of rings per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own (default: as kernel.perf_event_mlock_kb)");
-
-/*
- * Charges a ring's pages as perf does: to the user as long as its allowance lasts,
- * the rest to the address space.
- */
-static int ring_charge(struct vpmu_ring *ring)
-{
-	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
-	unsigned long allowed, locked;
-	struct user_struct *user = current_user();
-	struct mm_struct *mm = current->mm;
-
-	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
-	/* The allowance may have been more when they were locked. */
-	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
-	locked += ring->count;
-	ring->extra = locked > allowed ? locked - allowed : 0;
-	if (atomic64_read(&mm->pinned_vm) + ring->extra > limit && !capable(CAP_IPC_LOCK))
-		return -EPERM;
-
-	ring->user = get_uid(user);
-	atomic_long_add(ring->count - ring->extra, vpmu_user_locked(user));
-	mmgrab(mm);
-	ring->mm = mm;
-	atomic64_add(ring->extra, &mm->pinned_vm);
-	return 0;
-}
-
-static void ring_uncharge(struct vpmu_ring *ring)
-{
-	atomic_long_sub(ring->count - ring->extra, vpmu_user_locked(ring->user));
-	free_uid(ring->user);
-	atomic64_sub(ring->extra, &ring->mm->pinned_vm);
-	mmdrop(ring->mm);
-}
 
 static void ring_free(struct vpmu_ring *ring)
 {
@@ -67,7 +20,7 @@ static void ring_free(struct vpmu_ring *ring)
 
 	for (i = 0; i < ring->count && ring->pages[i]; i++)
 		put_page(ring->pages[i]);
-	ring_uncharge(ring);
+	vpmu_uncharge(&ring->charge);
 	kvfree(ring);
 }
 
@@ -82,7 +35,7 @@ static struct vpmu_ring *ring_alloc(u32 count)
 		return ERR_PTR(-ENOMEM);
 	INIT_LIST_HEAD(&ring->writers);
 	ring->count = count;
-	err = ring_charge(ring);
+	err = vpmu_charge(&ring->charge, count);
 	if (err) {
 		kvfree(ring);
 		return ERR_PTR(err);
@@ -111,29 +64,47 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 			ring->id, err, ring->count);
 }
 
+/**
+ * vpmu_ring_mapped() - a map more of an event's ring, or of the AUX area beside it
+ * @file: the event's; the device's output_lock is held
+ */
+void vpmu_ring_mapped(struct vpmu_file *file)
+{
+	file->maps++;
+	file->ring->mapped++;
+}
+
+/**
+ * vpmu_ring_unmapped() - a map less; with the last the ring goes
+ * @file: the event's; the device's output_lock is held
+ */
+void vpmu_ring_unmapped(struct vpmu_file *file)
+{
+	/* What has maps keeps its ring. */
+	struct vpmu_ring *ring = file->ring;
+
+	file->maps--;
+	if (!--ring->mapped)
+		ring_destroy(file->dev, ring);
+	else if (!file->maps)
+		vpmu_output_unmapped(file);
+}
+
 static void ring_vm_open(struct vm_area_struct *vma)
 {
 	struct vpmu_file *file = vma->vm_file->private_data;
 
 	mutex_lock(&file->dev->output_lock);
-	file->maps++;
-	file->ring->mapped++;
+	vpmu_ring_mapped(file);
 	mutex_unlock(&file->dev->output_lock);
 }
 
 static void ring_vm_close(struct vm_area_struct *vma)
 {
 	struct vpmu_file *file = vma->vm_file->private_data;
-	struct vpmu_ring *ring;
 
 	mutex_lock(&file->dev->output_lock);
-	/* What has maps keeps its ring. */
-	ring = file->ring;
-	file->maps--;
-	if (!--ring->mapped)
-		ring_destroy(file->dev, ring);
-	else if (!file->maps)
-		vpmu_output_unmapped(file);
+	vpmu_ring_unmapped(file);
 	mutex_unlock(&file->dev->output_lock);
 }
 
@@ -182,11 +153,24 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 }
 
 /**
+ * vpmu_ring_vma() - make a map of pages that the host writes what it is
+ * @vma: with its pages
+ * @ops: that know of it
+ */
+void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops)
+{
+	vpmu_vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
+	if (!(vma->vm_flags & VM_WRITE))
+		vpmu_vm_flags_clear(vma, VM_MAYWRITE);
+	vma->vm_ops = ops;
+}
+
+/**
  * vpmu_ring_mmap() - map an event's ring, as mmap(2) of a perf event does
  * @filp: from VPMU_IOC_OPEN
- * @vma: shared, from offset zero, of 1 or 1 + 2^n pages, as many as the ring has if
+ * @vma: shared; from offset zero, of 1 or 1 + 2^n pages, as many as the ring has if
  *       there is one; if the first is writable, the reader moves data_tail, else the
- *       ring overwrites
+ *       ring overwrites. From any other offset: see vpmu_aux_mmap()
  *
  * Unlike perf's own, an event that tasks inherit has a ring too: the device
  * writes to it from every vCPU.
@@ -199,8 +183,10 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 	unsigned long count = vma_pages(vma);
 	int err;
 
-	if (!(vma->vm_flags & VM_SHARED) || vma->vm_pgoff)
+	if (!(vma->vm_flags & VM_SHARED))
 		return -EINVAL;
+	if (vma->vm_pgoff)
+		return vpmu_aux_mmap(file, vma);
 	if (count > 1 && !is_power_of_2(count - 1))
 		return -EINVAL;
 	if (count - 1 > file->dev->info.max_ring_pages)
@@ -213,17 +199,10 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 		err = -EINVAL;
 	else
 		err = ring_insert(file->ring, vma);
-	if (!err) {
-		file->maps++;
-		file->ring->mapped++;
-	}
+	if (!err)
+		vpmu_ring_mapped(file);
 	mutex_unlock(&file->dev->output_lock);
-	if (err)
-		return err;
-
-	vpmu_vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
-	if (!(vma->vm_flags & VM_WRITE))
-		vpmu_vm_flags_clear(vma, VM_MAYWRITE);
-	vma->vm_ops = &ring_vm_ops;
-	return 0;
+	if (!err)
+		vpmu_ring_vma(vma, &ring_vm_ops);
+	return err;
 }

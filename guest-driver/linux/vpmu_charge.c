@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * On whose account the pages are that programs map: as perf charges its own, to the
+ * user as long as the allowance lasts, the rest to the address space.
+ */
+#include <linux/capability.h>
+#include <linux/cpumask.h>
+#include <linux/cred.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/user.h>
+
+#include "compat.h"
+#include "vpmu.h"
+
+/* perf's kernel.perf_event_mlock_kb is out of a module's reach; this is its default. */
+static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;
+module_param(mlock_kb, uint, 0644);
+MODULE_PARM_DESC(mlock_kb,
+		 "KiB of rings and AUX areas per user and online CPU that RLIMIT_MEMLOCK does not count, shared with perf's own (default: as kernel.perf_event_mlock_kb)");
+
+/**
+ * vpmu_charge() - charge pages to the caller
+ * @charge: filled in, for vpmu_uncharge()
+ * @count: how many
+ *
+ * Return: 0, or -EPERM where perf refuses to lock so many.
+ */
+int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
+{
+	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	unsigned long allowed, locked, extra;
+	struct user_struct *user = current_user();
+	struct mm_struct *mm = current->mm;
+
+	allowed = (unsigned long)READ_ONCE(mlock_kb) / (PAGE_SIZE / 1024) * num_online_cpus();
+	/* The allowance may have been more when they were locked. */
+	locked = min_t(unsigned long, atomic_long_read(vpmu_user_locked(user)), allowed);
+	locked += count;
+	extra = locked > allowed ? locked - allowed : 0;
+	if (atomic64_read(&mm->pinned_vm) + extra > limit && !capable(CAP_IPC_LOCK))
+		return -EPERM;
+
+	charge->count = count;
+	charge->extra = extra;
+	charge->user = get_uid(user);
+	atomic_long_add(count - extra, vpmu_user_locked(user));
+	mmgrab(mm);
+	charge->mm = mm;
+	atomic64_add(extra, &mm->pinned_vm);
+	return 0;
+}
+
+/**
+ * vpmu_uncharge() - take them off the account again
+ * @charge: from vpmu_charge()
+ */
+void vpmu_uncharge(struct vpmu_charge *charge)
+{
+	atomic_long_sub(charge->count - charge->extra, vpmu_user_locked(charge->user));
+	free_uid(charge->user);
+	atomic64_sub(charge->extra, &charge->mm->pinned_vm);
+	mmdrop(charge->mm);
+}
