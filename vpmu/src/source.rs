@@ -109,7 +109,8 @@ pub trait Counter: Send + Debug {
     /// # Errors
     /// As [`Counter::start`].
     fn set_rate(&mut self, rate: Rate) -> io::Result<()>;
-    /// Adds the overflows since the last call, oldest first, to `into`.
+    /// Adds the overflows, or exits, since the last call, oldest first, to `into`. An exit that is
+    /// not over stays behind while the counter runs.
     fn drain(&mut self, into: &mut Overflows);
 }
 
@@ -133,6 +134,35 @@ pub struct Overflows {
     pub lost: u64,
     /// Times that the host suspended the counter's overflows for having too many of them.
     pub throttles: u64,
+    /// Of a trace of exits, what it recorded, and nothing else of the above.
+    pub exits: Vec<Recorded>,
+}
+
+/// What a trace of exits ([`KIND_EXIT_TRACE`](crate::abi::KIND_EXIT_TRACE)) recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// An exit.
+    Exit(HostExit),
+    /// So many exits are missing here.
+    Lost(u64),
+}
+
+/// One exit of a vCPU, as the host recorded it, without what is none of the guest's business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostExit {
+    /// The host's time stamp counter at the exit.
+    pub tsc: u64,
+    /// The same when the vCPU was about to run the guest again; `None`: the host does not say, or
+    /// it was not before the trace stopped.
+    pub back: Option<u64>,
+    /// Where the vCPU was in the guest.
+    pub ip: u64,
+    /// The hardware's number of the exit.
+    pub reason: u16,
+    /// What the hardware says of it.
+    pub qualification: u64,
+    /// What it says besides.
+    pub detail: u64,
 }
 
 /// One overflow, as the host recorded it.

@@ -12,7 +12,7 @@ use perf_event_open_sys::bindings::{
 
 use super::clock::Clock;
 use super::probe::is_clock;
-use super::ring::{HostRing, Pool};
+use super::ring::{BATCHED_PAGES, HostRing, Pool};
 use super::sys;
 use crate::abi::KIND_SOFTWARE;
 use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request};
@@ -40,7 +40,10 @@ pub(super) fn open(
 ) -> io::Result<Box<dyn Counter>> {
     let event = sys::open(&attr(what), thread)?;
     let ring = match what.sampling {
-        Some(sampling) => Some(HostRing::new(&event, sampling.engine, pool)?),
+        Some(sampling) => Some(match sampling.engine {
+            Engine::Exit => HostRing::short(&event)?,
+            Engine::Batched => HostRing::long(&event, BATCHED_PAGES, pool)?,
+        }),
         None => None,
     };
     if what

@@ -2,11 +2,13 @@
 //! only one with unsafe code.
 
 mod clock;
+mod closer;
 mod counter;
 mod probe;
 pub mod records;
 mod ring;
 mod sys;
+mod tracepoint;
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +16,11 @@ use std::sync::Arc;
 use libc::c_int;
 
 use self::clock::Clock;
+use self::closer::{ClosedLater, Closer};
 use self::ring::Pool;
+pub use self::tracepoint::Refusal as ExitsRefused;
+use self::tracepoint::{Recorder, Tracepoints};
+use crate::abi::KIND_EXIT_TRACE;
 use crate::source::{Counter, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -35,6 +41,8 @@ pub struct PerfSource {
     signal: c_int,
     clock: Arc<Clock>,
     pool: Arc<Pool>,
+    tracepoints: Option<Tracepoints>,
+    closer: Arc<Closer>,
     offers: Vec<Offer>,
 }
 
@@ -51,13 +59,29 @@ impl PerfSource {
         if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
             return Err(Error::Signal(signal));
         }
+        let tracepoints = Tracepoints::find()
+            .inspect_err(|refusal| log::info!("exits that KVM handles cannot be traced: {refusal}"))
+            .ok();
+        let mut offers = probe::offers();
+        offers.extend(tracepoints.map(|_| tracepoint::offer()));
         Ok(Self {
             signal,
             clock: Arc::new(Clock::new()),
             pool: Arc::new(Pool::new()),
-            offers: probe::offers(),
+            tracepoints,
+            closer: Arc::default(),
+            offers,
         })
     }
+}
+
+/// Whether this host's perf can trace the exits that its kernel handles by itself; it is tried on
+/// the calling thread.
+///
+/// # Errors
+/// Why it cannot, with the remedy.
+pub fn traces_exits() -> Result<(), ExitsRefused> {
+    Tracepoints::find()?.probe()
 }
 
 impl Source for PerfSource {
@@ -78,6 +102,12 @@ impl Source for PerfSource {
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
+        if what.kind == KIND_EXIT_TRACE {
+            let tracepoints = self.tracepoints.as_ref();
+            let tracepoints = tracepoints.ok_or(io::ErrorKind::Unsupported)?;
+            let recorder = Recorder::open(tracepoints, thread, &self.clock, &self.pool)?;
+            return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
+        }
         counter::open(what, thread, self.signal, &self.clock, &self.pool)
     }
 }

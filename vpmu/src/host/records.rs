@@ -5,7 +5,7 @@ use crate::source::Mode;
 
 const TYPE_LOST: u32 = 2;
 const TYPE_THROTTLE: u32 = 5;
-const TYPE_SAMPLE: u32 = 9;
+pub(super) const TYPE_SAMPLE: u32 = 9;
 
 /// `PERF_RECORD_MISC_CPUMODE_MASK` and two of its values.
 const MODE_MASK: u64 = 7;
@@ -13,10 +13,10 @@ const GUEST_KERNEL: u64 = 4;
 const GUEST_USER: u64 = 5;
 
 const WORD: u64 = 8;
-/// Header, IP, TIME, PERIOD.
-const SAMPLE_SIZE: u64 = 4 * WORD;
-/// Header, id, number.
-const LOST_SIZE: u64 = 3 * WORD;
+/// IP, TIME, PERIOD.
+const SAMPLE_WORDS: u64 = 3;
+/// Id, number.
+const LOST_WORDS: u64 = 2;
 
 /// What one record says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,45 @@ pub enum Record {
     Throttle,
 }
 
+/// One record as it stands in a ring: its header, and its words as they are asked for.
+pub(super) struct Body<'a> {
+    /// `PERF_RECORD_*`.
+    pub(super) kind: u32,
+    misc: u64,
+    /// Words behind the header.
+    pub(super) words: u64,
+    word: &'a dyn Fn(u64) -> u64,
+}
+
+impl Body<'_> {
+    /// Word `index` behind the header; zero beyond the record.
+    pub(super) fn word(&self, index: u64) -> u64 {
+        if index >= self.words {
+            return 0;
+        }
+        (self.word)(index)
+    }
+
+    /// What a record says that every event can have, but for samples.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        match self.kind {
+            TYPE_LOST if self.words >= LOST_WORDS => Some(Notice::Lost(self.word(1))),
+            TYPE_LOST => Some(Notice::Lost(1)),
+            TYPE_THROTTLE => Some(Notice::Throttle),
+            _ => None,
+        }
+    }
+}
+
+/// What a record says that is no sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// So many samples are missing.
+    Lost(u64),
+    /// `PERF_RECORD_THROTTLE`.
+    Throttle,
+}
+
 /// Takes the records between `tail` and `head` out of a ring of `size` bytes, oldest first.
 /// `word` gives the aligned word at an offset below `size`.
 ///
@@ -49,10 +88,38 @@ pub fn take(
     head: u64,
     mut found: impl FnMut(Record),
 ) {
+    walk(word, size, tail, head, |body| match body {
+        None => found(Record::Lost(1)),
+        Some(body) if body.kind == TYPE_SAMPLE => match body.words {
+            SAMPLE_WORDS => found(Record::Sample {
+                mode: mode(body.misc),
+                ip: body.word(0),
+                time: body.word(1),
+                period: body.word(2),
+            }),
+            _ => found(Record::Lost(1)),
+        },
+        Some(body) => match body.notice() {
+            Some(Notice::Lost(lost)) => found(Record::Lost(lost)),
+            Some(Notice::Throttle) => found(Record::Throttle),
+            None => {}
+        },
+    });
+}
+
+/// Goes through the records between `tail` and `head` as [`take`] does; `None` for nonsense, which
+/// ends the walk.
+pub(super) fn walk(
+    word: impl Fn(u64) -> u64,
+    size: u64,
+    tail: u64,
+    head: u64,
+    mut found: impl FnMut(Option<Body<'_>>),
+) {
     let held = head.wrapping_sub(tail);
     if size == 0 || held > size || !(held | tail).is_multiple_of(WORD) {
         if held != 0 {
-            found(Record::Lost(1));
+            found(None);
         }
         return;
     }
@@ -62,24 +129,15 @@ pub fn take(
         let header = at(position);
         let len = header >> 48;
         if len < WORD || !len.is_multiple_of(WORD) || len > held - position {
-            found(Record::Lost(1));
-            return;
+            return found(None);
         }
-        // The low half, so nothing is cut off.
-        let kind = u32::try_from(header & 0xffff_ffff).unwrap_or(0);
-        match kind {
-            TYPE_SAMPLE if len == SAMPLE_SIZE => found(Record::Sample {
-                mode: mode(header >> 32 & MODE_MASK),
-                ip: at(position + WORD),
-                time: at(position + 2 * WORD),
-                period: at(position + 3 * WORD),
-            }),
-            TYPE_SAMPLE => found(Record::Lost(1)),
-            TYPE_LOST if len >= LOST_SIZE => found(Record::Lost(at(position + 2 * WORD))),
-            TYPE_LOST => found(Record::Lost(1)),
-            TYPE_THROTTLE => found(Record::Throttle),
-            _ => {}
-        }
+        found(Some(Body {
+            // The low half, so nothing is cut off.
+            kind: u32::try_from(header & 0xffff_ffff).unwrap_or(0),
+            misc: header >> 32 & MODE_MASK,
+            words: len / WORD - 1,
+            word: &|index| at(position + WORD + index * WORD),
+        }));
         position += len;
     }
 }

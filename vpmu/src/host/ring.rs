@@ -12,12 +12,12 @@ use perf_event_open_sys::bindings::perf_event_mmap_page;
 use super::clock::Clock;
 use super::records::{self, Record};
 use super::sys::{self, Mapping};
-use crate::source::{Engine, Overflow, Overflows};
+use crate::source::{Overflow, Overflows};
 
 const DATA_HEAD: usize = offset_of!(perf_event_mmap_page, data_head);
 const DATA_TAIL: usize = offset_of!(perf_event_mmap_page, data_tail);
 /// Data pages of a batched ring: 2,048 samples, which is 20 ms at the host's highest rate.
-const BATCHED_PAGES: usize = 16;
+pub(super) const BATCHED_PAGES: usize = 16;
 /// Data pages of all long rings together: how many there are, the guest decides, and the host can
 /// swap none of them out.
 const ALL_BATCHED_PAGES: usize = 2048;
@@ -28,7 +28,10 @@ pub(super) struct Pool(AtomicUsize);
 
 /// Pages of a [`Pool`], given back when dropped.
 #[derive(Debug)]
-struct Share(Arc<Pool>);
+struct Share {
+    pool: Arc<Pool>,
+    pages: usize,
+}
 
 impl Pool {
     pub(super) fn new() -> Self {
@@ -36,18 +39,21 @@ impl Pool {
     }
 
     /// The pages of one long ring, if there are as many.
-    fn share(self: &Arc<Self>) -> Option<Share> {
-        let take = |left: usize| left.checked_sub(BATCHED_PAGES);
+    fn share(self: &Arc<Self>, pages: usize) -> Option<Share> {
+        let take = |left: usize| left.checked_sub(pages);
         let taken = self
             .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        taken.is_ok().then(|| Share(Arc::clone(self)))
+        taken.is_ok().then(|| Share {
+            pool: Arc::clone(self),
+            pages,
+        })
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.0.0.fetch_add(BATCHED_PAGES, Ordering::Relaxed);
+        self.pool.0.fetch_add(self.pages, Ordering::Relaxed);
     }
 }
 
@@ -62,16 +68,22 @@ pub(super) struct HostRing {
 }
 
 impl HostRing {
-    /// A ring as long as `engine` needs: one page where the run call ends at each overflow. When
-    /// `pool` is used up, or the host allows less locked memory, it is shorter, and the host may
-    /// have to drop samples, which it tells.
-    pub(super) fn new(event: &File, engine: Engine, pool: &Arc<Pool>) -> io::Result<Self> {
+    /// A ring of one page, for where the run call ends at each overflow.
+    pub(super) fn short(event: &File) -> io::Result<Self> {
+        Self::map(event, 1, None)
+    }
+
+    /// A ring of `pages`, a power of two, for what is collected now and then. When `pool` is used
+    /// up, or the host allows less locked memory, it is shorter, and the host may have to drop
+    /// records, which it tells.
+    pub(super) fn long(event: &File, pages: usize, pool: &Arc<Pool>) -> io::Result<Self> {
+        let share = pool.share(pages);
+        let pages = if share.is_some() { pages } else { 1 };
+        Self::map(event, pages, share)
+    }
+
+    fn map(event: &File, mut pages: usize, share: Option<Share>) -> io::Result<Self> {
         let page = sys::page_size()?;
-        let share = match engine {
-            Engine::Exit => None,
-            Engine::Batched => pool.share(),
-        };
-        let mut pages = share.as_ref().map_or(1, |_| BATCHED_PAGES);
         loop {
             match Mapping::new(event, (1 + pages) * page) {
                 Ok(mapping) => {
@@ -90,24 +102,17 @@ impl HostRing {
         }
     }
 
-    /// Takes every record that stands there.
+    /// Takes every sample that stands there.
     pub(super) fn drain(&self, clock: &Clock, into: &mut Overflows) {
-        // Pairs with the kernel's release: the records stand before the head moves.
-        let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
-        let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
-        if head == tail {
+        let Some(stretch) = self.stretch() else {
             return;
-        }
+        };
         let line = clock.line();
         records::take(
-            |offset| {
-                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                self.mapping
-                    .load(self.page.saturating_add(offset), Ordering::Relaxed)
-            },
+            |offset| stretch.word(offset),
             self.size,
-            tail,
-            head,
+            stretch.tail,
+            stretch.head,
             |record| match record {
                 Record::Sample {
                     mode,
@@ -124,7 +129,47 @@ impl HostRing {
                 Record::Throttle => into.throttles += 1,
             },
         );
-        // Pairs with the kernel's acquire: the words above were read before they are reused.
-        self.mapping.store(DATA_TAIL, head, Ordering::Release);
+    }
+
+    /// Bytes of data.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What stands there; `None`: nothing.
+    pub(super) fn stretch(&self) -> Option<Stretch<'_>> {
+        // Pairs with the kernel's release: the records stand before the head moves.
+        let head = self.mapping.load(DATA_HEAD, Ordering::Acquire);
+        let tail = self.mapping.load(DATA_TAIL, Ordering::Relaxed);
+        (head != tail).then_some(Stretch {
+            ring: self,
+            tail,
+            head,
+        })
+    }
+}
+
+/// Records between a tail and a head, which the host may overwrite when this is dropped.
+#[derive(Debug)]
+pub(super) struct Stretch<'a> {
+    ring: &'a HostRing,
+    pub(super) tail: u64,
+    pub(super) head: u64,
+}
+
+impl Stretch<'_> {
+    /// The aligned word at `offset` of the data; 0 beyond them.
+    pub(super) fn word(&self, offset: u64) -> u64 {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let offset = self.ring.page.saturating_add(offset);
+        self.ring.mapping.load(offset, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Stretch<'_> {
+    fn drop(&mut self) {
+        // Pairs with the kernel's acquire: the words were read before they are reused.
+        let mapping = &self.ring.mapping;
+        mapping.store(DATA_TAIL, self.head, Ordering::Release);
     }
 }

@@ -28,10 +28,19 @@ struct Owner {
 
 /// Opens a perf event on `thread` (0: the calling one), on whatever CPU it runs.
 pub(super) fn open(attr: &perf_event_attr, thread: i32) -> io::Result<File> {
+    open_in(attr, thread, -1)
+}
+
+/// The same in the group of `leader`: it counts while that is enabled.
+pub(super) fn open_member(attr: &perf_event_attr, thread: i32, leader: &File) -> io::Result<File> {
+    open_in(attr, thread, leader.as_raw_fd())
+}
+
+fn open_in(attr: &perf_event_attr, thread: i32, group: c_int) -> io::Result<File> {
     let mut attr = *attr;
     let flags = c_ulong::from(PERF_FLAG_FD_CLOEXEC);
     // SAFETY: `attr` is a whole, initialised struct that outlives the call.
-    let fd = unsafe { perf::perf_event_open(&raw mut attr, thread, -1, -1, flags) };
+    let fd = unsafe { perf::perf_event_open(&raw mut attr, thread, -1, group, flags) };
     check(fd)?;
     // SAFETY: the call has just made this descriptor, and nobody else knows it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
@@ -51,6 +60,12 @@ pub(super) fn set_period(event: &File, period: u64) -> io::Result<()> {
     let argument = (&raw const period).expose_provenance() as u64;
     // SAFETY: the kernel reads one u64 at the address, which lives until the call returns.
     check(unsafe { perf::ioctls::PERIOD(event.as_raw_fd(), argument) })
+}
+
+/// Lets the event write to the ring of `target`, in its place.
+pub(super) fn redirect(event: &File, target: &File) -> io::Result<()> {
+    // SAFETY: no pointer; both descriptors are owned by their files.
+    check(unsafe { perf::ioctls::SET_OUTPUT(event.as_raw_fd(), target.as_raw_fd()) })
 }
 
 /// Lets the event's overflows send `signal` to `thread`.

@@ -1,0 +1,126 @@
+//! A tracepoint's `format` file: its number and where the fields of its raw data lie. Knows no
+//! tracepoint, and touches no file.
+
+/// A tracepoint, as its `format` file describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Format {
+    /// Its number: perf's config, and the common type in the raw data.
+    pub(super) id: u16,
+    fields: Vec<(String, Field)>,
+}
+
+/// Where a number lies in the raw data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Field {
+    offset: usize,
+    size: usize,
+}
+
+impl Format {
+    /// What `text` says; `None` when it is no such file.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let id = text.lines().find_map(|line| line.strip_prefix("ID:"))?;
+        let fields = text
+            .lines()
+            .filter_map(|line| line.trim_start().strip_prefix("field:"))
+            .filter_map(field)
+            .collect();
+        Some(Self {
+            id: id.trim().parse().ok()?,
+            fields,
+        })
+    }
+
+    /// The field `name`, if there is one and it is a number.
+    pub(super) fn field(&self, name: &str) -> Option<Field> {
+        let (_, field) = self.fields.iter().find(|(named, _)| named == name)?;
+        [1, 2, 4, 8].contains(&field.size).then_some(*field)
+    }
+}
+
+impl Field {
+    /// Its value in `raw`; zero where that ends before it does.
+    pub(super) fn of(self, raw: &[u8]) -> u64 {
+        let bytes = raw.get(self.offset..).and_then(|raw| raw.get(..self.size));
+        let mut word = [0; 8];
+        let Some((bytes, word_bytes)) = bytes.zip(word.get_mut(..self.size)) else {
+            return 0;
+        };
+        word_bytes.copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    }
+
+    /// Bytes of raw data up to its end.
+    pub(super) fn end(self) -> usize {
+        self.offset.saturating_add(self.size)
+    }
+}
+
+/// `unsigned int reason; offset:8; size:4; signed:0;`, with tabs.
+fn field(line: &str) -> Option<(String, Field)> {
+    let mut parts = line.split(';').map(str::trim);
+    let name = parts.next()?.rsplit([' ', '*']).next()?;
+    let mut number = |key: &str| parts.next()?.strip_prefix(key)?.parse().ok();
+    let (offset, size) = (number("offset:")?, number("size:")?);
+    Some((name.to_owned(), Field { offset, size }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TEXT: &str = "name: some_exit
+ID: 1473
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
+
+\tfield:unsigned int exit_reason;\toffset:8;\tsize:4;\tsigned:0;
+\tfield:unsigned long guest_rip;\toffset:16;\tsize:8;\tsigned:0;
+\tfield:char name[16];\toffset:24;\tsize:16;\tsigned:0;
+
+print fmt: \"ID: %u field:x; offset:1; size:1;\", REC->exit_reason
+";
+
+    #[test]
+    fn fields_lie_where_the_file_says() {
+        let format = Format::parse(TEXT).expect("a format");
+        assert_eq!(format.id, 1473);
+        let raw: Vec<u8> = (0..24).collect();
+        let of = |name| format.field(name).map(|field| field.of(&raw));
+        assert_eq!(of("common_type"), Some(0x0100));
+        assert_eq!(of("exit_reason"), Some(0x0b0a_0908));
+        assert_eq!(of("guest_rip"), Some(0x1716_1514_1312_1110));
+        assert_eq!(of("name[16]"), None, "no number");
+        assert_eq!(of("x"), None);
+        let rip = format.field("guest_rip").expect("there");
+        assert_eq!((rip.end(), rip.of(&raw[..23])), (24, 0));
+    }
+
+    #[test]
+    fn what_is_no_format_is_refused() {
+        for text in ["", "ID: many\n", "ID: 70000\n", "format:\n"] {
+            assert_eq!(Format::parse(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_has_fields_that_can_be_asked_for(
+            text in "(ID: [0-9]{1,6}\n)?(\tfield:[a-z ;:0-9]{0,40}\n){0,4}",
+            offset in any::<usize>(),
+            raw in prop::collection::vec(any::<u8>(), 0..64),
+        ) {
+            if let Some(format) = Format::parse(&text) {
+                for (name, field) in &format.fields {
+                    prop_assert!(format.field(name).is_none() || field.of(&raw) < 1 << 63 || field.size == 8);
+                }
+            }
+            let beyond = Field { offset, size: 8 };
+            prop_assert!(beyond.end() >= offset);
+            prop_assert!(offset < raw.len() || beyond.of(&raw) == 0);
+        }
+    }
+}

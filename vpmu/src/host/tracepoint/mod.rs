@@ -1,0 +1,217 @@
+//! Every exit of a vCPU, those included that the host's kernel handles by itself: by KVM's
+//! tracepoints, opened on the vCPU's thread. Knows the host's files and records, and lets nothing
+//! of the host go further.
+
+mod format;
+mod pairs;
+mod permission;
+mod recorder;
+mod told;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use self::format::{Field, Format};
+pub(super) use self::recorder::Recorder;
+use crate::abi::{EXIT_ALL, KIND_EXIT_TRACE};
+use crate::source::Offer;
+
+/// Where a host has its tracepoints.
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// The kernel's own drivers of KVM, which pass the tracepoints at every exit and entry. Others share
+/// their names and pass none.
+const DRIVERS: [&str; 2] = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
+const EXIT: &str = "kvm_exit";
+const ENTRY: &str = "kvm_entry";
+
+/// Why exits that the host's kernel handles cannot be traced here.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// No tracefs is mounted, or it has no events of KVM.
+    #[error("no kvm events in tracefs: mount -t tracefs none /sys/kernel/tracing")]
+    Absent,
+    /// There are such events, but not for us.
+    #[error("cannot read {path}: run as root")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The events say something else than what is known here.
+    #[error("kvm:kvm_exit and kvm:kvm_entry lack a field {0} here")]
+    Field(&'static str),
+    /// Nobody passes them.
+    #[error("neither kvm_intel nor kvm_amd is loaded: who drives KVM here passes no tracepoints")]
+    Driver,
+    /// perf would not let us see their data.
+    #[error("tracepoints with their data are refused: run as root, or give CAP_PERFMON")]
+    Permission,
+    /// perf does not open them.
+    #[error("kvm:kvm_exit does not open")]
+    Open(#[source] io::Error),
+}
+
+/// The two tracepoints, as this host has them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tracepoints {
+    pub(super) layout: Layout,
+}
+
+/// Where the raw data of both has what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Common types of the two.
+    exit: u16,
+    entry: u16,
+    /// The common type of raw data.
+    kind: Field,
+    reason: Field,
+    ip: Field,
+    isa: Field,
+    info: [Field; 2],
+    /// Bytes of an exit's raw data that have all of these.
+    end: usize,
+}
+
+/// What a host that has them can count, and trace.
+pub(super) fn offer() -> Offer {
+    Offer {
+        kind: KIND_EXIT_TRACE,
+        config: EXIT_ALL,
+        name: "exit-trace".to_owned(),
+        unit: "bytes",
+        counts: "packets of format 1 (exits): each VM exit, those that the host's kernel handles \
+                 by itself included",
+        shortest_period: None,
+        guest_only: true,
+        excludes: false,
+    }
+}
+
+impl Tracepoints {
+    /// Looks for them in the host's tracefs. They are not opened for it: closing takes long.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub(super) fn find() -> Result<Self, Refusal> {
+        let mut refused = Refusal::Absent;
+        for root in TRACEFS {
+            let directory = Path::new(root).join("events/kvm");
+            let read = |name: &str| {
+                let path = directory.join(name).join("format");
+                fs::read_to_string(&path).map_err(|source| (path, source))
+            };
+            match read(EXIT).and_then(|exit| Ok((exit, read(ENTRY)?))) {
+                Ok((exit, entry)) => {
+                    let found = Self::parse(&exit, &entry)?;
+                    if !DRIVERS.iter().any(|driver| Path::new(driver).exists()) {
+                        return Err(Refusal::Driver);
+                    }
+                    if !permission::granted() {
+                        return Err(Refusal::Permission);
+                    }
+                    return Ok(found);
+                }
+                Err((_, source)) if source.kind() == io::ErrorKind::NotFound => {}
+                Err((path, source)) => refused = Refusal::Read { path, source },
+            }
+        }
+        Err(refused)
+    }
+
+    /// Opens them on the calling thread, and closes them again, which takes long.
+    ///
+    /// # Errors
+    /// [`Refusal::Open`].
+    pub(super) fn probe(&self) -> Result<(), Refusal> {
+        recorder::probe(&self.layout).map_err(Refusal::Open)
+    }
+
+    /// What the `format` files of both say.
+    fn parse(exit: &str, entry: &str) -> Result<Self, Refusal> {
+        let of = |text| Format::parse(text).ok_or(Refusal::Field("ID"));
+        let (exit, entry) = (of(exit)?, of(entry)?);
+        let field = |name| exit.field(name).ok_or(Refusal::Field(name));
+        let kind = field("common_type")?;
+        if entry.field("common_type") != Some(kind) {
+            return Err(Refusal::Field("common_type"));
+        }
+        let (reason, ip, isa) = (field("exit_reason")?, field("guest_rip")?, field("isa")?);
+        let info = [field("info1")?, field("info2")?];
+        let all = [kind, reason, ip, isa, info[0], info[1]];
+        let end = all.into_iter().map(Field::end).max().unwrap_or(0);
+        if end > pairs::RAW_MOST {
+            return Err(Refusal::Field("within bounds"));
+        }
+        Ok(Self {
+            layout: Layout {
+                exit: exit.id,
+                entry: entry.id,
+                kind,
+                reason,
+                ip,
+                isa,
+                info,
+                end,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) const EXIT: &str = "name: kvm_exit
+ID: 1473
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
+
+\tfield:unsigned int exit_reason;\toffset:8;\tsize:4;\tsigned:0;
+\tfield:unsigned long guest_rip;\toffset:16;\tsize:8;\tsigned:0;
+\tfield:u32 isa;\toffset:24;\tsize:4;\tsigned:0;
+\tfield:u64 info1;\toffset:32;\tsize:8;\tsigned:0;
+\tfield:u64 info2;\toffset:40;\tsize:8;\tsigned:0;
+\tfield:unsigned int vcpu_id;\toffset:56;\tsize:4;\tsigned:0;
+";
+    pub(crate) const ENTRY: &str = "name: kvm_entry
+ID: 1482
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
+
+\tfield:unsigned int vcpu_id;\toffset:8;\tsize:4;\tsigned:0;
+";
+
+    #[test]
+    fn both_formats_make_a_layout() {
+        let found = Tracepoints::parse(EXIT, ENTRY).expect("known fields");
+        let layout = found.layout;
+        assert_eq!((layout.exit, layout.entry, layout.end), (1473, 1482, 48));
+    }
+
+    #[test]
+    fn a_field_that_is_missing_is_named() {
+        for name in ["exit_reason", "guest_rip", "isa", "info1", "info2"] {
+            let without = EXIT.replace(&format!(" {name};"), " renamed;");
+            let refused = Tracepoints::parse(&without, ENTRY).expect_err("not known");
+            assert!(refused.to_string().contains(name), "{refused}");
+        }
+        let far = EXIT.replace("offset:40", "offset:121");
+        assert!(Tracepoints::parse(&far, ENTRY).is_err());
+        assert!(Tracepoints::parse(EXIT, "").is_err());
+        assert!(Tracepoints::parse(EXIT, &ENTRY.replace("common_type", "kind")).is_err());
+    }
+
+    #[test]
+    fn this_host_has_them_or_says_why_not() {
+        match Tracepoints::find() {
+            Ok(found) => eprintln!("kvm tracepoints open: {found:?}"),
+            Err(refusal) => eprintln!("no exits of the host's kernel: {refusal}"),
+        }
+    }
+}

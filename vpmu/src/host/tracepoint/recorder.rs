@@ -1,0 +1,159 @@
+//! Both tracepoints on one vCPU's thread, writing to one host ring.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use perf_event_open_sys::bindings::{
+    PERF_SAMPLE_RAW, PERF_SAMPLE_TIME, PERF_TYPE_TRACEPOINT, perf_event_attr,
+};
+
+use super::pairs::{Found, Pairs};
+use super::{Layout, Tracepoints};
+use crate::host::clock::Clock;
+use crate::host::ring::{HostRing, Pool};
+use crate::host::sys;
+use crate::source::{Counter, HostExit, Overflows, Rate, Reading, Recorded};
+
+/// Data pages of its ring: 7,000 exits, as many as a busy vCPU makes in 10 ms.
+const PAGES: usize = 256;
+
+/// Records the exits of one vCPU.
+#[derive(Debug)]
+pub(in crate::host) struct Recorder {
+    layout: Layout,
+    exits: File,
+    /// Counts with `exits`, and writes to its ring.
+    _entries: File,
+    ring: HostRing,
+    clock: Arc<Clock>,
+    pairs: Pairs,
+    running: bool,
+    /// Exits that were told so far, or said to be lost.
+    told: u64,
+}
+
+impl Recorder {
+    /// Opens both, stopped, on `thread`.
+    pub(in crate::host) fn open(
+        tracepoints: &Tracepoints,
+        thread: i32,
+        clock: &Arc<Clock>,
+        pool: &Arc<Pool>,
+    ) -> io::Result<Box<dyn Counter>> {
+        let layout = tracepoints.layout;
+        let exits = sys::open(&attr(layout.exit, true), thread)?;
+        let entries = sys::open_member(&attr(layout.entry, false), thread, &exits)?;
+        let ring = HostRing::long(&exits, PAGES, pool)?;
+        sys::redirect(&entries, &exits)?;
+        Ok(Box::new(Self {
+            layout,
+            exits,
+            _entries: entries,
+            ring,
+            clock: Arc::clone(clock),
+            pairs: Pairs::default(),
+            running: false,
+            told: 0,
+        }))
+    }
+
+    fn count(&mut self) -> io::Result<u64> {
+        let mut count = [0; 8];
+        self.exits.read_exact(&mut count)?;
+        Ok(u64::from_ne_bytes(count))
+    }
+}
+
+/// Opens both on the calling thread, and closes them again.
+pub(super) fn probe(layout: &Layout) -> io::Result<()> {
+    let exits = sys::open(&attr(layout.exit, true), 0)?;
+    sys::open_member(&attr(layout.entry, false), 0, &exits)?;
+    Ok(())
+}
+
+/// The host's event for a tracepoint: each time that it is passed, with all that it says.
+fn attr(id: u16, disabled: bool) -> perf_event_attr {
+    let mut attr = perf_event_attr {
+        // A kernel that knows a shorter struct accepts zeros beyond it.
+        size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
+        type_: PERF_TYPE_TRACEPOINT,
+        config: id.into(),
+        sample_type: u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_RAW),
+        clockid: libc::CLOCK_MONOTONIC_RAW,
+        ..perf_event_attr::default()
+    };
+    attr.__bindgen_anon_1.sample_period = 1;
+    attr.set_disabled(disabled.into());
+    attr.set_use_clockid(1);
+    // Nobody waits for it, so the host need not look whom to wake.
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+    attr
+}
+
+impl Counter for Recorder {
+    fn start(&mut self) -> io::Result<()> {
+        self.running = true;
+        sys::enable(&self.exits)
+    }
+
+    fn stop(&mut self) -> io::Result<()> {
+        self.running = false;
+        sys::disable(&self.exits)
+    }
+
+    fn read(&mut self) -> io::Result<Reading> {
+        Ok(Reading {
+            value: self.count()?,
+            ..Reading::default()
+        })
+    }
+
+    fn set_rate(&mut self, _rate: Rate) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    }
+
+    fn drain(&mut self, into: &mut Overflows) {
+        let line = self.clock.line();
+        let told = &mut self.told;
+        let mut found = |found| {
+            let recorded = match found {
+                Found::Exit(exit) => {
+                    *told += 1;
+                    let [qualification, detail] = exit.info;
+                    Recorded::Exit(HostExit {
+                        tsc: line.tsc(exit.time),
+                        back: exit.back.map(|back| line.tsc(back)),
+                        ip: exit.ip,
+                        reason: exit.reason,
+                        qualification,
+                        detail,
+                    })
+                }
+                Found::Lost(exits) => {
+                    *told = told.saturating_add(exits);
+                    Recorded::Lost(exits)
+                }
+            };
+            into.exits.push(recorded);
+        };
+        if let Some(stretch) = self.ring.stretch() {
+            let word = |offset| stretch.word(offset);
+            let (tail, head) = (stretch.tail, stretch.head);
+            let size = self.ring.size();
+            self.pairs
+                .take(&self.layout, word, size, tail, head, &mut found);
+        }
+        if self.running {
+            return;
+        }
+        self.pairs.finish(&mut found);
+        // What found no room at the very end stands in no record of the ring.
+        let silent = self.count().unwrap_or(0).saturating_sub(self.told);
+        if silent > 0 {
+            self.told += silent;
+            into.exits.push(Recorded::Lost(silent));
+        }
+    }
+}
