@@ -10,6 +10,12 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t tmpfs tmpfs /tmp
+# KVM keeps the TSC's frequency as it finds it, and leaves a vCPU that is made after the kernel
+# has refined it by 250 ppm without a TSC to compare with: all its timers would come late.
+clocksource=/sys/devices/system/clocksource/clocksource0/current_clocksource
+while [ "$(cat $clocksource)" = tsc-early ]; do
+	sleep 0.02
+done
 while read -r module; do
 	insmod "/lib/modules/$module"
 done < /etc/modules
