@@ -95,6 +95,12 @@ impl<'a> GuestPages<'a> {
     fn put_any(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
         let (mut position, mut rest) = (position, words);
         while !rest.is_empty() {
+            if size_of_val(rest) > PAGE_SIZE {
+                let now = self.put_run(position, rest.as_bytes())?;
+                position = position.wrapping_add(now as u64);
+                rest = rest.split_at(now / WORD).1;
+                continue;
+            }
             let slice = self.look_up(position / PAGE)?;
             let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at(rest.len().min((PAGE_SIZE - offset) / WORD));
@@ -108,6 +114,34 @@ impl<'a> GuestPages<'a> {
             rest = later;
         }
         Ok(())
+    }
+
+    /// Copies as many of `bytes` to `position` as the pages from there on lie one behind the other in
+    /// memory, in one go: how many, a multiple of 8.
+    fn put_run(&mut self, position: u64, bytes: &[u8]) -> Result<usize, Unwritable> {
+        let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
+        let number = (position / PAGE).checked_rem(self.data.len() as u64);
+        let from = number
+            .and_then(|number| usize::try_from(number).ok())
+            .and_then(|number| self.data.get(number..))
+            .unwrap_or_default();
+        let first = from.first().ok_or(Unwritable::NoPage)?;
+        let wanted = (offset + bytes.len()).div_ceil(PAGE_SIZE);
+        let run = from
+            .iter()
+            .zip((first.0..).step_by(PAGE_SIZE))
+            .take(wanted)
+            .take_while(|(page, next)| page.0 == *next)
+            .count();
+        let now = bytes.len().min(run * PAGE_SIZE - offset);
+        let mut rest = bytes.split_at(now).0;
+        let start = GuestAddress(first.0.wrapping_add(offset as u64));
+        for slice in self.memory.get_slices(start, now) {
+            let slice = slice.map_err(Unwritable::Unmapped)?;
+            slice.copy_from(rest);
+            rest = rest.split_at(rest.len().min(slice.len())).1;
+        }
+        Ok(now)
     }
 
     /// The data page with this number, taken modulo how many there are.

@@ -210,3 +210,9 @@ impl Area {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod model;

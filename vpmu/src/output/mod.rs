@@ -205,6 +205,9 @@ impl Output {
     /// another that writes to the same ring.
     pub(crate) fn forget_family(&mut self, owner: u64, heir: Option<u64>) {
         self.routes.remove(&owner);
+        if self.is_driven(owner) {
+            self.remove_area(owner);
+        }
         let waking = self.notices.take_wakeup(owner);
         if let Some(heir) = heir.filter(|_| waking) {
             self.notices.wake(heir);

@@ -210,3 +210,6 @@ fn format(facts: &Facts) -> u16 {
         _ => FORMAT_EXITS,
     }
 }
+
+#[cfg(test)]
+mod tests;

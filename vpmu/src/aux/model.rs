@@ -1,0 +1,133 @@
+//! Every interleaving of the device and a reader of an area, by loom: the code that writes to guests
+//! runs over a model of memory that is as weak as the language allows.
+//!
+//! The reader does what the kernel's header tells programs to do with `aux_head` and `aux_tail`. Its
+//! plain loads of the data are checked against the device's plain stores.
+
+use loom::cell::Cell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+use super::kept::Kept;
+use super::writer::{AUX_HEAD, AUX_TAIL};
+use super::*;
+use crate::pages::{Pages, Unwritable};
+
+/// Words of the area: one entry and a half.
+const WORDS: u64 = 3;
+const ENTRY: u64 = 16;
+
+/// A plain word that both sides touch.
+struct Word(Cell<u64>);
+
+#[expect(unsafe_code, reason = "shared without a lock, as an area's data is")]
+// SAFETY: loom runs one thread at a time, and fails the model when two accesses to the cell are
+// not ordered by what the threads did: there is no race that it would let through.
+unsafe impl Sync for Word {}
+
+struct Shared {
+    head: AtomicU64,
+    tail: AtomicU64,
+    data: Vec<Word>,
+}
+
+impl Shared {
+    fn word(&self, position: u64) -> &Cell<u64> {
+        let index = usize::try_from(position / 8 % WORDS).expect("small");
+        &self.data[index].0
+    }
+}
+
+struct Model(Arc<Shared>);
+
+impl Pages for Model {
+    fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable> {
+        assert_eq!(field, AUX_TAIL, "the device reads nothing else");
+        Ok(self.0.tail.load(order))
+    }
+
+    fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
+        assert_eq!(field, AUX_HEAD, "the device writes nothing else");
+        self.0.head.store(value, order);
+        Ok(())
+    }
+
+    fn store_half(&self, _: usize, _: u32, _: Ordering) -> Result<(), Unwritable> {
+        Err(Unwritable::NoPage)
+    }
+
+    fn fence(&self, _: Ordering) {}
+
+    fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
+        for (index, &word) in (0..).zip(words) {
+            self.0.word(position + index * 8).set(word);
+        }
+        Ok(())
+    }
+}
+
+/// One look at the area: what was shown since the last.
+fn look(shared: &Shared, tail: &mut u64, found: &mut Vec<u64>) {
+    let head = shared.head.load(Ordering::Acquire);
+    while *tail < head {
+        let first = shared.word(*tail).get();
+        let second = shared.word(*tail + 8).get();
+        assert_eq!(first, !second, "a whole entry");
+        found.push(first);
+        *tail += ENTRY;
+    }
+    shared.tail.store(*tail, Ordering::Release);
+}
+
+/// The device writes entries and shows them after each number of `bursts`, while a reader looks.
+fn run(bursts: &'static [u64], looks: usize) {
+    loom::model(move || {
+        let shared = Arc::new(Shared {
+            head: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+            data: (0..WORDS).map(|_| Word(Cell::new(0))).collect(),
+        });
+        let reader = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (mut tail, mut found) = (0, Vec::new());
+                for _ in 0..looks {
+                    look(&shared, &mut tail, &mut found);
+                }
+                (tail, found)
+            })
+        };
+        let mut area = Kept::new(WORDS * 8, false, 1 << 20);
+        let mut pages = Model(Arc::clone(&shared));
+        let (mut produced, mut written) = (0, Vec::new());
+        for &burst in bursts {
+            for _ in 0..burst {
+                produced += 1;
+                let words = [produced, !produced];
+                let entry = Entry {
+                    skip: 0,
+                    parts: [&[], &words],
+                    collision: false,
+                };
+                if area.append(&mut pages, &entry).whole {
+                    written.push(produced);
+                }
+            }
+            area.end(&pages, 0);
+        }
+        let (mut tail, mut found) = reader.join().expect("the reader");
+        look(&shared, &mut tail, &mut found);
+        assert_eq!(found, written, "each that was written, once, in order");
+    });
+}
+
+#[test]
+fn a_reader_that_keeps_up_or_does_not() {
+    run(&[1, 1, 1], 2);
+}
+
+#[test]
+fn pieces_are_seen_whole() {
+    run(&[1, 2], 2);
+}

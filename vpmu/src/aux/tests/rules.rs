@@ -1,0 +1,313 @@
+//! Each rule of an area by itself.
+
+use super::*;
+
+fn kept(pages: u64, overwrite: bool, watermark: u64) -> (Kept, Fake) {
+    (
+        Kept::new(pages * PAGE, overwrite, watermark),
+        Fake::new(pages),
+    )
+}
+
+fn driven(overwrite: bool, watermark: u64) -> (Driven, Fake) {
+    (Driven::new(PAGE, overwrite, watermark), Fake::new(1))
+}
+
+#[test]
+fn one_writer_at_a_time() {
+    let (mut writer, mut pages) = (Writer::new(PAGE, false), Fake::new(1));
+    assert_eq!(writer.get(), None);
+    assert!(matches!(
+        writer.put(&mut pages, &[1]),
+        Err(Refused::NotBegun)
+    ));
+    assert!(matches!(writer.skip(&mut pages, 8), Err(Refused::NotBegun)));
+    assert!(matches!(writer.end(Some(&pages)), Err(Refused::NotBegun)));
+    assert_eq!(writer.begin(&pages).expect("begun"), PAGE);
+    assert!(matches!(writer.begin(&pages), Err(Refused::Nested)));
+    assert!(matches!(writer.begin_at(0, 64), Err(Refused::Nested)));
+    writer.put(&mut pages, &[7; 8]).expect("room");
+    let window = Window {
+        head: 64,
+        room: PAGE - 64,
+    };
+    assert_eq!(writer.get(), Some(window), "though a nested one came");
+    assert_eq!(pages.head.get(), 0, "not shown before the end");
+    let span = writer.end(Some(&pages)).expect("begun");
+    assert_eq!((span.offset, span.size, pages.head.get()), (0, 64, 64));
+}
+
+#[test]
+fn what_is_skipped_is_zero() {
+    let (mut writer, mut pages) = (Writer::new(2 * PAGE, false), Fake::new(2));
+    writer.begin(&pages).expect("begun");
+    writer.put(&mut pages, &[7; 8]).expect("room");
+    writer.skip(&mut pages, PAGE - 64).expect("room");
+    writer.put(&mut pages, &[8; 8]).expect("room");
+    assert_eq!(pages.words(0, 64), [7; 8]);
+    assert_eq!(pages.words(64, PAGE - 64), filled(0, PAGE - 64));
+    assert_eq!(pages.words(PAGE, 64), [8; 8]);
+    assert_eq!(pages.words(PAGE + 64, 8), [UNTOUCHED]);
+    let too_much = writer.skip(&mut pages, PAGE);
+    assert!(matches!(too_much, Err(Refused::NoRoom)));
+    assert_eq!(writer.head(), PAGE + 64);
+}
+
+#[test]
+fn a_full_area_says_so_once_and_goes_on_when_there_is_room() {
+    let (mut area, mut pages) = kept(1, false, PAGE * 8);
+    let words = filled(1, 1024);
+    for _ in 0..4 {
+        let appended = area.append(&mut pages, &entry(&words));
+        assert_eq!(
+            (appended.whole, appended.written, appended.wake),
+            (true, 1024, false)
+        );
+    }
+    assert_eq!(pages.looks.get(), 1, "at the beginning only");
+    let first = area.append(&mut pages, &entry(&words));
+    let chunk = Chunk {
+        offset: 0,
+        size: PAGE,
+        flags: TRUNCATED,
+    };
+    assert_eq!(
+        first,
+        Appended {
+            whole: false,
+            written: 0,
+            chunk: Some(chunk),
+            wake: true
+        }
+    );
+    assert_eq!(pages.head.get(), PAGE);
+    let second = area.append(&mut pages, &entry(&words));
+    assert_eq!(second, Appended::default(), "told already");
+    pages.tail.set(1024);
+    assert!(area.append(&mut pages, &entry(&words)).whole);
+    // The window stays open, and full again it is told of again.
+    let third = area.append(&mut pages, &entry(&words));
+    let chunk = Chunk {
+        offset: PAGE,
+        size: 1024,
+        flags: TRUNCATED | PARTIAL,
+    };
+    assert_eq!((third.chunk, third.wake), (Some(chunk), true));
+}
+
+#[test]
+fn a_loss_before_the_first_byte_is_a_piece_of_none() {
+    let (mut area, mut pages) = kept(1, false, PAGE);
+    pages.tail.set(1);
+    let appended = area.append(&mut pages, &entry(&filled(1, 64)));
+    let chunk = Chunk {
+        offset: 0,
+        size: 0,
+        flags: TRUNCATED,
+    };
+    assert_eq!((appended.chunk, appended.wake), (Some(chunk), true));
+    pages.tail.set(0);
+    area.append(&mut pages, &entry(&filled(1, 64)));
+    let told = area.end(&pages, 0).expect("a piece");
+    assert_eq!((told.size, told.flags), (64, PARTIAL));
+    assert_eq!(area.end(&pages, 0), None, "nothing since");
+}
+
+#[test]
+fn the_tail_is_looked_at_when_it_matters() {
+    let (mut area, mut pages) = kept(1, false, PAGE * 8);
+    let words = filled(1, 2048);
+    area.append(&mut pages, &entry(&words));
+    area.append(&mut pages, &entry(&words));
+    pages.tail.set(2048);
+    assert!(
+        area.append(&mut pages, &entry(&words)).whole,
+        "within one window"
+    );
+    assert_eq!(pages.looks.get(), 2);
+}
+
+#[test]
+fn a_tail_that_lies_is_a_full_area() {
+    for tail in [64 + 8, PAGE, u64::MAX, u64::MAX - PAGE + 63, 1 << 63] {
+        let (mut area, mut pages) = kept(1, false, PAGE);
+        assert!(area.append(&mut pages, &entry(&filled(1, 64))).whole);
+        area.end(&pages, 0);
+        pages.tail.set(tail);
+        let appended = area.append(&mut pages, &entry(&filled(1, PAGE)));
+        assert!(!appended.whole, "{tail:#x}");
+        pages.tail.set(64);
+        assert!(area.append(&mut pages, &entry(&filled(1, PAGE))).whole);
+    }
+}
+
+#[test]
+fn the_reader_is_woken_at_multiples_of_the_watermark() {
+    let (mut area, mut pages) = kept(2, false, 1024);
+    let woken: Vec<bool> = (0..64)
+        .map(|_| area.append(&mut pages, &entry(&filled(1, 128))).wake)
+        .collect();
+    let expected: Vec<bool> = (1..=64).map(|entry| entry * 128 % 1024 == 0).collect();
+    assert_eq!(woken, expected);
+    // A mark is a multiple counted from the first byte, not from the last wakeup.
+    pages.tail.set(2 * PAGE);
+    let steps = [1000, 1000, 40, 1000].map(|len| {
+        let appended = area.append(&mut pages, &entry(&filled(1, len)));
+        (appended.wake, appended.chunk.map(|chunk| chunk.size))
+    });
+    let expected = [
+        (false, None),
+        (true, Some(2000)),
+        (false, None),
+        (true, Some(1040)),
+    ];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn overwriting_loses_nothing_and_wakes_nobody() {
+    let (mut area, mut pages) = kept(1, true, 1024);
+    pages.tail.set(12345);
+    for value in 0..100 {
+        let appended = area.append(&mut pages, &entry(&filled(value, 512)));
+        assert_eq!(
+            appended,
+            Appended {
+                whole: true,
+                written: 512,
+                chunk: None,
+                wake: false
+            }
+        );
+    }
+    assert_eq!(pages.looks.get(), 0, "nobody's tail matters");
+    let chunk = area.end(&pages, 0).expect("a piece");
+    let all = Chunk {
+        offset: 0,
+        size: 51_200,
+        flags: OVERWRITE,
+    };
+    assert_eq!((chunk, pages.head.get()), (all, 51_200));
+    for back in 1..=8 {
+        assert_eq!(pages.words(51_200 - back * 512, 8), [100 - back]);
+    }
+}
+
+#[test]
+fn what_stands_for_several_marks_its_piece() {
+    let (mut area, mut pages) = kept(1, false, PAGE);
+    let words = filled(1, 64);
+    let several = Entry {
+        collision: true,
+        ..entry(&words)
+    };
+    area.append(&mut pages, &several);
+    let flags = |chunk: Option<Chunk>| chunk.expect("a piece").flags;
+    assert_eq!(flags(area.end(&pages, 0)), COLLISION);
+    area.miss();
+    area.append(&mut pages, &entry(&words));
+    assert_eq!(flags(area.end(&pages, 0)), PARTIAL);
+    area.append(&mut pages, &entry(&words));
+    assert_eq!(flags(area.end(&pages, 0)), 0);
+}
+
+#[test]
+fn pieces_are_told_as_one_where_the_ring_was_full() {
+    let one = Chunk {
+        offset: 64,
+        size: 128,
+        flags: TRUNCATED,
+    };
+    let next = Chunk {
+        offset: 192,
+        size: 64,
+        flags: PARTIAL,
+    };
+    let both = Chunk {
+        offset: 64,
+        size: 192,
+        flags: TRUNCATED | PARTIAL,
+    };
+    assert_eq!(one.with(next), both);
+}
+
+#[test]
+fn pages_that_are_gone_lose_what_was_for_them() {
+    let (mut area, mut pages) = kept(1, false, PAGE);
+    pages.hole = Some(128);
+    assert!(area.append(&mut pages, &entry(&filled(1, 128))).whole);
+    let appended = area.append(&mut pages, &entry(&filled(2, 64)));
+    assert_eq!((appended.whole, appended.written), (false, 0));
+    pages.hole = None;
+    assert!(area.append(&mut pages, &entry(&filled(3, 64))).whole);
+    assert_eq!(pages.words(128, 8), [3]);
+}
+
+#[test]
+fn a_driver_says_from_where_and_how_much() {
+    let (mut area, mut pages) = driven(false, PAGE * 8);
+    let words = filled(1, 128);
+    assert_eq!(area.position(5), None);
+    assert_eq!(
+        area.append(&mut pages, 5, &entry(&words)),
+        Appended::default()
+    );
+    assert!(matches!(area.finish(5), Err(Refused::NotBegun)));
+    assert!(matches!(area.begin(5, 0, PAGE + 1), Err(Refused::NoRoom)));
+    let head = u64::MAX - 127;
+    area.begin(5, head, 256).expect("begun");
+    assert!(matches!(area.begin(6, 0, 64), Err(Refused::Nested)));
+    assert_eq!((area.position(5), area.position(6)), (Some(head), None));
+    assert!(
+        !area.append(&mut pages, 6, &entry(&words)).whole,
+        "not its turn"
+    );
+    for _ in 0..2 {
+        assert!(area.append(&mut pages, 5, &entry(&words)).whole);
+    }
+    assert_eq!(pages.words(0, 128), words, "round the end");
+    for _ in 0..3 {
+        assert!(!area.append(&mut pages, 5, &entry(&words)).whole);
+    }
+    assert!(matches!(area.finish(6), Err(Refused::NotBegun)));
+    assert_eq!(area.finish(5).expect("begun"), (128, 384));
+    assert!(matches!(area.finish(5), Err(Refused::NotBegun)));
+    assert_eq!(
+        (pages.head.get(), pages.looks.get()),
+        (0, 0),
+        "the driver's own"
+    );
+    area.begin(6, 128, 128).expect("begun");
+    let told: Vec<bool> = (0..4)
+        .map(|_| area.append(&mut pages, 6, &entry(&words)).wake)
+        .collect();
+    assert_eq!(
+        told,
+        [false, true, false, false],
+        "of what found no room, once in a turn"
+    );
+    assert_eq!(area.finish(6).expect("begun"), (256, 384));
+}
+
+#[test]
+fn a_driver_is_told_at_the_watermark() {
+    let (mut area, mut pages) = driven(false, 1024);
+    area.begin(5, 960, PAGE).expect("begun");
+    let told: Vec<bool> = (0..20)
+        .map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake)
+        .collect();
+    assert_eq!(told.iter().position(|&told| told), Some(0));
+    assert_eq!(told.iter().filter(|&&told| told).count(), 1);
+}
+
+#[test]
+fn a_driver_that_takes_snapshots_has_room_for_ever() {
+    let (mut area, mut pages) = driven(true, 1024);
+    area.begin(5, 64, PAGE).expect("begun");
+    for value in 0..200 {
+        let appended = area.append(&mut pages, 5, &entry(&filled(value, 64)));
+        assert_eq!((appended.whole, appended.wake), (true, false));
+    }
+    assert_eq!(area.finish(5).expect("begun"), (64 + 200 * 64, 0));
+    assert_eq!(pages.words(200 * 64, 8), [199]);
+}
