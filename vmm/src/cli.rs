@@ -73,6 +73,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     pub max_sample_rate: Option<u32>,
 
+    /// Most pages of 4 KiB of one AUX area of the guest, a power of two [default: 16384]
+    #[arg(long, value_name = "N")]
+    pub max_aux_pages: Option<u32>,
+
     /// What makes the guest's samples of host events: batched (the host, without an exit for
     /// each), exit (the vCPU, with one), or auto (the first where the host knows guest addresses)
     /// [default: auto]

@@ -36,6 +36,8 @@ pub struct Config {
     pub vpmu: bool,
     /// Most samples a second that one event makes; not zero.
     pub max_sample_rate: u32,
+    /// Most pages of one AUX area, a power of two.
+    pub max_aux_pages: u32,
     /// What makes its samples of host events.
     pub engine: Engine,
     /// Where the report goes.
@@ -79,6 +81,9 @@ pub enum ConfigError {
     /// Events that could never sample.
     #[error("no samples at all: give 1 a second or more with --max-sample-rate")]
     SampleRate,
+    /// A limit that no AUX area can reach.
+    #[error("AUX areas of {0} pages: give a power of two with --max-aux-pages")]
+    AuxPages(u32),
 }
 
 /// The file of `--config`: the flags by their long names, all optional.
@@ -93,6 +98,8 @@ struct Document {
     vpmu: Option<bool>,
     #[serde(rename = "max-sample-rate")]
     max_sample_rate: Option<u32>,
+    #[serde(rename = "max-aux-pages")]
+    max_aux_pages: Option<u32>,
     engine: Option<Engine>,
     report: Option<PathBuf>,
     summary: Option<bool>,
@@ -133,6 +140,13 @@ impl TryFrom<&RunArgs> for Config {
         if max_sample_rate == 0 {
             return Err(ConfigError::SampleRate);
         }
+        let max_aux_pages = args
+            .max_aux_pages
+            .or(file.max_aux_pages)
+            .unwrap_or_else(|| Limits::default().max_aux_pages);
+        if !max_aux_pages.is_power_of_two() {
+            return Err(ConfigError::AuxPages(max_aux_pages));
+        }
         Ok(Self {
             kernel: args.kernel.or(file.kernel).ok_or(ConfigError::NoKernel)?,
             initramfs: args.initramfs.or(file.initramfs),
@@ -147,6 +161,7 @@ impl TryFrom<&RunArgs> for Config {
             memory_mib,
             vpmu: !args.no_vpmu && file.vpmu.unwrap_or(true),
             max_sample_rate,
+            max_aux_pages,
             engine: args.engine.or(file.engine).unwrap_or_default(),
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
@@ -182,6 +197,7 @@ mod tests {
         assert_eq!((config.vcpus, config.memory_mib), (1, 256));
         assert!(config.vpmu && !config.summary);
         assert_eq!(config.max_sample_rate, 100_000);
+        assert_eq!(config.max_aux_pages, 16_384);
         assert_eq!(config.engine, Engine::Auto);
         assert!(matches!(
             Config::try_from(&RunArgs::default()),
@@ -192,20 +208,22 @@ mod tests {
     #[test]
     fn flags_win_over_the_file() {
         let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x",
-            "max-sample-rate": 500, "engine": "exit"}"#;
+            "max-sample-rate": 500, "max-aux-pages": 8, "engine": "exit"}"#;
         let config = with_file(text, RunArgs::default()).expect("valid");
         assert_eq!((config.vcpus, config.memory_mib), (4, 64));
         assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
         assert_eq!((config.max_sample_rate, config.engine), (500, Engine::Exit));
+        assert_eq!(config.max_aux_pages, 8);
         let flags = RunArgs {
             kernel: Some("b".into()),
             vcpus: Some(2),
             max_sample_rate: Some(7),
+            max_aux_pages: Some(16),
             engine: Some(Engine::Batched),
             ..Default::default()
         };
         let config = with_file(text, flags).expect("valid");
-        assert_eq!(config.max_sample_rate, 7);
+        assert_eq!((config.max_sample_rate, config.max_aux_pages), (7, 16));
         assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
         assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
     }
@@ -249,6 +267,13 @@ mod tests {
             Config::try_from(&none),
             Err(ConfigError::SampleRate)
         ));
+        for pages in [0, 3] {
+            let args = RunArgs {
+                max_aux_pages: Some(pages),
+                ..kernel()
+            };
+            assert!(matches!(Config::try_from(&args), Err(ConfigError::AuxPages(n)) if n == pages));
+        }
         for mib in [0, 3, u64::MAX] {
             let args = RunArgs {
                 memory: Some(mib),

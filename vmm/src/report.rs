@@ -141,6 +141,12 @@ pub struct VpmuReport {
     pub marks: u64,
     /// Wakeup marks crossed.
     pub wakeups: u64,
+    /// Bytes that traces wrote to AUX areas.
+    pub aux_written: u64,
+    /// Bytes that traces lost.
+    pub aux_lost: u64,
+    /// Records that tell of pieces of AUX areas.
+    pub aux_records: u64,
     /// Requests that could not be answered.
     pub bad_requests: u64,
 }
@@ -246,6 +252,9 @@ impl Report {
                 notices: metrics.notices,
                 marks: metrics.marks,
                 wakeups: metrics.wakeups,
+                aux_written: metrics.aux_written,
+                aux_lost: metrics.aux_lost,
+                aux_records: metrics.aux_records,
                 bad_requests: metrics.bad_requests,
             }
         });
@@ -308,6 +317,18 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
             vpmu.samples_lost,
             vpmu.marks,
             vpmu.interrupts,
+        );
+    }
+    let traced = report
+        .vpmu
+        .as_ref()
+        .filter(|vpmu| vpmu.aux_written + vpmu.aux_lost > 0);
+    if let Some(vpmu) = traced {
+        let _ = writeln!(
+            text,
+            "vmm: PMU: {} KiB traced, {} KiB lost",
+            vpmu.aux_written >> 10,
+            vpmu.aux_lost.div_ceil(1 << 10),
         );
     }
     if let Some(bytes) = report.vmm_overhead_bytes {

@@ -221,10 +221,7 @@ impl Vm {
             let settings = Settings {
                 vcpus: u32::from(config.vcpus),
                 tsc_khz,
-                limits: Limits {
-                    max_sample_rate: config.max_sample_rate,
-                    ..Limits::default()
-                },
+                limits: limits(config),
                 engines: match config.engine {
                     Engine::Auto => Engines::Auto,
                     Engine::Batched => Engines::Batched,
@@ -327,6 +324,17 @@ fn open_stats(vcpu: &VcpuFd) -> Option<Stats> {
 }
 
 /// Has KVM signal a queue's notifications instead of ending the run call.
+/// What the guest may use up, so that it can have AUX areas as large as it is allowed.
+fn limits(config: &Config) -> Limits {
+    let usual = Limits::default();
+    Limits {
+        max_sample_rate: config.max_sample_rate,
+        max_aux_pages: config.max_aux_pages,
+        max_pages: usual.max_pages.max(config.max_aux_pages.saturating_mul(2)),
+        ..usual
+    }
+}
+
 fn notification(vm: &VmFd, queue: u16) -> Result<EventFd, VmError> {
     let event = event()?;
     let address = IoEventAddress::Mmio(layout::VIRTIO + QUEUE_NOTIFY);

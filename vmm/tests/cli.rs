@@ -53,6 +53,11 @@ fn wrong_usage_is_told_in_one_line() {
         &["1 a second", "--max-sample-rate"],
     );
     refused(
+        &["run", "--kernel", "x", "--max-aux-pages", "3"],
+        2,
+        &["3 pages", "--max-aux-pages"],
+    );
+    refused(
         &["run", "--kernel", "x", "--memory", "9T"],
         2,
         &["9T", "MiB"],
