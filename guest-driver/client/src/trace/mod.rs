@@ -13,7 +13,7 @@ use packet::{EXIT, PADDING, SAMPLE, SYNC};
 const PAGE: u64 = 4096;
 
 /// What a trace consists of, by its entry in the catalogue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Format {
@@ -22,6 +22,7 @@ pub enum Format {
     /// [`Packet::Sample`].
     Samples,
     /// Packets that are unknown here.
+    #[default]
     Unknown,
 }
 

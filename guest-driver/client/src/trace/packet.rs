@@ -99,7 +99,7 @@ impl Exit {
         }
     }
 
-    /// Of port and memory-mapped I/O.
+    /// Of port and memory-mapped I/O, where it is known.
     #[must_use]
     pub fn access(&self) -> Option<Access> {
         let (memory, count) = match self.reason() {
@@ -108,6 +108,9 @@ impl Exit {
             _ => return None,
         };
         let [size, ..] = self.detail.get().to_le_bytes();
+        if size == 0 {
+            return None;
+        }
         Some(Access {
             address: self.qualification.get(),
             memory,

@@ -142,7 +142,12 @@ fn first_that_samples(catalogue: &Catalogue) -> Option<&'static str> {
     TO_SAMPLE.into_iter().find(samples)
 }
 
-fn choose(vpmu: &Vpmu, spec: &str, leader: Option<usize>) -> Result<Chosen, EventsError> {
+/// The event that `spec` names.
+pub(crate) fn choose(
+    vpmu: &Vpmu,
+    spec: &str,
+    leader: Option<usize>,
+) -> Result<Chosen, EventsError> {
     let attr = vpmu.attr(spec)?;
     let entry = vpmu.catalogue().entry(spec).map_err(Error::from)?;
     let entry = entry.clone();

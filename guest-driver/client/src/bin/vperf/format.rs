@@ -22,6 +22,22 @@ pub(crate) fn seconds(nanoseconds: u64) -> String {
     )
 }
 
+/// Nanoseconds in the unit that leaves one to three digits before the point.
+pub(crate) fn duration(nanoseconds: u64) -> String {
+    let (unit, name) = match nanoseconds {
+        0..1_000 => return format!("{nanoseconds} ns"),
+        1_000..1_000_000 => (1_000, "us"),
+        1_000_000..1_000_000_000 => (1_000_000, "ms"),
+        _ => (1_000_000_000, "s"),
+    };
+    let thousandths = nanoseconds / (unit / 1_000);
+    format!(
+        "{}.{:03} {name}",
+        grouped(thousandths / 1_000),
+        thousandths % 1_000
+    )
+}
+
 /// `part` in hundredths of a percent of `whole`, rounded; of nothing, zero.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     let whole = u128::from(whole);
@@ -85,6 +101,17 @@ mod tests {
         assert_eq!(percent(u64::MAX, u64::MAX), "100.00%");
         assert_eq!(percent(0, 0), "0.00%");
         assert_eq!(seconds(1_000_000_001), "1.000000001");
+    }
+
+    #[test]
+    fn durations_have_a_unit_that_suits_them() {
+        assert_eq!(duration(0), "0 ns");
+        assert_eq!(duration(999), "999 ns");
+        assert_eq!(duration(1_000), "1.000 us");
+        assert_eq!(duration(999_999), "999.999 us");
+        assert_eq!(duration(12_345_678), "12.345 ms");
+        assert_eq!(duration(3_600_000_000_000), "3,600.000 s");
+        assert_eq!(duration(u64::MAX), "18,446,744,073.709 s");
     }
 
     #[test]

@@ -31,9 +31,14 @@ impl Histories {
 
     /// The process as it was at `time`; before it is first told of, as it was then.
     pub(crate) fn at(&self, pid: u32, time: u64) -> Option<&Process> {
-        let history = self.0.get(&pid)?;
+        self.0.get(&pid)?.get(self.version(pid, time))
+    }
+
+    /// Which of the process's states that is; of one that nobody told of, zero.
+    pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
+        let history = self.0.get(&pid).map_or(&[][..], Vec::as_slice);
         let after = history.partition_point(|process| process.time <= time);
-        history.get(after.saturating_sub(1))
+        after.saturating_sub(1)
     }
 
     fn push(&mut self, process: Process) {

@@ -4,6 +4,7 @@ mod calls;
 mod counts;
 mod data;
 mod events;
+mod exits;
 mod format;
 mod histories;
 mod list;
@@ -23,6 +24,7 @@ mod symbols;
 mod target;
 mod terminal;
 mod top;
+mod tracing;
 mod workload;
 
 use std::io::{self, Write};
@@ -46,8 +48,9 @@ const FAILED: u8 = 125;
 ///   vperf record -g -- make             ... with who called whom
 ///   vperf report --call-graph
 ///   vperf top                           hot functions of the whole machine, live
+///   vperf exits -- make                 what the host had to do for it, and how long it took
 ///
-/// Exit codes: stat, record and top end with their workload's own (128 + N if signal N ended
+/// Exit codes: stat, record, top and exits end with their workload's own (128 + N if signal N ended
 /// it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf itself,
 /// of a wrong option too.
 #[derive(Debug, Parser)]
@@ -65,6 +68,7 @@ enum Command {
     Record(record::RecordArgs),
     Report(report::ReportArgs),
     Top(top::TopArgs),
+    Exits(exits::ExitsArgs),
 }
 
 /// Whatever ends vperf before its work is done.
@@ -80,6 +84,8 @@ enum CliError {
     Report(#[from] report::ReportError),
     #[error(transparent)]
     Top(#[from] top::TopError),
+    #[error(transparent)]
+    Exits(#[from] exits::ExitsError),
 }
 
 impl CliError {
@@ -88,6 +94,7 @@ impl CliError {
             Self::Stat(stat::StatError::Workload(error))
             | Self::Record(record::RecordError::Workload(error))
             | Self::Top(top::TopError::Workload(error)) => error.exit_code(),
+            Self::Exits(error) => error.exit_code(),
             _ => FAILED,
         }
     }
@@ -113,6 +120,7 @@ fn run(command: &Command) -> Result<u8, CliError> {
         Command::Record(args) => return Ok(record::run(args)?),
         Command::Report(args) => report::run(args)?,
         Command::Top(args) => return Ok(top::run(args)?),
+        Command::Exits(args) => return Ok(exits::run(args)?),
     }
     Ok(0)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vpmu_client::event::{EventError, Ready, poll};
 
-use crate::os::{Process, Signals};
+use crate::os::{Process, SNAPSHOT, Signals};
 use crate::target::{Opened, TargetError};
 use crate::workload::{self, Running};
 
@@ -16,6 +16,7 @@ pub(crate) struct Measuring {
     processes: Vec<Process>,
     child: Option<Running>,
     signalled: bool,
+    snapshots: u32,
 }
 
 impl Measuring {
@@ -26,7 +27,13 @@ impl Measuring {
             processes,
             child,
             signalled: false,
+            snapshots: 0,
         }
+    }
+
+    /// How often a snapshot was asked for since the last call.
+    pub(crate) fn snapshots(&mut self) -> u32 {
+        std::mem::take(&mut self.snapshots)
     }
 
     /// Waits for the end or until any of `others` is ready, whose answers come in `ready`;
@@ -65,6 +72,10 @@ impl Measuring {
     /// it. True if there is no child: then it ends the measuring.
     fn pass_signal(&mut self) -> Result<bool, TargetError> {
         let signal = self.signals.next().map_err(TargetError::Signals)?;
+        if signal == SNAPSHOT {
+            self.snapshots += 1;
+            return Ok(false);
+        }
         let Some(child) = &self.child else {
             return Ok(true);
         };

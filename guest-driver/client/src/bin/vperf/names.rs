@@ -7,7 +7,7 @@ use crate::histories::Histories;
 use crate::symbols::Programs;
 
 /// What samples are told apart by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
 pub(crate) enum Key {
     /// The process's name.
     Comm,
@@ -107,6 +107,12 @@ impl<'a> Names<'a> {
     fn can_be_code(&self, spot: &Spot) -> bool {
         let process = self.process(spot);
         process.is_none_or(|process| process.maps.is_empty()) || map(process, spot).is_some()
+    }
+
+    /// Which of the programs that a process was in turn it was at `time`: two times with the
+    /// same answer have the same names.
+    pub(crate) fn version(&self, pid: u32, time: u64) -> usize {
+        self.histories.version(pid, time)
     }
 
     /// The name in the sense of `key`.

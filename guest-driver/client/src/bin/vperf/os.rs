@@ -6,6 +6,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+/// Asks a recording for a snapshot.
+pub(crate) const SNAPSHOT: libc::c_int = libc::SIGUSR2;
+
 fn checked(result: libc::c_long) -> io::Result<RawFd> {
     match RawFd::try_from(result) {
         Ok(value) if value >= 0 => Ok(value),
@@ -18,25 +21,27 @@ fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// The signals that ask a program to end, in a set.
-fn ending_signals() -> libc::sigset_t {
+/// The signals that ask a program to end, and `more`, in a set.
+fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: a sigset_t is plain numbers, for which zeros are valid.
     let mut set = unsafe { std::mem::zeroed() };
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+    let ending = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    for &signal in ending.iter().chain(more) {
         // SAFETY: `set` is valid, and the signal exists.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
     set
 }
 
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT, kept from ending this process and to be read instead.
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT and others, kept from ending this process and to be read
+/// instead.
 #[derive(Debug)]
 pub(crate) struct Signals(File);
 
 impl Signals {
-    /// To be called before any thread is started: threads inherit the mask.
-    pub(crate) fn catch() -> io::Result<Self> {
-        let set = ending_signals();
+    /// Those and `more`. To be called before any thread is started: threads inherit the mask.
+    pub(crate) fn catch(more: &[libc::c_int]) -> io::Result<Self> {
+        let set = signals(more);
         // SAFETY: reads the set, changes this thread's mask alone.
         let result =
             unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
@@ -65,7 +70,7 @@ impl AsFd for Signals {
 
 /// Gives the calling thread the mask that programs expect. Async-signal-safe.
 pub(crate) fn unblock_signals() -> io::Result<()> {
-    let set = ending_signals();
+    let set = signals(&[SNAPSHOT]);
     // SAFETY: reads the set, changes this thread's mask alone.
     let result =
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };

@@ -2,8 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use vpmu_client::Packet;
+use vpmu_client::trace::{Format, Packets, TraceSample};
+
 use crate::calls::{Call, Direction, Tree, share};
-use crate::data::{EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle};
+use crate::data::{
+    Aux, Chain, EventLine, Kernel, Line, Lost, Process, Sample, Task, Throttle, TraceLine,
+};
 use crate::names::{Key, Names, Spot, name};
 use crate::symbols::Programs;
 
@@ -53,6 +58,25 @@ pub(crate) struct Profile {
     pub(crate) calls: Option<Vec<Call>>,
 }
 
+/// A trace that was recorded, too: what there is of it, in bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct TraceBytes {
+    /// It is one of samples: this event's.
+    #[serde(skip)]
+    event: Option<usize>,
+    pub(crate) trace: String,
+    pub(crate) source: String,
+    pub(crate) written: u64,
+    pub(crate) lost: u64,
+}
+
+impl TraceBytes {
+    /// It is one of samples, and shown as an event.
+    pub(crate) fn is_event(&self) -> bool {
+        self.event.is_some()
+    }
+}
+
 /// What a recording holds.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
@@ -64,6 +88,7 @@ pub(crate) struct Recording {
     processes: Vec<Process>,
     tasks: Vec<Task>,
     kernel: Kernel,
+    traces: Vec<TraceBytes>,
     /// It has its end.
     pub(crate) complete: bool,
 }
@@ -83,8 +108,69 @@ impl Recording {
                 kernel.symbols.sort_by_key(|symbol| symbol.start);
                 self.kernel = kernel;
             }
+            Line::Trace(trace) => self.add_trace(trace),
+            Line::Aux(aux) => self.add_packets(&aux),
+            Line::Traced(traced) => {
+                if let Some(trace) = self.traces.get_mut(traced.trace) {
+                    trace.lost = trace.lost.saturating_add(traced.lost);
+                    let lost = traced.lost / size_of::<TraceSample>() as u64;
+                    let event = trace.event;
+                    self.lost.extend(event.map(|event| Lost { event, lost }));
+                }
+            }
             Line::End(_) => self.complete = true,
         }
+    }
+
+    /// One of samples is an event as others are.
+    fn add_trace(&mut self, line: TraceLine) {
+        let samples = line.format == Format::Samples;
+        self.traces.push(TraceBytes {
+            event: samples.then_some(self.events.len()),
+            trace: line.name.clone(),
+            source: line.source.clone(),
+            ..TraceBytes::default()
+        });
+        if samples {
+            self.events.push(EventLine {
+                name: line.name,
+                unit: line.unit,
+                period: line.period,
+                freq: false,
+                source: line.source,
+                guest_only: line.guest_only,
+            });
+        }
+    }
+
+    fn add_packets(&mut self, aux: &Aux) {
+        let Some(trace) = self.traces.get_mut(aux.trace) else {
+            return;
+        };
+        trace.written = trace.written.saturating_add(aux.bytes);
+        let Some(event) = trace.event else {
+            return;
+        };
+        for packet in Packets::new(aux.position, &aux.data) {
+            if let Ok(Packet::Sample(sample)) = packet {
+                self.samples.push(Sample(
+                    event,
+                    sample.ip().unwrap_or(0),
+                    sample.pid(),
+                    sample.tid(),
+                    sample.time(),
+                    sample.vcpu(),
+                    sample.period(),
+                    sample.user(),
+                    Chain::default(),
+                ));
+            }
+        }
+    }
+
+    /// What AUX data there is.
+    pub(crate) fn traces(&self) -> &[TraceBytes] {
+        &self.traces
     }
 
     /// The kernel hid its addresses while this was recorded.

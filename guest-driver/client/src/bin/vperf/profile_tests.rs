@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::{Chain, Map, Symbol};
+use crate::data::{Chain, Map, Symbol, Traced};
 
 fn recording() -> Recording {
     let mut recording = Recording::default();
@@ -200,5 +200,71 @@ fn callers_share_what_they_call() {
             ("[.] 0x2000-0x2fff", 80.0, Some(80.0)),
             ("[k] do_work", 20.0, Some(20.0)),
         ]
+    );
+}
+
+#[test]
+fn samples_of_a_trace_are_samples() {
+    let mut recording = Recording::default();
+    recording.add(Line::Event(EventLine {
+        name: "task-clock".into(),
+        unit: "ns".into(),
+        period: 1000,
+        freq: false,
+        source: String::new(),
+        guest_only: false,
+    }));
+    for (name, format) in [("exits", Format::Exits), ("samples", Format::Samples)] {
+        recording.add(Line::Trace(TraceLine {
+            name: name.into(),
+            format,
+            period: 5,
+            ..TraceLine::default()
+        }));
+    }
+    let mut packet = vec![2, 3, 0, 0, 1, 0, 0, 0];
+    for word in [100u64, 0x1234, 5, 7 | 8 << 32] {
+        packet.extend(word.to_le_bytes());
+    }
+    packet.resize(256, 0);
+    for trace in [0, 1, 1, 2] {
+        recording.add(Line::Aux(Aux {
+            trace,
+            place: 0,
+            position: 64,
+            bytes: 256,
+            data: packet.clone(),
+        }));
+        recording.add(Line::Traced(Traced {
+            trace,
+            place: 0,
+            produced: 3 * 256,
+            lost: 512,
+            written: 256,
+        }));
+    }
+    let profiles = recording.profiles(&[Key::Pid, Key::Cpu], View::default());
+    let names: Vec<(&str, u64, u64)> = profiles
+        .iter()
+        .map(|profile| (profile.event.as_str(), profile.samples, profile.lost))
+        .collect();
+    assert_eq!(names, [("task-clock", 0, 0), ("samples", 2, 4)]);
+    assert_eq!(profiles[1].rows[0].cells, ["7", "1"]);
+    assert_eq!(profiles[1].period, 10);
+    let bytes: Vec<(&str, u64, u64, bool)> = recording
+        .traces()
+        .iter()
+        .map(|trace| {
+            (
+                trace.trace.as_str(),
+                trace.written,
+                trace.lost,
+                trace.is_event(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        bytes,
+        [("exits", 256, 512, false), ("samples", 512, 1024, true)]
     );
 }

@@ -7,9 +7,11 @@ use vpmu_client::device::DeviceError;
 use vpmu_client::{EventAttr, Vpmu};
 
 use crate::events::EventArgs;
-use crate::recording::{Recording, RecordingError};
+use crate::os::SNAPSHOT;
+use crate::recording::{Recording, RecordingError, Sources};
 use crate::sampling::{SamplingArgs, SamplingError};
 use crate::target::{TargetArgs, TargetError};
+use crate::tracing::{self, AreaChoice, TracingError};
 use crate::workload::WorkloadError;
 
 /// Sample where a command, tasks, or CPUs spend an event.
@@ -22,11 +24,17 @@ use crate::workload::WorkloadError;
 /// -C force-frame-pointers=yes, C: -fno-omit-frame-pointer). Few distributions build their
 /// kernel so: of such a kernel the innermost function alone is known.
 ///
+/// With --aux a trace is recorded beside the samples, of the same command, tasks or CPUs;
+/// `vperf exits report` shows it. What the traces' AUX areas have no room for is told in bytes.
+/// With --snapshot nothing is taken until the end, or until vperf gets the signal USR2: then
+/// the newest that the areas hold.
+///
 /// Examples:
 ///   vperf record -- make -j2
 ///   vperf record -g -- workload tree
 ///   vperf record -e task-clock -F 2000 -- workload hot
 ///   vperf record -e exits-io -c 1 -a -o io.data -- sleep 5
+///   vperf record --aux exit-trace-user -- dd if=/dev/vda of=/dev/null
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct RecordArgs {
@@ -43,6 +51,17 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "N", requires = "call_graph",
           value_parser = clap::value_parser!(u16).range(1..=127))]
     max_stack: Option<u16>,
+    /// Traces to record, too, as `vperf list` names them; may be given several times. -c
+    /// and -F are also those of a trace of samples.
+    #[arg(long, value_name = "TRACE,...", value_delimiter = ',')]
+    aux: Vec<String>,
+    /// Bytes of each trace's AUX area, a power of two: 64K, 4M. [default: 4M, or the most that
+    /// the device allows]
+    #[arg(long, value_name = "SIZE", value_parser = tracing::area_size, requires = "aux")]
+    aux_size: Option<u32>,
+    /// Of traces, take the newest alone: at the end, and at each signal USR2.
+    #[arg(long, requires = "aux")]
+    snapshot: bool,
     /// The file to write; one that is there is kept as FILE.old.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     output: PathBuf,
@@ -64,6 +83,8 @@ pub(crate) enum RecordError {
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error(transparent)]
+    Tracing(#[from] TracingError),
+    #[error(transparent)]
     Workload(WorkloadError),
     #[error(transparent)]
     Target(TargetError),
@@ -82,14 +103,28 @@ impl From<TargetError> for RecordError {
 
 pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let vpmu = Vpmu::open()?;
-    let chosen = args
+    let sampled = args
         .sampling
         .choose(&args.events, &vpmu, |attr| args.with_chains(attr))?;
-    let target = args.target.prepare()?;
-    let (opened, rings) = args.sampling.open(&vpmu, &target, &chosen)?;
+    let traced = tracing::choose(&vpmu, &args.aux, args.sampling.period())?;
+    let areas = AreaChoice {
+        pages: args.aux_size,
+        snapshot: args.snapshot,
+    };
+    let signals: &[i32] = if args.snapshot { &[SNAPSHOT] } else { &[] };
+    let target = args.target.prepare_catching(signals)?;
+    let (mut opened, rings) = args.sampling.open(&vpmu, &target, &sampled)?;
+    opened.extend(areas.open(&vpmu, &target, &traced, sampled.len())?);
+    let sources = Sources {
+        sampled: &sampled,
+        rings,
+        traced: &traced,
+        places: areas.map(&vpmu, &traced, &opened, sampled.len())?,
+        snapshot: args.snapshot,
+    };
     let heading = args.target.describe();
     let info = *vpmu.info();
-    let mut recording = Recording::begin(&args.output, &heading, &chosen, rings, info, &target)?;
+    let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
     let mut measuring = target.start(&opened)?;
     recording.follow(&opened, &mut measuring)?;
     Ok(recording.finish(&opened, measuring)?)

@@ -9,7 +9,7 @@ use crate::calls::{Call, Direction};
 use crate::data::{self, DataError};
 use crate::format::{Align, grouped, table};
 use crate::names::{Key, name};
-use crate::profile::{Profile, Recording, Row, View};
+use crate::profile::{Profile, Recording, Row, TraceBytes, View};
 
 /// Show the functions in which the samples of `vperf record` lie.
 ///
@@ -91,6 +91,7 @@ struct Report<'a> {
     samples: usize,
     lost: u64,
     events: &'a [Profile],
+    traces: &'a [TraceBytes],
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
@@ -127,6 +128,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), ReportError> {
                 .iter()
                 .fold(0, |sum, profile| sum.saturating_add(profile.lost)),
             events: &profiles,
+            traces: recording.traces(),
         };
         serde_json::to_string(&report).map_err(|error| ReportError::Write(error.into()))? + "\n"
     } else {
@@ -146,6 +148,19 @@ fn to_text(recording: &Recording, profiles: &[Profile], args: &ReportArgs) -> St
         text.push_str(
             "# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n",
         );
+    }
+    for trace in recording.traces() {
+        text.push_str(&format!(
+            "#\n# {}: {} bytes of AUX data, {} lost{}\n",
+            trace.trace,
+            grouped(trace.written),
+            grouped(trace.lost),
+            if trace.is_event() {
+                ""
+            } else {
+                ": `vperf exits report` shows them"
+            },
+        ));
     }
     for profile in profiles {
         let every = every(profile);

@@ -1,5 +1,6 @@
 use super::*;
-use crate::data::{Chain, EventLine, Header, Line, Sample};
+use crate::data::{Aux, Chain, EventLine, Header, Line, Sample, TraceLine};
+use vpmu_client::trace::Format;
 
 fn args(keys: &[Key]) -> ReportArgs {
     ReportArgs {
@@ -117,4 +118,25 @@ fn rates_and_shares_are_numbers_of_their_kind() {
     assert_eq!(every(&profile), "one every 1,000,000");
     profile.freq = true;
     assert_eq!(every(&profile), "about 1,000,000 a second");
+}
+
+#[test]
+fn traces_are_told_of() {
+    let mut recording = recording();
+    recording.add(Line::Trace(TraceLine {
+        name: "exit-trace-user".into(),
+        format: Format::Exits,
+        ..TraceLine::default()
+    }));
+    recording.add(Line::Aux(Aux {
+        trace: 0,
+        place: 0,
+        position: 0,
+        bytes: 4096,
+        data: Vec::new(),
+    }));
+    let text = to_text(&recording, &[], &args(&[Key::Pid]));
+    let told =
+        "# exit-trace-user: 4,096 bytes of AUX data, 0 lost: `vperf exits report` shows them\n";
+    assert!(text.contains(told), "{text}");
 }

@@ -49,6 +49,8 @@ pub(crate) enum SamplingError {
         "event {0:?} counts, but takes no samples: `vperf list` shows which do, `vperf stat` counts it"
     )]
     NoSamples(String),
+    #[error("event {0:?} is a trace: name it with --aux instead of -e")]
+    Trace(String),
     #[error("event {0:?} is in a group: groups are counted (`vperf stat`), not sampled")]
     Group(String),
     #[error(transparent)]
@@ -101,6 +103,9 @@ impl SamplingArgs {
             return Err(SamplingError::NoDefault);
         }
         for event in &mut chosen {
+            if event.entry.trace.is_some() {
+                return Err(SamplingError::Trace(event.name.clone()));
+            }
             if !event.entry.samples {
                 return Err(SamplingError::NoSamples(event.name.clone()));
             }
@@ -118,6 +123,11 @@ impl SamplingArgs {
             }
         }
         Ok(chosen)
+    }
+
+    /// How often.
+    pub(crate) fn period(&self) -> &PeriodArgs {
+        &self.period
     }
 
     fn engine(&self) -> Engine {

@@ -97,6 +97,12 @@ impl TargetArgs {
 
     /// Finds what is meant and forks the command, which waits.
     pub(crate) fn prepare(&self) -> Result<Target, TargetError> {
+        self.prepare_catching(&[])
+    }
+
+    /// As [`TargetArgs::prepare`]; `signals` neither end this program nor are passed on to the
+    /// command.
+    pub(crate) fn prepare_catching(&self, signals: &[i32]) -> Result<Target, TargetError> {
         let cpus = self.cpus()?;
         if cpus.is_none() && self.pid.is_empty() && self.command.is_empty() {
             return Err(TargetError::Nothing);
@@ -111,7 +117,7 @@ impl TargetArgs {
             threads.extend(threads_of(pid)?);
         }
         // Before the fork, whose thread inherits the mask.
-        let signals = Signals::catch().map_err(TargetError::Signals)?;
+        let signals = Signals::catch(signals).map_err(TargetError::Signals)?;
         let held = match self.command.as_slice() {
             [] => None,
             command => Some(Held::start(command)?),

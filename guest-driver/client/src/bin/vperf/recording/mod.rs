@@ -1,5 +1,7 @@
-//! What `vperf record` does while it records: takes records out of rings, asks whose they are,
-//! writes them to the file.
+//! What `vperf record` and `vperf exits` do while they record: take records out of rings and
+//! packets out of AUX areas, ask whose they are, write them to the file.
+
+mod traces;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use vpmu_client::error::chain;
 use vpmu_client::ring::RingError;
 use vpmu_client::tasks::{Clocks, TasksError};
-use vpmu_client::{Info, Record, Ring};
+use vpmu_client::{Chunk, Info, Record};
 
 use crate::data::{Chain, DataError, End, EventLine, Line, Lost, Sample, Throttle, Writer};
 use crate::events::Chosen;
@@ -20,6 +22,7 @@ use crate::processes::Processes;
 use crate::sampling::Rings;
 use crate::symbols;
 use crate::target::{Opened, Target, TargetError};
+use crate::tracing::{self, Place};
 
 /// How long samples may lie in a ring that does not fill, before their processes are asked
 /// who they are.
@@ -54,13 +57,35 @@ fn addresses(sample: &vpmu_client::Sample) -> Chain {
     Chain(of(false), of(true))
 }
 
-/// What goes from rings to file.
+/// Where what is recorded comes from.
+#[derive(Debug, Default)]
+pub(crate) struct Sources<'a> {
+    /// The events that are sampled.
+    pub(crate) sampled: &'a [Chosen],
+    pub(crate) rings: Rings,
+    /// The traces; of opened events the indices of these follow those of the others.
+    pub(crate) traced: &'a [Chosen],
+    pub(crate) places: Vec<Place<'a>>,
+    /// Of AUX areas the newest alone is taken.
+    pub(crate) snapshot: bool,
+}
+
+impl Sources<'_> {
+    fn name(&self, index: usize) -> &str {
+        let mut all = self.sampled.iter().chain(self.traced);
+        all.nth(index).map_or("", |chosen| chosen.name.as_str())
+    }
+}
+
+/// What goes from rings and areas to the file.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
     writer: Writer,
     path: &'a Path,
-    chosen: &'a [Chosen],
-    rings: Rings,
+    sources: Sources<'a>,
+    /// What is read of an area at once.
+    chunk: Chunk,
+    taken: traces::Taken,
     info: Info,
     processes: Processes,
     kernel_ips: BTreeSet<u64>,
@@ -75,8 +100,7 @@ impl<'a> Recording<'a> {
     pub(crate) fn begin(
         path: &'a Path,
         heading: &str,
-        chosen: &'a [Chosen],
-        rings: Rings,
+        sources: Sources<'a>,
         info: Info,
         target: &Target,
     ) -> Result<Self, RecordingError> {
@@ -94,8 +118,9 @@ impl<'a> Recording<'a> {
         let mut recording = Self {
             writer: Writer::create(path, heading).map_err(data)?,
             path,
-            chosen,
-            rings,
+            sources,
+            chunk: Chunk::default(),
+            taken: traces::Taken::default(),
             info,
             processes: Processes::new(Path::new("/proc"), followed),
             kernel_ips: BTreeSet::new(),
@@ -121,7 +146,7 @@ impl<'a> Recording<'a> {
     }
 
     fn events(&mut self) -> Result<(), RecordingError> {
-        for event in self.chosen {
+        for event in self.sources.sampled {
             self.line(&Line::Event(EventLine {
                 name: event.name.clone(),
                 unit: event.entry.unit.clone(),
@@ -130,6 +155,9 @@ impl<'a> Recording<'a> {
                 source: event.entry.source.clone(),
                 guest_only: event.entry.guest_only,
             }))?;
+        }
+        for trace in self.sources.traced {
+            self.line(&Line::Trace(tracing::line(trace, self.sources.snapshot)))?;
         }
         Ok(())
     }
@@ -157,13 +185,17 @@ impl<'a> Recording<'a> {
             let mut answers = ready.iter();
             open.retain(|_| !answers.next().is_some_and(|ready| ready.closed));
             self.drain()?;
+            if measuring.snapshots() > 0 {
+                self.take_snapshots()?;
+            }
+            self.show_progress();
         }
         Ok(())
     }
 
     fn drain(&mut self) -> Result<(), RecordingError> {
         // Taken out while each is read: what is read goes elsewhere in `self`.
-        let mut rings = std::mem::take(&mut self.rings);
+        let mut rings = std::mem::take(&mut self.sources.rings);
         for (event, ring) in &mut rings {
             // No more than the ring holds now: one that fills as fast must not keep the rest
             // from being read.
@@ -172,20 +204,23 @@ impl<'a> Recording<'a> {
                 match ring.next_record() {
                     Ok(Some(record)) => self.record(*event, &record)?,
                     Ok(None) => break,
-                    Err(error) => self.unreadable(*event, ring, &error),
+                    Err(error) => {
+                        if !matches!(error, RingError::Record { .. }) {
+                            ring.skip();
+                        }
+                        self.unreadable(*event, &error);
+                    }
                 }
             }
         }
-        self.rings = rings;
+        self.sources.rings = rings;
+        self.drain_areas()?;
         self.news()
     }
 
     /// What cannot be read costs itself alone; the first is remembered to be told.
-    fn unreadable(&mut self, event: usize, ring: &mut Ring, error: &RingError) {
-        if !matches!(error, RingError::Record { .. }) {
-            ring.skip();
-        }
-        let name = &self.chosen[event].name;
+    fn unreadable(&mut self, event: usize, error: &(dyn std::error::Error + 'static)) {
+        let name = self.sources.name(event);
         self.unreadable
             .get_or_insert_with(|| format!("{name}: {}", chain(error)));
     }
@@ -235,16 +270,19 @@ impl<'a> Recording<'a> {
         let elapsed = self.started.elapsed().as_nanos();
         self.end.elapsed_ns = u64::try_from(elapsed).unwrap_or(u64::MAX);
         measuring.stop(opened)?;
-        // A reading has the device tell the last loss, for which there was no room before.
+        // A reading has the device tell the last loss, for which there was no room before, and
+        // publish what it has traced.
         let dead = opened
             .iter()
             .find_map(|o| Some((o.index, o.event.read().err()?)));
         self.drain()?;
+        self.take_snapshots()?;
+        self.account()?;
         self.end.exit_code = measuring.finish()?;
         self.write_end()?;
         self.tell();
         if let Some((index, error)) = dead {
-            let (name, error) = (&self.chosen[index].name, chain(&error));
+            let (name, error) = (self.sources.name(index), chain(&error));
             say(&format!(
                 "{name}: {error}: the recording holds what came before"
             ));
@@ -271,13 +309,16 @@ impl<'a> Recording<'a> {
                 grouped(self.end.throttled)
             ));
         }
-        say(&format!(
-            "{} samples written to {}, {} lost, {} wakeups",
-            grouped(self.end.samples),
-            self.path.display(),
-            grouped(self.end.lost),
-            grouped(self.end.wakeups)
-        ));
+        if !self.sources.sampled.is_empty() {
+            say(&format!(
+                "{} samples written to {}, {} lost, {} wakeups",
+                grouped(self.end.samples),
+                self.path.display(),
+                grouped(self.end.lost),
+                grouped(self.end.wakeups)
+            ));
+        }
+        self.tell_traces();
         if let Some(first) = &self.unreadable {
             say(&format!(
                 "records that could not be read are missing; the first: {first}"

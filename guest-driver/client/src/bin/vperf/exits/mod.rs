@@ -1,0 +1,86 @@
+//! `vperf exits`: what the host does to this machine.
+
+mod reasons;
+mod record;
+mod recorded;
+mod report;
+mod sums;
+mod timeline;
+
+use clap::{Args, Subcommand};
+
+/// See every exit: why and for whom the machine was stopped, and for how long.
+///
+/// A CPU of a virtual machine leaves the guest whenever its host has to do something: an access
+/// to a device, a halt, a page that has to be found. The host writes each such exit, with
+/// when, why, at which instruction and for how long, straight into pages of this machine.
+/// Alone, `vperf exits COMMAND` records a command and shows the report; `record`, `report` and
+/// `timeline` do one thing each.
+///
+/// Examples:
+///   vperf exits -- dd if=/dev/vda of=/dev/null count=1000
+///   vperf exits record -a -- sleep 5              all CPUs, into vperf.data
+///   vperf exits report                            which exits, how long, caused by whom
+///   vperf exits report --sort task,symbol
+///   vperf exits timeline -o trace.json            for chrome://tracing or ui.perfetto.dev
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+pub(crate) struct ExitsArgs {
+    #[command(subcommand)]
+    command: Option<ExitsCommand>,
+    #[command(flatten)]
+    record: record::RecordArgs,
+}
+
+// Each is described where its arguments are.
+#[derive(Debug, Subcommand)]
+enum ExitsCommand {
+    Record(record::RecordArgs),
+    Report(report::ReportArgs),
+    Timeline(timeline::TimelineArgs),
+}
+
+/// Why there are no exits to be seen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExitsError {
+    #[error(transparent)]
+    Record(#[from] record::RecordError),
+    #[error(transparent)]
+    Report(#[from] report::ReportError),
+    #[error(transparent)]
+    Timeline(#[from] timeline::TimelineError),
+}
+
+impl ExitsError {
+    /// Of a command that cannot be run, as env(1) has it.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Record(record::RecordError::Workload(error)) => error.exit_code(),
+            _ => crate::FAILED,
+        }
+    }
+}
+
+pub(crate) fn run(args: &ExitsArgs) -> Result<u8, ExitsError> {
+    match &args.command {
+        None => {
+            let code = record::run(&args.record)?;
+            report::show(args.record.output())?;
+            Ok(code)
+        }
+        Some(ExitsCommand::Record(args)) => Ok(record::run(args)?),
+        Some(ExitsCommand::Report(args)) => Ok(report::run(args).map(|()| 0)?),
+        Some(ExitsCommand::Timeline(args)) => Ok(timeline::run(args).map(|()| 0)?),
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../trace/composed.rs"]
+mod composed;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! `vperf exits record`: every exit, out of AUX areas into a file.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use vpmu_client::device::DeviceError;
+use vpmu_client::trace::Format;
+use vpmu_client::{Entry, Vpmu};
+
+use crate::events::Chosen;
+use crate::os::SNAPSHOT;
+use crate::recording::{Recording, RecordingError, Sources};
+use crate::target::{TargetArgs, TargetError};
+use crate::tracing::{self, AreaChoice, TracingError};
+use crate::workload::WorkloadError;
+
+/// The device's kind of traces of exits.
+const KIND_EXIT_TRACE: u32 = 0x105;
+
+/// Record every exit of a command, tasks, or CPUs.
+///
+/// The host writes exits into AUX areas in this machine's memory, from where they go to a file
+/// which `vperf exits report` and `vperf exits timeline` show. What an area has no room for,
+/// because the file could not be written as fast, is told in bytes: then give it more
+/// (--aux-size) or fewer exits (--reason).
+///
+/// With --snapshot nothing is written until the end, or until vperf gets the signal USR2: then
+/// the newest that the areas hold.
+///
+/// Examples:
+///   vperf exits record -- make
+///   vperf exits record -a --reason io,mmio -- sleep 5
+///   vperf exits record -C 0 --snapshot --aux-size 1M     kill -USR2 takes what led here
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct RecordArgs {
+    /// Which exits. [default: all, where the host can tell of those that its kernel handles
+    /// alone, else user: those that its user space had to handle]
+    #[arg(long, value_enum, value_name = "REASON,...", value_delimiter = ',')]
+    reason: Vec<Reason>,
+    /// Bytes of each AUX area, a power of two: 64K, 4M. [default: 4M, or the most that the
+    /// device allows]
+    #[arg(short = 'm', long, alias = "aux", value_name = "SIZE",
+          value_parser = tracing::area_size)]
+    aux_size: Option<u32>,
+    /// Take the newest alone: at the end, and at each signal USR2.
+    #[arg(long)]
+    snapshot: bool,
+    /// The file to write; one that is there is kept as FILE.old.
+    #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
+    output: PathBuf,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+/// Which exits: the device's configs of a trace of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Reason {
+    /// Every one, by the hardware's own reason.
+    All,
+    /// Those that the host's user space had to handle.
+    User,
+    /// Of these, accesses to ports.
+    Io,
+    /// ... to memory that is a device's.
+    Mmio,
+    /// ... HLT.
+    Hlt,
+    /// ... the host's signals to a CPU's thread.
+    Signal,
+    /// ... and any others.
+    Other,
+}
+
+/// Why there is no recording.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("this device traces no exits: `vperf list` shows what it can")]
+    NoTrace,
+    #[error("--reason: this host cannot trace exits of {reason:?}, only of: {}", there.join(", "))]
+    NoReason { reason: String, there: Vec<String> },
+    #[error(transparent)]
+    Tracing(#[from] TracingError),
+    #[error(transparent)]
+    Workload(WorkloadError),
+    #[error(transparent)]
+    Target(TargetError),
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+}
+
+impl From<TargetError> for RecordError {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Workload(error) => Self::Workload(error),
+            error => Self::Target(error),
+        }
+    }
+}
+
+impl RecordArgs {
+    /// The file to write.
+    pub(crate) fn output(&self) -> &Path {
+        &self.output
+    }
+}
+
+/// The names of the traces of `entries` that tell of `reasons`, or of all that they can.
+fn names(entries: &[Entry], reasons: &[Reason]) -> Result<Vec<String>, RecordError> {
+    let is_trace =
+        |entry: &&Entry| entry.kind == KIND_EXIT_TRACE && entry.trace == Some(Format::Exits);
+    let of = |reason: Reason| {
+        let traces = entries.iter().filter(is_trace);
+        let entry = traces
+            .into_iter()
+            .find(|entry| entry.config == reason as u64);
+        entry.map(|entry| entry.name.clone())
+    };
+    if reasons.is_empty() {
+        let first = [Reason::All, Reason::User].into_iter().find_map(of);
+        return Ok(vec![first.ok_or(RecordError::NoTrace)?]);
+    }
+    let called = |reason: Reason| {
+        let value = reason.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    let name = |&reason: &Reason| {
+        of(reason).ok_or_else(|| RecordError::NoReason {
+            reason: called(reason),
+            there: Reason::value_variants()
+                .iter()
+                .filter(|&&reason| of(reason).is_some())
+                .map(|&reason| called(reason))
+                .collect(),
+        })
+    };
+    reasons.iter().map(name).collect()
+}
+
+pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
+    let vpmu = Vpmu::open()?;
+    let names = names(vpmu.catalogue().entries(), &args.reason)?;
+    let traced = choose(&vpmu, &names)?;
+    let areas = AreaChoice {
+        pages: args.aux_size,
+        snapshot: args.snapshot,
+    };
+    let signals: &[i32] = if args.snapshot { &[SNAPSHOT] } else { &[] };
+    let target = args.target.prepare_catching(signals)?;
+    let opened = areas.open(&vpmu, &target, &traced, 0)?;
+    let sources = Sources {
+        traced: &traced,
+        places: areas.map(&vpmu, &traced, &opened, 0)?,
+        snapshot: args.snapshot,
+        ..Sources::default()
+    };
+    let heading = args.target.describe();
+    let info = *vpmu.info();
+    let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
+    let mut measuring = target.start(&opened)?;
+    recording.follow(&opened, &mut measuring)?;
+    Ok(recording.finish(&opened, measuring)?)
+}
+
+fn choose(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Chosen>, TracingError> {
+    let choose = |name: &String| crate::events::choose(vpmu, name, None);
+    Ok(names.iter().map(choose).collect::<Result<_, _>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn entry(name: &str, config: u64) -> Entry {
+        Entry {
+            name: name.into(),
+            unit: "bytes".into(),
+            counts: String::new(),
+            source: String::new(),
+            samples: false,
+            guest_only: true,
+            takes_value: false,
+            excludes: false,
+            trace: Some(Format::Exits),
+            kind: KIND_EXIT_TRACE,
+            config,
+        }
+    }
+
+    #[test]
+    fn reasons_are_the_catalogues_traces() {
+        let mut entries = vec![entry("user", 1), entry("io", 2), entry("mmio", 3)];
+        // Exits that are counted, not traced.
+        entries.push(Entry {
+            kind: 0x101,
+            trace: None,
+            ..entry("exits", 0)
+        });
+        let of = |reasons: &[Reason]| names(&entries, reasons).map_err(|error| error.to_string());
+        assert_eq!(of(&[]), Ok(vec!["user".into()]));
+        assert_eq!(
+            of(&[Reason::Mmio, Reason::Io]),
+            Ok(vec!["mmio".into(), "io".into()])
+        );
+        assert_eq!(
+            of(&[Reason::All]),
+            Err(
+                "--reason: this host cannot trace exits of \"all\", only of: user, io, mmio".into()
+            )
+        );
+        entries.push(entry("every", 0));
+        assert_eq!(names(&entries, &[]).unwrap(), ["every"]);
+        assert!(matches!(names(&[], &[]), Err(RecordError::NoTrace)));
+    }
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: RecordArgs,
+    }
+
+    #[test]
+    fn a_command_keeps_its_own_options() {
+        let line =
+            Line::try_parse_from("record --reason io,hlt -m 64K -o f ls --reason x".split(' '));
+        let args = line.unwrap().args;
+        assert_eq!(args.reason, [Reason::Io, Reason::Hlt]);
+        assert_eq!((args.aux_size, args.output()), (Some(4), Path::new("f")));
+        assert_eq!(args.target.command, ["ls", "--reason", "x"]);
+        for wrong in [
+            "record --reason none ls",
+            "record -m 3M ls",
+            "record --aux 1 ls",
+        ] {
+            assert!(Line::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! A recording's exits. They may be many, so they are read when they are asked for; who made
+//! them is told all over the file, and read before.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use vpmu_client::Packet;
+use vpmu_client::trace::{Exit, Format, Packets};
+
+use crate::data::{self, DataError, Kernel, Line, Process, Task, TraceLine};
+use crate::names::{Key, Names, Spot};
+use crate::symbols::Programs;
+
+/// What is wrong with it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordedError {
+    #[error("{}{}", path.display(), hint(source))]
+    Data { path: PathBuf, source: DataError },
+    #[error(
+        "{}: it has no trace of exits: record one with `vperf exits record -- COMMAND` or `vperf record --aux exit-trace-user`", .0.display()
+    )]
+    NoTrace(PathBuf),
+}
+
+fn hint(error: &DataError) -> &'static str {
+    match error {
+        DataError::Open(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            " (record one with `vperf exits record -- COMMAND`, or name it with -i)"
+        }
+        _ => "",
+    }
+}
+
+/// All of a recording but its exits.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    path: PathBuf,
+    pub(super) target: String,
+    pub(super) traces: Vec<Trace>,
+    /// Nothing of the file is missing.
+    pub(super) complete: bool,
+    pub(super) elapsed_ns: u64,
+    /// The least of the packets' times, more or less: where a time axis begins.
+    pub(super) began: u64,
+    processes: Vec<Process>,
+    tasks: Vec<Task>,
+    kernel: Kernel,
+}
+
+/// A trace's account, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    pub(super) line: TraceLine,
+    pub(super) produced: u64,
+    pub(super) lost: u64,
+    pub(super) written: u64,
+    /// Pages of the area that are not what they should be.
+    pub(super) unreadable: u64,
+}
+
+impl Trace {
+    /// Exits are what it is of.
+    pub(super) fn has_exits(&self) -> bool {
+        self.line.format == Format::Exits
+    }
+}
+
+impl Recorded {
+    /// Reads all of `path` but the exits.
+    pub(super) fn read(path: &Path) -> Result<Self, RecordedError> {
+        let mut recorded = Self {
+            path: path.into(),
+            began: u64::MAX,
+            ..Self::default()
+        };
+        // What each event said last of its loss, in the area where it did.
+        let mut losses = HashMap::new();
+        let cut = read_lines(path, |line| recorded.add(line, &mut losses))?;
+        recorded.complete &= !cut;
+        if !recorded.complete {
+            // The traces' own accounts stand at the end.
+            for ((trace, ..), lost) in losses {
+                if let Some(trace) = recorded.traces.get_mut(trace) {
+                    trace.lost = trace.lost.saturating_add(lost);
+                    trace.produced = trace.written.saturating_add(trace.lost);
+                }
+            }
+        }
+        if !recorded.traces.iter().any(Trace::has_exits) {
+            return Err(RecordedError::NoTrace(path.into()));
+        }
+        Ok(recorded)
+    }
+
+    fn add(&mut self, line: Line, losses: &mut HashMap<(usize, usize, u64), u64>) {
+        match line {
+            Line::Header(header) => self.target = header.target,
+            Line::Process(process) => self.processes.push(process),
+            Line::Task(task) => self.tasks.push(task),
+            Line::Kernel(mut kernel) => {
+                kernel.symbols.sort_by_key(|symbol| symbol.start);
+                self.kernel = kernel;
+            }
+            Line::Trace(line) => self.traces.push(Trace {
+                line,
+                ..Trace::default()
+            }),
+            Line::Aux(aux) => {
+                let Some(trace) = self.traces.get_mut(aux.trace) else {
+                    return;
+                };
+                trace.written = trace.written.saturating_add(aux.bytes);
+                for packet in Packets::new(aux.position, &aux.data) {
+                    match packet {
+                        Ok(Packet::Sync(sync)) => {
+                            self.began = self.began.min(sync.time());
+                            losses.insert((aux.trace, aux.place, sync.event()), sync.lost());
+                        }
+                        Ok(_) => {}
+                        Err(_) => trace.unreadable += 1,
+                    }
+                }
+            }
+            Line::Traced(traced) => {
+                if let Some(trace) = self.traces.get_mut(traced.trace) {
+                    trace.produced = trace.produced.saturating_add(traced.produced);
+                    trace.lost = trace.lost.saturating_add(traced.lost);
+                }
+            }
+            Line::End(end) => {
+                self.complete = true;
+                self.elapsed_ns = end.elapsed_ns;
+            }
+            Line::Event(_) | Line::Sample(_) | Line::Lost(_) | Line::Throttle(_) => {}
+        }
+    }
+
+    /// The kernel hid its addresses while this was recorded.
+    pub(super) fn kernel_is_hidden(&self) -> bool {
+        self.kernel.hidden
+    }
+
+    /// Hands all exits with their trace's index to `each`: those of one CPU in order.
+    pub(super) fn exits(&self, mut each: impl FnMut(usize, &Exit)) -> Result<(), RecordedError> {
+        read_lines(&self.path, |line| {
+            let Line::Aux(aux) = line else {
+                return;
+            };
+            for packet in Packets::new(aux.position, &aux.data) {
+                if let Ok(Packet::Exit(exit)) = packet
+                    && aux.trace < self.traces.len()
+                {
+                    each(aux.trace, exit);
+                }
+            }
+        })
+        .map(|_| ())
+    }
+
+    /// Names for them.
+    pub(super) fn labels<'a>(&'a self, programs: &'a mut Programs) -> Labels<'a> {
+        Labels {
+            names: Names::new(&self.processes, &self.tasks, &self.kernel, programs),
+            known: HashMap::new(),
+        }
+    }
+}
+
+fn read_lines(path: &Path, each: impl FnMut(Line)) -> Result<bool, RecordedError> {
+    data::read(path, each).map_err(|source| RecordedError::Data {
+        path: path.into(),
+        source,
+    })
+}
+
+/// Who caused exits, in words. An exit of a program is like many others, so each name is looked
+/// for once.
+#[derive(Debug)]
+pub(super) struct Labels<'a> {
+    names: Names<'a>,
+    /// By what of the process, its state, address and mode.
+    known: HashMap<(Key, u32, usize, Option<u64>, bool), String>,
+}
+
+impl Labels<'_> {
+    /// The name in the sense of `key`, of which the task and the symbol are possible.
+    pub(super) fn of(&mut self, exit: &Exit, key: Key) -> &str {
+        let (pid, time, user) = (exit.pid(), exit.time(), exit.user());
+        let ip = exit.ip().filter(|_| key == Key::Symbol);
+        let spot = Spot {
+            pid,
+            time,
+            cpu: exit.vcpu(),
+            ip: ip.unwrap_or(0),
+            user,
+        };
+        let names = &mut self.names;
+        let version = names.version(pid, time);
+        self.known
+            .entry((key, pid, version, ip, user))
+            .or_insert_with(|| {
+                if key == Key::Symbol && ip.is_none() {
+                    "[unknown]".into()
+                } else {
+                    names.of(&spot, key)
+                }
+            })
+    }
+}

@@ -1,0 +1,251 @@
+//! `vperf exits report`: which exits, how long they took, and who caused them.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::recorded::{Recorded, RecordedError, Trace};
+use super::sums::{Key, Row, Sums, name};
+use crate::format::{Align, duration, grouped, table};
+use crate::symbols::Programs;
+
+/// Of the table that says who caused them.
+const CALLERS: [Key; 4] = [Key::Reason, Key::What, Key::Task, Key::Symbol];
+const DEFAULT_TOP: usize = 10;
+
+/// Show what made this machine leave the guest, for how long, and what the guest did there.
+///
+/// The first table tells reasons, the second what was wanted, by which process and function.
+/// TIME is that outside of the guest, all exits' together; of a halt it is that of doing
+/// nothing. `[.]` is a function of a program, whose file is looked into for names, `[k]` one of
+/// the kernel: run it where it was recorded.
+///
+/// Examples:
+///   vperf exits report
+///   vperf exits report --sort task,reason --top 20
+///   vperf exits report -i boot.data --json
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct ReportArgs {
+    /// The recording.
+    #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
+    input: PathBuf,
+    /// Show one table, of exits told apart by these.
+    #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',')]
+    sort: Vec<Key>,
+    /// Show so many lines of each table.
+    #[arg(long, alias = "limit", value_name = "N", default_value_t = DEFAULT_TOP)]
+    top: usize,
+    /// As one JSON object, with every line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReportError {
+    #[error(transparent)]
+    Recorded(#[from] RecordedError),
+    #[error("writing the report")]
+    Write(#[source] io::Error),
+}
+
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    target: &'a str,
+    complete: bool,
+    elapsed_ns: u64,
+    traces: Vec<Traced<'a>>,
+}
+
+/// One trace's exits.
+#[derive(Debug, serde::Serialize)]
+struct Traced<'a> {
+    trace: &'a str,
+    source: &'a str,
+    snapshot: bool,
+    exits: u64,
+    total_ns: u64,
+    cut: u64,
+    produced_bytes: u64,
+    written_bytes: u64,
+    lost_bytes: u64,
+    unreadable_pages: u64,
+    tables: Vec<Table>,
+}
+
+#[derive(Debug, serde::Serialize)]
+struct Table {
+    #[serde(serialize_with = "names")]
+    keys: Vec<Key>,
+    rows: Vec<Row>,
+}
+
+fn names<S: serde::Serializer>(keys: &[Key], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(keys.iter().map(|&key| name(key)))
+}
+
+/// The report that nobody said more about.
+pub(super) fn show(input: &Path) -> Result<(), ReportError> {
+    run(&ReportArgs {
+        input: input.into(),
+        sort: Vec::new(),
+        top: DEFAULT_TOP,
+        json: false,
+    })
+}
+
+pub(super) fn run(args: &ReportArgs) -> Result<(), ReportError> {
+    let text = render(args)?;
+    io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(ReportError::Write)
+}
+
+pub(super) fn render(args: &ReportArgs) -> Result<String, ReportError> {
+    let recorded = Recorded::read(&args.input)?;
+    let keys: Vec<Vec<Key>> = if args.sort.is_empty() {
+        vec![vec![Key::Reason], CALLERS.to_vec()]
+    } else {
+        vec![args.sort.clone()]
+    };
+    let report = Report {
+        target: &recorded.target,
+        complete: recorded.complete,
+        elapsed_ns: recorded.elapsed_ns,
+        traces: add_up(&recorded, &keys)?,
+    };
+    if args.json {
+        let json = serde_json::to_string(&report);
+        return Ok(json.map_err(|error| ReportError::Write(error.into()))? + "\n");
+    }
+    Ok(to_text(&report, recorded.kernel_is_hidden(), args.top))
+}
+
+fn add_up<'a>(recorded: &'a Recorded, keys: &[Vec<Key>]) -> Result<Vec<Traced<'a>>, ReportError> {
+    let mut programs = Programs::default();
+    let mut labels = recorded.labels(&mut programs);
+    let tables = || keys.iter().map(|keys| Sums::by(keys)).collect();
+    let mut sums: Vec<Vec<Sums>> = recorded.traces.iter().map(|_| tables()).collect();
+    recorded.exits(|trace, exit| {
+        let processor = recorded.traces[trace].line.processor;
+        for sums in &mut sums[trace] {
+            sums.add(exit, processor, &mut labels);
+        }
+    })?;
+    let traced = |(trace, sums): (&'a Trace, Vec<Sums>)| {
+        let all = sums.first().map(|sums| sums.all).unwrap_or_default();
+        Traced {
+            trace: &trace.line.name,
+            source: &trace.line.source,
+            snapshot: trace.line.snapshot,
+            exits: all.exits,
+            total_ns: all.total_ns,
+            cut: all.cut,
+            produced_bytes: trace.produced,
+            written_bytes: trace.written,
+            lost_bytes: trace.lost,
+            unreadable_pages: trace.unreadable,
+            tables: keys
+                .iter()
+                .zip(sums)
+                .map(|(keys, sums)| Table {
+                    keys: keys.clone(),
+                    rows: sums.rows(),
+                })
+                .collect(),
+        }
+    };
+    let traces = recorded.traces.iter().zip(sums);
+    let of_exits = traces.filter(|(trace, _)| trace.has_exits());
+    Ok(of_exits.map(traced).collect())
+}
+
+fn to_text(report: &Report<'_>, kernel_is_hidden: bool, top: usize) -> String {
+    let mut text = format!("# Exits of {}", report.target);
+    if report.complete {
+        text.push_str(&format!(", recorded for {}\n", duration(report.elapsed_ns)));
+    } else {
+        text.push_str("\n# It was cut off before its end: this is what it holds.\n");
+    }
+    if kernel_is_hidden {
+        text.push_str(
+            "# The kernel hid its addresses: record as root, or set kernel.kptr_restrict to 0.\n",
+        );
+    }
+    for trace in &report.traces {
+        text.push_str(&heading(trace));
+        for table in &trace.tables {
+            text.push('\n');
+            text.push_str(&to_table(table, top));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn heading(trace: &Traced<'_>) -> String {
+    let mut text = format!(
+        "#\n# {}: {} exits, {} outside of the guest, {} bytes lost\n# traced by {}\n",
+        trace.trace,
+        grouped(trace.exits),
+        duration(trace.total_ns),
+        grouped(trace.lost_bytes),
+        trace.source,
+    );
+    if trace.snapshot {
+        text.push_str("# A snapshot: the newest only.\n");
+    }
+    if trace.cut > 0 {
+        text.push_str(&format!(
+            "# Of {} the trace saw no end: their time is at least what is shown.\n",
+            grouped(trace.cut)
+        ));
+    }
+    if trace.unreadable_pages > 0 {
+        text.push_str(&format!(
+            "# Pages of it that cannot be read: {}.\n",
+            grouped(trace.unreadable_pages)
+        ));
+    }
+    text
+}
+
+fn to_table(table_of: &Table, top: usize) -> String {
+    const HEADS: [&str; 6] = ["EXITS", "%EXITS", "TIME", "%TIME", "MEAN", "WORST"];
+    let keys = table_of.keys.iter().map(|&key| name(key).to_uppercase());
+    let mut lines = vec![
+        HEADS
+            .iter()
+            .map(|&head| head.to_owned())
+            .chain(keys)
+            .collect(),
+    ];
+    for row in table_of.rows.iter().take(top) {
+        let mut cells: Vec<String> = vec![
+            grouped(row.exits),
+            format!("{:.2}%", row.exits_percent),
+            duration(row.total_ns),
+            format!("{:.2}%", row.time_percent),
+            duration(row.mean_ns),
+            duration(row.worst_ns),
+        ];
+        cells.extend(row.cells.iter().map(|cell| match cell.as_str() {
+            "" => "-".to_owned(),
+            cell => cell.to_owned(),
+        }));
+        lines.push(cells);
+    }
+    let mut columns = vec![Align::Right; HEADS.len()];
+    columns.resize(HEADS.len() + table_of.keys.len(), Align::Left);
+    let mut text = table(&columns, &lines);
+    let left_out = table_of.rows.len().saturating_sub(top);
+    if left_out > 0 {
+        text.push_str(&format!(
+            "({left_out} more: --top {})\n",
+            table_of.rows.len()
+        ));
+    }
+    text
+}

@@ -1,0 +1,130 @@
+//! Exits added up: how many, and how long the guest stood still for them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use clap::ValueEnum;
+use vpmu_client::trace::Exit;
+
+use super::reasons;
+use super::recorded::Labels;
+use crate::calls::share;
+use crate::data::Processor;
+use crate::names;
+
+/// What exits are told apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Key {
+    /// Why.
+    Reason,
+    /// What the guest wanted: which port or address, to read or to write.
+    What,
+    /// The process that ran.
+    Task,
+    /// The function that ran.
+    Symbol,
+    /// The CPU.
+    Cpu,
+}
+
+/// As in options, heads and JSON.
+pub(super) fn name(key: Key) -> &'static str {
+    match key {
+        Key::Reason => "reason",
+        Key::What => "what",
+        Key::Task => "task",
+        Key::Symbol => "symbol",
+        Key::Cpu => "cpu",
+    }
+}
+
+/// What an exit is in the sense of `key`.
+fn cell(key: Key, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) -> String {
+    match key {
+        Key::Reason => reasons::reason(exit, processor),
+        Key::What => reasons::what(exit, processor),
+        Key::Task => labels.of(exit, names::Key::Comm).to_owned(),
+        Key::Symbol => labels.of(exit, names::Key::Symbol).to_owned(),
+        Key::Cpu => exit.vcpu().to_string(),
+    }
+}
+
+/// Some exits' sum.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) exits: u64,
+    pub(super) total_ns: u64,
+    pub(super) worst_ns: u64,
+    /// Of them, those that the end of the trace cut: their time is not all of it.
+    pub(super) cut: u64,
+}
+
+impl Sum {
+    fn add(&mut self, exit: &Exit) {
+        self.exits += 1;
+        self.total_ns = self.total_ns.saturating_add(exit.outside());
+        self.worst_ns = self.worst_ns.max(exit.outside());
+        self.cut += u64::from(exit.is_cut());
+    }
+}
+
+/// The exits that are alike in all keys.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub(super) struct Row {
+    /// In the order of the keys.
+    #[serde(skip)]
+    pub(super) cells: Vec<String>,
+    #[serde(flatten)]
+    named: BTreeMap<&'static str, String>,
+    pub(super) exits: u64,
+    pub(super) exits_percent: f64,
+    pub(super) total_ns: u64,
+    pub(super) time_percent: f64,
+    pub(super) mean_ns: u64,
+    pub(super) worst_ns: u64,
+}
+
+/// Sums by keys.
+#[derive(Debug)]
+pub(super) struct Sums {
+    keys: Vec<Key>,
+    sums: HashMap<Vec<String>, Sum>,
+    pub(super) all: Sum,
+}
+
+impl Sums {
+    pub(super) fn by(keys: &[Key]) -> Self {
+        Self {
+            keys: keys.to_vec(),
+            sums: HashMap::new(),
+            all: Sum::default(),
+        }
+    }
+
+    pub(super) fn add(&mut self, exit: &Exit, processor: Processor, labels: &mut Labels<'_>) {
+        let keys = self.keys.iter();
+        let cells = keys.map(|&key| cell(key, exit, processor, labels));
+        self.sums.entry(cells.collect()).or_default().add(exit);
+        self.all.add(exit);
+    }
+
+    /// The longest first.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let heads: Vec<&'static str> = self.keys.iter().map(|&key| name(key)).collect();
+        let mut rows: Vec<Row> = self
+            .sums
+            .iter()
+            .map(|(cells, sum)| Row {
+                cells: cells.clone(),
+                named: heads.iter().copied().zip(cells.iter().cloned()).collect(),
+                exits: sum.exits,
+                exits_percent: share(sum.exits, self.all.exits),
+                total_ns: sum.total_ns,
+                time_percent: share(sum.total_ns, self.all.total_ns),
+                mean_ns: sum.total_ns / sum.exits.max(1),
+                worst_ns: sum.worst_ns,
+            })
+            .collect();
+        rows.sort_by(|a, b| (b.total_ns, b.exits, &a.cells).cmp(&(a.total_ns, a.exits, &b.cells)));
+        rows
+    }
+}

@@ -1,0 +1,205 @@
+//! The traces' share of a recording: packets out of AUX areas into the file.
+
+use std::io::{self, IsTerminal, Write};
+
+use vpmu_client::Packet;
+use vpmu_client::ring::RingError;
+use vpmu_client::trace::Packets;
+
+use super::{Recording, RecordingError, say};
+use crate::data::{Aux, Line, Traced};
+use crate::format::grouped;
+use crate::tracing::{Mapped, Place};
+
+/// What was taken out of areas.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    exits: u64,
+    samples: u64,
+    bytes: u64,
+    /// By the traces' own account.
+    lost: u64,
+    /// Shown last.
+    shown: u64,
+}
+
+impl Recording<'_> {
+    /// Writes what stands in the areas that are to be emptied.
+    pub(super) fn drain_areas(&mut self) -> Result<(), RecordingError> {
+        // Taken out while each is read: what is read goes elsewhere in `self`.
+        let mut places = std::mem::take(&mut self.sources.places);
+        for place in &mut places {
+            self.drain_notices(place);
+            let Mapped::Emptied(area) = &mut place.area else {
+                continue;
+            };
+            // No more than the area holds now, as of rings.
+            let head = area.head();
+            while head.wrapping_sub(area.tail()).cast_signed() > 0 {
+                match area.read(&mut self.chunk) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        area.skip();
+                        self.unreadable(place.opened.index, &error);
+                        break;
+                    }
+                }
+                place.written += self.chunk.bytes.len() as u64;
+                self.chunk(place.trace, place.place, place.opened.index)?;
+            }
+        }
+        self.sources.places = places;
+        Ok(())
+    }
+
+    /// A trace's ring tells where its pieces stand, which the area's head does as well: it is
+    /// but kept from filling.
+    fn drain_notices(&mut self, place: &mut Place<'_>) {
+        let head = place.ring.head();
+        while head.wrapping_sub(place.ring.tail()).cast_signed() > 0 {
+            match place.ring.next_record() {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => {
+                    if !matches!(error, RingError::Record { .. }) {
+                        place.ring.skip();
+                    }
+                    self.unreadable(place.opened.index, &error);
+                }
+            }
+        }
+    }
+
+    /// Writes the newest of the areas that nobody empties, as far as it is not in the file.
+    pub(super) fn take_snapshots(&mut self) -> Result<(), RecordingError> {
+        let mut places = std::mem::take(&mut self.sources.places);
+        for place in &mut places {
+            let Mapped::Newest(snapshot) = &place.area else {
+                continue;
+            };
+            match snapshot.take() {
+                Ok(chunk) => self.chunk = chunk,
+                Err(error) => {
+                    self.unreadable(place.opened.index, &error);
+                    continue;
+                }
+            }
+            let known = place.until.saturating_sub(self.chunk.position);
+            let known = usize::try_from(known).unwrap_or(usize::MAX);
+            let known = known.min(self.chunk.bytes.len());
+            self.chunk.bytes.drain(..known);
+            self.chunk.position += known as u64;
+            let bytes = self.chunk.bytes.len() as u64;
+            place.written += bytes;
+            place.until = self.chunk.position.saturating_add(bytes);
+            self.chunk(place.trace, place.place, place.opened.index)?;
+        }
+        self.sources.places = places;
+        self.news()
+    }
+
+    /// Writes what was read of the area at `place`, and looks at whose it is.
+    fn chunk(&mut self, trace: usize, place: usize, event: usize) -> Result<(), RecordingError> {
+        let data = std::mem::take(&mut self.chunk.bytes);
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.look(&data, event);
+        self.taken.bytes += data.len() as u64;
+        self.line(&Line::Aux(Aux {
+            trace,
+            place,
+            position: self.chunk.position,
+            bytes: data.len() as u64,
+            data,
+        }))
+    }
+
+    fn look(&mut self, data: &[u8], event: usize) {
+        for packet in Packets::new(self.chunk.position, data) {
+            let (pid, time, ip, user) = match packet {
+                Ok(Packet::Exit(exit)) => {
+                    self.taken.exits += 1;
+                    (exit.pid(), exit.time(), exit.ip(), exit.user())
+                }
+                Ok(Packet::Sample(sample)) => {
+                    self.taken.samples += 1;
+                    (sample.pid(), sample.time(), sample.ip(), sample.user())
+                }
+                Ok(_) => continue,
+                Err(error) => {
+                    self.unreadable(event, &error);
+                    continue;
+                }
+            };
+            self.processes.saw(pid, time);
+            if !user {
+                self.kernel_ips.extend(ip);
+            }
+        }
+    }
+
+    /// Writes what each trace says of itself, when all of it is in the file.
+    pub(super) fn account(&mut self) -> Result<(), RecordingError> {
+        for place in std::mem::take(&mut self.sources.places) {
+            let reading = match place.opened.event.read() {
+                Ok(reading) => reading,
+                Err(error) => {
+                    self.unreadable(place.opened.index, &error);
+                    continue;
+                }
+            };
+            self.taken.lost = self.taken.lost.saturating_add(reading.lost);
+            self.line(&Line::Traced(Traced {
+                trace: place.trace,
+                place: place.place,
+                produced: reading.value,
+                lost: reading.lost,
+                written: place.written,
+            }))?;
+        }
+        Ok(())
+    }
+
+    /// How far it is, on a terminal's one line.
+    pub(super) fn show_progress(&mut self) {
+        if self.taken.bytes == self.taken.shown || !io::stderr().is_terminal() {
+            return;
+        }
+        self.taken.shown = self.taken.bytes;
+        let _ = write!(io::stderr(), "\rvperf: {}", self.taken.describe());
+    }
+
+    pub(super) fn tell_traces(&self) {
+        if self.sources.traced.is_empty() {
+            return;
+        }
+        if self.taken.shown > 0 {
+            let _ = writeln!(io::stderr());
+        }
+        let lost = grouped(self.taken.lost);
+        say(&format!(
+            "{} written to {}, {lost} bytes lost, {} wakeups",
+            self.taken.describe(),
+            self.path.display(),
+            grouped(self.end.wakeups)
+        ));
+        if self.taken.lost > 0 {
+            say("what the AUX areas had no room for is missing: give them more (--aux-size)");
+        }
+    }
+}
+
+impl Taken {
+    fn describe(&self) -> String {
+        let mut what = Vec::new();
+        if self.exits > 0 || self.samples == 0 {
+            what.push(format!("{} exits", grouped(self.exits)));
+        }
+        if self.samples > 0 {
+            what.push(format!("{} samples with registers", grouped(self.samples)));
+        }
+        format!("{} in {} bytes", what.join(", "), grouped(self.bytes))
+    }
+}

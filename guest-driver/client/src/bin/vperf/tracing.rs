@@ -1,0 +1,297 @@
+//! Traces beside or instead of samples: which, into AUX areas of which size, and what stands
+//! in them.
+
+use std::fs;
+
+use vpmu_client::area::AreaError;
+use vpmu_client::ring::RingError;
+use vpmu_client::trace::Format;
+use vpmu_client::{Area, Entry, Ring, Snapshot, Vpmu};
+
+use crate::data::{Processor, TraceLine};
+use crate::events::{Chosen, EventsError};
+use crate::period::{PeriodArgs, PeriodError};
+use crate::target::{Opened, Target};
+
+/// 4 MiB: some sixty thousand exits.
+const DEFAULT_PAGES_LOG2: u32 = 10;
+/// 8 pages: beside a trace a ring has but the notices of its pieces.
+const RING_PAGES_LOG2: u32 = 3;
+const PAGE: u64 = 4096;
+const CPUINFO: &str = "/proc/cpuinfo";
+
+/// The device's kind of sample traces, and what their configs count.
+const KIND_SAMPLE_TRACE: u32 = 0x106;
+const PACE_CPU_CLOCK: u64 = 0;
+const PACE_EXITS: u64 = 1;
+
+/// Why nothing can be traced.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TracingError {
+    #[error(transparent)]
+    Events(#[from] EventsError),
+    #[error("event {0:?} is no trace: `vperf list` shows which are")]
+    NoTrace(String),
+    #[error(transparent)]
+    Period(#[from] PeriodError),
+    #[error("this device has no AUX areas, which traces are written to")]
+    NoAreas,
+    #[error("an AUX area of this device has at most {0} bytes: take less")]
+    Size(u64),
+    #[error("trace {name:?}")]
+    Open {
+        name: String,
+        source: vpmu_client::Error,
+    },
+    #[error("the ring of the trace {name:?}")]
+    Ring { name: String, source: RingError },
+    #[error("trace {name:?}")]
+    Map { name: String, source: AreaError },
+}
+
+/// How large AUX areas are, and what becomes of what they hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AreaChoice {
+    /// As a logarithm.
+    pub(crate) pages: Option<u32>,
+    /// The newest alone are kept.
+    pub(crate) snapshot: bool,
+}
+
+/// What was mapped of one trace at one place.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    /// Of the traces.
+    pub(crate) trace: usize,
+    /// Of the trace.
+    pub(crate) place: usize,
+    pub(crate) opened: &'a Opened,
+    pub(crate) ring: Ring,
+    pub(crate) area: Mapped<'a>,
+    /// Bytes in the file, and up to where of the area.
+    pub(crate) written: u64,
+    pub(crate) until: u64,
+}
+
+/// By whom it is emptied.
+#[derive(Debug)]
+pub(crate) enum Mapped<'a> {
+    Emptied(Area),
+    Newest(Snapshot<'a>),
+}
+
+/// `64K`, `4M` or bytes, as the logarithm of pages.
+pub(crate) fn area_size(text: &str) -> Result<u32, String> {
+    let wrong = || "not a size such as 256K, 4M or 1G".to_owned();
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let units: u64 = digits.parse().map_err(|_| wrong())?;
+    let bytes = units.checked_mul(1 << shift).ok_or_else(wrong)?;
+    if bytes >= PAGE && bytes.is_power_of_two() {
+        Ok((bytes / PAGE).ilog2())
+    } else {
+        Err("not a power of two from 4K on, such as 4M".into())
+    }
+}
+
+impl AreaChoice {
+    /// What was asked for, if the device allows as much; both as logarithms of pages.
+    fn pages_log2(self, most: u32) -> Result<u32, TracingError> {
+        let most_log2 = most.checked_ilog2().ok_or(TracingError::NoAreas)?;
+        match self.pages {
+            Some(asked) if asked > most_log2 => Err(TracingError::Size(u64::from(most) * PAGE)),
+            Some(asked) => Ok(asked),
+            None => Ok(DEFAULT_PAGES_LOG2.min(most_log2)),
+        }
+    }
+
+    /// Opens the traces, which `first` events precede, with a wakeup for every quarter of an
+    /// area: room enough for what comes until its reader is awake.
+    pub(crate) fn open(
+        self,
+        vpmu: &Vpmu,
+        target: &Target,
+        traces: &[Chosen],
+        first: usize,
+    ) -> Result<Vec<Opened>, TracingError> {
+        if traces.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bytes = PAGE << self.pages_log2(vpmu.info().max_aux_pages)?;
+        let quarter = u32::try_from(bytes / 4).unwrap_or(u32::MAX);
+        let mut opened = Vec::new();
+        for (index, trace) in traces.iter().enumerate() {
+            let attr = trace.attr.clone().tracing(quarter);
+            let events = target
+                .open(first + index, &attr, |_, attr| vpmu.open_event(attr))
+                .map_err(|source| TracingError::Open {
+                    name: trace.name.clone(),
+                    source,
+                })?;
+            opened.extend(events);
+        }
+        Ok(opened)
+    }
+
+    /// Maps a ring and an area for each of `opened` that is one of the traces, which `first`
+    /// events precede.
+    pub(crate) fn map<'a>(
+        self,
+        vpmu: &Vpmu,
+        traces: &[Chosen],
+        opened: &'a [Opened],
+        first: usize,
+    ) -> Result<Vec<Place<'a>>, TracingError> {
+        let mut places: Vec<Place<'a>> = Vec::new();
+        for opened in opened.iter().filter(|opened| opened.index >= first) {
+            let trace = opened.index - first;
+            let name = || traces[trace].name.clone();
+            let pages_log2 = self.pages_log2(vpmu.info().max_aux_pages)?;
+            let event = &opened.event;
+            let ring = event
+                .map(RING_PAGES_LOG2.min(vpmu.info().max_ring_pages.checked_ilog2().unwrap_or(0)));
+            let ring = ring.map_err(|source| TracingError::Ring {
+                name: name(),
+                source,
+            })?;
+            let area = if self.snapshot {
+                event
+                    .map_aux_snapshot(&ring, pages_log2)
+                    .map(Mapped::Newest)
+            } else {
+                event.map_aux(&ring, pages_log2).map(Mapped::Emptied)
+            };
+            let area = area.map_err(|source| TracingError::Map {
+                name: name(),
+                source,
+            })?;
+            places.push(Place {
+                trace,
+                place: places.iter().filter(|place| place.trace == trace).count(),
+                opened,
+                ring,
+                area,
+                written: 0,
+                until: 0,
+            });
+        }
+        Ok(places)
+    }
+}
+
+/// The traces that `specs` name.
+pub(crate) fn choose(
+    vpmu: &Vpmu,
+    specs: &[String],
+    period: &PeriodArgs,
+) -> Result<Vec<Chosen>, TracingError> {
+    let mut chosen = Vec::new();
+    for spec in specs {
+        let mut trace = crate::events::choose(vpmu, spec, None)?;
+        match trace.entry.trace {
+            None => return Err(TracingError::NoTrace(spec.clone())),
+            Some(Format::Samples) => {
+                let (name, unit) = pace(&trace.entry);
+                trace.attr = period.apply(trace.attr, name, unit, vpmu.info())?;
+            }
+            Some(_) => {}
+        }
+        chosen.push(trace);
+    }
+    Ok(chosen)
+}
+
+/// What the period of a trace of samples counts, which is not what the trace does: bytes.
+fn pace(entry: &Entry) -> (&str, &'static str) {
+    match (entry.kind, entry.config) {
+        (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK) => ("cpu-clock", "ns"),
+        (KIND_SAMPLE_TRACE, PACE_EXITS) => ("exits", ""),
+        _ => (&entry.name, ""),
+    }
+}
+
+/// What a file says of a trace.
+pub(crate) fn line(trace: &Chosen, snapshot: bool) -> TraceLine {
+    TraceLine {
+        name: trace.name.clone(),
+        format: trace.entry.trace.unwrap_or_default(),
+        period: trace.attr.period,
+        unit: pace(&trace.entry).1.into(),
+        source: trace.entry.source.clone(),
+        guest_only: trace.entry.guest_only,
+        processor: processor(&fs::read_to_string(CPUINFO).unwrap_or_default()),
+        snapshot,
+    }
+}
+
+/// Whose numbers the reasons of this machine's exits are: those of its maker's processors.
+fn processor(cpuinfo: &str) -> Processor {
+    let maker = cpuinfo.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "vendor_id").then(|| value.trim())
+    });
+    match maker {
+        Some("AuthenticAMD" | "HygonGenuine") => Processor::Svm,
+        Some("GenuineIntel" | "CentaurHauls" | "Shanghai") => Processor::Vmx,
+        _ => Processor::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_two_of_pages() {
+        assert_eq!(area_size("4096"), Ok(0));
+        assert_eq!(area_size("4K"), Ok(0));
+        assert_eq!(area_size("64k"), Ok(4));
+        assert_eq!(area_size("4M"), Ok(10));
+        assert_eq!(area_size("1g"), Ok(18));
+        for wrong in [
+            "",
+            "K",
+            "0",
+            "2K",
+            "3M",
+            "-4K",
+            "4T",
+            "1.5M",
+            "18446744073709551615G",
+        ] {
+            assert!(area_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_of_the_processors_maker() {
+        let of = |maker: &str| processor(&format!("processor\t: 0\nvendor_id\t: {maker}\n"));
+        assert_eq!(of("AuthenticAMD"), Processor::Svm);
+        assert_eq!(of("GenuineIntel"), Processor::Vmx);
+        assert_eq!(of("somebody"), Processor::Unknown);
+        assert_eq!(processor(""), Processor::Unknown);
+    }
+
+    #[test]
+    fn areas_are_as_large_as_the_device_allows() {
+        let of = |pages, most| {
+            AreaChoice {
+                pages,
+                snapshot: false,
+            }
+            .pages_log2(most)
+        };
+        assert!(matches!(of(None, 16384), Ok(10)));
+        assert!(matches!(of(None, 64), Ok(6)));
+        assert!(matches!(of(Some(14), 16384), Ok(14)));
+        assert!(matches!(
+            of(Some(15), 16384),
+            Err(TracingError::Size(0x400_0000))
+        ));
+        assert!(matches!(of(None, 0), Err(TracingError::NoAreas)));
+    }
+}
