@@ -5,6 +5,7 @@
  *   vpmu_virtio   the device: probe, queues, notices
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
+ *   vpmu_trace    door one's AUX areas       vpmu_create  events of either door
  *   vpmu_event    an event's state, count and times
  *   vpmu_context  scheduling before 6.2
  *   vpmu_call     commands from outside perf core's scheduling
@@ -27,6 +28,7 @@
 #include <linux/mutex.h>
 #include <linux/perf_event.h>
 #include <linux/poll.h>
+#include <linux/smp.h>
 #include <linux/spinlock.h>
 #include <linux/virtio.h>
 #include <linux/wait.h>
@@ -41,6 +43,8 @@ struct vm_area_struct;
 
 /* Commands that one kick carries at most; more are sent in several. */
 #define VPMU_BATCH	64
+/* Commands that are sent at once with one kick, at most. */
+#define VPMU_DIRECT	3
 /* Notices that the device can leave before the driver has taken any. */
 #define VPMU_NOTICES	64
 
@@ -55,9 +59,11 @@ struct vm_area_struct;
  * @reading: perf core reads a group: likewise
  * @pending: commands gathered
  * @events: whose they are
- * @commands: VPMU_BATCH gathered ones, and one slot for direct commands
+ * @commands: VPMU_BATCH gathered ones, and VPMU_DIRECT slots for direct commands
  * @replies: as many answers
  * @alarm: tells the log where printing is possible
+ * @traces: perf core's that write on this CPU, which alone looks at them here
+ * @service: brings vpmu_trace_service() there
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -72,6 +78,18 @@ struct vpmu_vcpu {
 	struct vpmu_command *commands;
 	struct vpmu_reply *replies;
 	struct irq_work alarm;
+	struct list_head traces;
+	call_single_data_t service;
+};
+
+/**
+ * struct vpmu_sysfs - attribute groups of a PMU
+ * @events: what stands in events/
+ * @groups: all of them
+ */
+struct vpmu_sysfs {
+	struct attribute_group *events;
+	const struct attribute_group *groups[3];
 };
 
 /**
@@ -89,13 +107,15 @@ struct vpmu_vcpu {
  * @node: in the CPU hotplug state
  * @doorbell: a 32-bit write here is a mark; NULL without the feature
  * @pmu: as perf core sees it
- * @event_attrs: what stands in sysfs events/
- * @attr_groups: sysfs groups of @pmu
+ * @sysfs: of @pmu
+ * @trace_pmu: as perf core sees what writes to AUX areas; its type is 0 without the feature
+ * @trace_sysfs: of @trace_pmu
  * @misc: /dev/vpmu
  * @files: from event id to struct vpmu_file, children's ids included
+ * @traces: from event id to struct vpmu_event of perf core's traces
  * @output_lock: rings, their maps and who writes to them; sleeps
  * @notice_lock: what notices look at: vpmu_file::ring and ::family,
- *               vpmu_ring::writers; taken with interrupts off
+ *               vpmu_ring::writers, what @traces leads to; taken with interrupts off
  * @gone: being removed; nothing more is opened
  * @users: open events and open files of /dev/vpmu
  * @idle: woken when @users falls to zero
@@ -114,10 +134,12 @@ struct vpmu_device {
 	struct hlist_node node;
 	void __iomem *doorbell;
 	struct pmu pmu;
-	struct attribute_group *event_attrs;
-	const struct attribute_group *attr_groups[3];
+	struct vpmu_sysfs sysfs;
+	struct pmu trace_pmu;
+	struct vpmu_sysfs trace_sysfs;
 	struct miscdevice misc;
 	struct xarray files;
+	struct xarray traces;
 	struct mutex output_lock;
 	spinlock_t notice_lock;
 	bool gone;
@@ -144,6 +166,8 @@ struct vpmu_device {
  * @file: the door that it came through, NULL for perf core's
  * @family: in @file->family
  * @turn: the last call that has reached it, see vpmu_call_group()
+ * @trace: of perf core's traces: what it writes to
+ * @tracks: of these: holds a reference on vpmu_task
  */
 struct vpmu_event {
 	struct vpmu_device *dev;
@@ -162,6 +186,8 @@ struct vpmu_event {
 	struct vpmu_file *file;
 	struct list_head family;
 	u64 turn;
+	struct vpmu_trace *trace;
+	bool tracks;
 };
 
 /**
@@ -183,6 +209,7 @@ struct vpmu_totals {
 };
 
 struct vpmu_ring;
+struct vpmu_trace;
 
 /**
  * struct vpmu_charge - on whose account pages are
@@ -336,6 +363,8 @@ int vpmu_vcpu_discover(struct vpmu_device *dev);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op);
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu);
+int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
+		       struct vpmu_reply *replies, unsigned int count);
 int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 		      struct vpmu_reply *reply);
 
@@ -343,7 +372,21 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 int vpmu_pmu_register(struct vpmu_device *dev);
 void vpmu_pmu_unregister(struct vpmu_device *dev);
 
+/* vpmu_trace.c */
+int vpmu_trace_register(struct vpmu_device *dev);
+void vpmu_trace_unregister(struct vpmu_device *dev);
+struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);
+void vpmu_trace_close(struct vpmu_event *own);
+void vpmu_trace_service(void *vcpu);
+void vpmu_trace_notice(struct vpmu_device *dev, u64 id);
+
+/* vpmu_create.c */
+int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
+
 /* vpmu_event.c */
+void vpmu_event_pin(struct perf_event *event);
+void vpmu_event_unpin(struct perf_event *event);
+void vpmu_event_read(struct perf_event *event);
 bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
 bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
@@ -357,8 +400,8 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
 int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 
 /* vpmu_sysfs.c */
-int vpmu_sysfs_init(struct vpmu_device *dev);
-void vpmu_sysfs_exit(struct vpmu_device *dev);
+int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool traces);
+void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs);
 
 /* vpmu_cdev.c */
 int vpmu_cdev_register(struct vpmu_device *dev);

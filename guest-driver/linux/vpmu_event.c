@@ -6,6 +6,7 @@
  */
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
+#include <linux/preempt.h>
 
 #include "vpmu.h"
 
@@ -132,6 +133,57 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 	if (state != VPMU_STATE_OFF || !own->file || !own->file->limited)
 		return false;
 	return own->task || (op == VPMU_COMMAND_READ && (own->started || own->parting));
+}
+
+/*
+ * Whether the device names a task in the event's output: the one that it came in
+ * with, until it goes out. Between two tasks that inherited the same events perf
+ * core swaps their contexts instead, by which nothing goes out or comes in. A
+ * pinned context is not swapped.
+ */
+static bool event_names_task(const struct vpmu_event *own)
+{
+	return own->task && (own->trace || (own->file && own->file->tracks));
+}
+
+/**
+ * vpmu_event_pin() - an event comes into its context
+ * @event: the event; perf core holds the context's lock, which protects the count
+ */
+void vpmu_event_pin(struct perf_event *event)
+{
+	if (event_names_task(event->pmu_private))
+		event->ctx->pin_count++;
+}
+
+/**
+ * vpmu_event_unpin() - and leaves it
+ * @event: the event, likewise
+ */
+void vpmu_event_unpin(struct perf_event *event)
+{
+	if (event_names_task(event->pmu_private))
+		event->ctx->pin_count--;
+}
+
+/**
+ * vpmu_event_read() - struct pmu::read
+ * @event: the event
+ */
+void vpmu_event_read(struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_vcpu *vcpu;
+
+	/* A queue's lock must not be taken from an NMI; the last count stands then. */
+	if (in_nmi() || event->hw.state & PERF_HES_STOPPED)
+		return;
+	vcpu = vpmu_vcpu_local(own->dev);
+	if (!vcpu)
+		return;
+	vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ);
+	if (!vcpu->reading)
+		vpmu_vcpu_flush(vcpu);
 }
 
 /**

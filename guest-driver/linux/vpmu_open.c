@@ -25,12 +25,20 @@
 
 #include "vpmu.h"
 
+static bool open_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
+{
+	/* Of the PMU that has traces alone, or of the one that has all kinds here. */
+	return (attr->type == dev->pmu.type ||
+		(dev->trace_pmu.type && attr->type == dev->trace_pmu.type)) &&
+	       vpmu_config_is_trace(attr->config);
+}
+
 /* The config of our own PMU that means the same. */
 static int open_config(struct vpmu_device *dev, const struct perf_event_attr *attr, u64 *config)
 {
 	u32 kind;
 
-	if (attr->type == dev->pmu.type) {
+	if (attr->type == dev->pmu.type || open_is_trace(dev, attr)) {
 		*config = attr->config;
 		return 0;
 	}
@@ -54,11 +62,6 @@ static int open_config(struct vpmu_device *dev, const struct perf_event_attr *at
 		return -EINVAL;
 	*config = VPMU_CONFIG(kind, attr->config);
 	return 0;
-}
-
-static bool open_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
-{
-	return attr->type == dev->pmu.type && vpmu_config_is_trace(attr->config);
 }
 
 /* Whether it would tell registers, by which what the kernel keeps secret. */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * /sys/bus/event_source/devices/vpmu: the format, and the events of this host.
+ * /sys/bus/event_source/devices/vpmu and vpmu_trace: the format, and the events of this
+ * host.
  *
  * There is no cpumask: perf would take the PMU for an uncore one and refuse tasks.
  */
@@ -64,12 +65,14 @@ static struct attribute *text_attr_init(struct text_attr *text)
 }
 
 /**
- * vpmu_sysfs_init() - make the attribute groups of the PMU out of the catalogue
+ * vpmu_sysfs_init() - make the attribute groups of a PMU out of the catalogue
  * @dev: the device
+ * @sysfs: filled in
+ * @traces: with what writes to AUX areas, or with the rest
  *
  * Return: 0 or -ENOMEM.
  */
-int vpmu_sysfs_init(struct vpmu_device *dev)
+int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool traces)
 {
 	const struct vpmu_catalogue_entry *entry;
 	u32 i, len = dev->info.catalogue_len;
@@ -95,6 +98,8 @@ int vpmu_sysfs_init(struct vpmu_device *dev)
 				 i);
 			continue;
 		}
+		if (vpmu_config_is_trace(VPMU_CONFIG(entry->kind, 0)) != traces)
+			continue;
 		strscpy(text->name, entry->name, sizeof(text->name));
 		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG)
 			snprintf(text->text, sizeof(text->text), "event=?,kind=0x%x", entry->kind);
@@ -110,18 +115,18 @@ int vpmu_sysfs_init(struct vpmu_device *dev)
 		*attrs++ = text_attr_init(text++);
 	}
 
-	dev->event_attrs = group;
-	dev->attr_groups[0] = &format_group;
-	dev->attr_groups[1] = group;
+	sysfs->events = group;
+	sysfs->groups[0] = &format_group;
+	sysfs->groups[1] = group;
 	return 0;
 }
 
 /**
  * vpmu_sysfs_exit() - free them, after the PMU was unregistered
- * @dev: the device
+ * @sysfs: they
  */
-void vpmu_sysfs_exit(struct vpmu_device *dev)
+void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs)
 {
-	kvfree(dev->event_attrs);
-	dev->event_attrs = NULL;
+	kvfree(sysfs->events);
+	sysfs->events = NULL;
 }

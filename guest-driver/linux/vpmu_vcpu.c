@@ -38,8 +38,10 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	vcpu->index = index;
 	raw_spin_lock_init(&vcpu->lock);
 	init_irq_work(&vcpu->alarm, vcpu_alarm);
-	vcpu->commands = kcalloc(VPMU_BATCH + 1, sizeof(*vcpu->commands), GFP_KERNEL);
-	vcpu->replies = kcalloc(VPMU_BATCH + 1, sizeof(*vcpu->replies), GFP_KERNEL);
+	INIT_LIST_HEAD(&vcpu->traces);
+	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
+	vcpu->commands = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->commands), GFP_KERNEL);
+	vcpu->replies = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->replies), GFP_KERNEL);
 	if (!vcpu->commands || !vcpu->replies)
 		return -ENOMEM;
 	virtqueue_disable_cb(vcpu->vq);
@@ -144,6 +146,33 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op)
 }
 
 /**
+ * vpmu_vcpu_commands() - commands that are sent at once, with one kick
+ * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
+ * @commands: they
+ * @replies: as many answers, on success
+ * @count: how many, VPMU_DIRECT at most
+ *
+ * Call with preemption off. What has gathered on the queue stays where it is: it
+ * may be another CPU's, in the midst of its bracket.
+ *
+ * Return: 0, then each answer has its own status; or a negative errno.
+ */
+int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
+		       struct vpmu_reply *replies, unsigned int count)
+{
+	unsigned long flags;
+	int err;
+
+	raw_spin_lock_irqsave(&vcpu->lock, flags);
+	memcpy(&vcpu->commands[VPMU_BATCH], commands, count * sizeof(*commands));
+	err = vcpu_send(vcpu, VPMU_BATCH, count);
+	if (!err)
+		memcpy(replies, &vcpu->replies[VPMU_BATCH], count * sizeof(*replies));
+	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
+	return err;
+}
+
+/**
  * vpmu_vcpu_command() - one command, sent at once
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
  * @op: VPMU_COMMAND_*
@@ -151,31 +180,21 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op)
  * @value: for VPMU_COMMAND_PERIOD
  * @reply: the answer, on success
  *
- * Call with preemption off. What has gathered on the queue stays where it is: it
- * may be another CPU's, in the midst of its bracket.
+ * Call with preemption off.
  *
  * Return: 0 or a negative errno, the device's own included.
  */
 int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 		      struct vpmu_reply *reply)
 {
-	struct vpmu_command *command;
-	unsigned long flags;
-	int err;
+	const struct vpmu_command command = {
+		.op = cpu_to_le32(op),
+		.event = cpu_to_le64(event),
+		.value = cpu_to_le64(value),
+	};
+	int err = vpmu_vcpu_commands(vcpu, &command, reply, 1);
 
-	raw_spin_lock_irqsave(&vcpu->lock, flags);
-	command = &vcpu->commands[VPMU_BATCH];
-	memset(command, 0, sizeof(*command));
-	command->op = cpu_to_le32(op);
-	command->event = cpu_to_le64(event);
-	command->value = cpu_to_le64(value);
-	err = vcpu_send(vcpu, VPMU_BATCH, 1);
-	if (!err) {
-		*reply = vcpu->replies[VPMU_BATCH];
-		err = -(int)le32_to_cpu(reply->status);
-	}
-	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
-	return err;
+	return err ?: -(int)le32_to_cpu(reply->status);
 }
 
 /**

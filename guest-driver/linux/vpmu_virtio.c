@@ -166,6 +166,7 @@ static void device_free(struct vpmu_device *dev)
 		for (i = 0; i < dev->info.vcpus && dev->vcpus[i].dev; i++)
 			vpmu_vcpu_exit(&dev->vcpus[i]);
 	xa_destroy(&dev->files);
+	xa_destroy(&dev->traces);
 	free_percpu(dev->cpu_vcpu);
 	kfree(dev->vcpus);
 	kfree(dev->notices);
@@ -187,6 +188,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	spin_lock_init(&dev->notice_lock);
 	init_completion(&dev->control_done);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&dev->traces, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->idle);
 	return dev;
 }
@@ -283,13 +285,19 @@ static int vpmu_probe(struct virtio_device *vdev)
 	err = vpmu_pmu_register(dev);
 	if (err)
 		goto offline;
-	err = vpmu_cdev_register(dev);
+	err = vpmu_trace_register(dev);
 	if (err)
 		goto unregister;
+	err = vpmu_cdev_register(dev);
+	if (err)
+		goto untrace;
 	dev_info(&vdev->dev, "%u vCPUs, %u events to choose from\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
 	return 0;
 
+untrace:
+	device_drain(dev);
+	vpmu_trace_unregister(dev);
 unregister:
 	device_drain(dev);
 	vpmu_pmu_unregister(dev);
@@ -318,6 +326,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	 */
 	vpmu_cdev_unregister(dev);
 	device_drain(dev);
+	vpmu_trace_unregister(dev);
 	vpmu_pmu_unregister(dev);
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
 

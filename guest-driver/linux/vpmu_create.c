@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * From a perf event to one of the device's, and its end; the same for both doors and
+ * for what counts, samples and traces.
+ */
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+
+#include "compat.h"
+#include "vpmu.h"
+
+/* Who owns it, and who finds it by the device's id. */
+static int event_publish(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+
+	if (own->file)
+		return xa_err(xa_store_irq(&dev->files, own->id, own->file, GFP_KERNEL));
+	if (own->trace)
+		return xa_err(xa_store_irq(&dev->traces, own->id, own, GFP_KERNEL));
+	return 0;
+}
+
+static void event_withdraw(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+
+	if (own->file && own->id)
+		xa_erase_irq(&dev->files, own->id);
+	if (own->trace && own->id)
+		xa_erase_irq(&dev->traces, own->id);
+	/* Who has found it looks at it with this held. */
+	spin_lock_irq(&dev->notice_lock);
+	if (own->file)
+		list_del(&own->family);
+	spin_unlock_irq(&dev->notice_lock);
+}
+
+static void event_free(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+
+	if (own->file)
+		vpmu_file_put(own->file);
+	if (own->tracks)
+		vpmu_task_put(dev);
+	kfree(own->trace);
+	kfree(own);
+	vpmu_device_put(dev);
+}
+
+static void event_destroy(struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	event_withdraw(own);
+	if (own->trace)
+		vpmu_trace_close(own);
+	else if (own->id)
+		vpmu_control_close(own->dev, own->id);
+	if (own->file && event->parent)
+		vpmu_output_gone(own->file);
+	event_free(own);
+}
+
+/* What a file asks for beyond counting. */
+static void event_request_file(struct perf_event *event, struct vpmu_file *file,
+			       struct vpmu_open_request *request)
+{
+	const __le32 acts = cpu_to_le32(VPMU_OPEN_AUX_PAUSE | VPMU_OPEN_AUX_RESUME);
+	u64 leader = vpmu_group_leader_id(file, event->hw.target);
+	struct vpmu_event *parent;
+
+	*request = file->wanted;
+	request->leader = cpu_to_le64(leader);
+	if (!event->parent)
+		return;
+	/* A task that did not inherit the trace has none to pause. */
+	if (!leader)
+		request->flags &= ~acts;
+	parent = event->parent->pmu_private;
+	request->parent = cpu_to_le64(parent->id);
+	request->period = cpu_to_le64(READ_ONCE(file->period));
+	/* A family's samples come from one engine. */
+	request->engine = cpu_to_le32(file->engine);
+}
+
+/* What perf core's attr asks for beyond counting. */
+static void event_request_trace(const struct perf_event *event, struct vpmu_open_request *request)
+{
+	struct vpmu_event *parent;
+
+	request->period = cpu_to_le64(event->attr.sample_period);
+	request->aux_watermark = cpu_to_le32(event->attr.aux_watermark);
+	if (!event->parent)
+		return;
+	parent = event->parent->pmu_private;
+	request->parent = cpu_to_le64(parent->id);
+}
+
+/* Opens the device's event behind @event. */
+static int event_open(struct perf_event *event, struct vpmu_event *own)
+{
+	struct vpmu_open_request request = {};
+	struct vpmu_device *dev = own->dev;
+	u64 config = event->attr.config;
+	u32 engine, flags;
+	int err;
+
+	if (own->file)
+		event_request_file(event, own->file, &request);
+	if (own->trace)
+		event_request_trace(event, &request);
+	flags = le32_to_cpu(request.flags);
+	request.kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
+	request.config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
+	if (own->task) {
+		request.context = cpu_to_le32(VPMU_CONTEXT_TASK);
+		flags |= VPMU_OPEN_ENABLED;
+	} else {
+		struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, event->cpu);
+
+		if (!vcpu)
+			return -ENODEV;
+		request.context = cpu_to_le32(vcpu->index);
+	}
+	if (event->attr.exclude_user)
+		flags |= VPMU_OPEN_EXCLUDE_USER;
+	if (event->attr.exclude_kernel)
+		flags |= VPMU_OPEN_EXCLUDE_KERNEL;
+	request.flags = cpu_to_le32(flags);
+
+	err = vpmu_control_open(dev, &request, &own->id, &engine);
+	if (err)
+		return err;
+	if (own->file && !event->parent)
+		own->file->engine = engine;
+	err = event_publish(own);
+	if (err) {
+		vpmu_control_close(dev, own->id);
+		own->id = 0;
+	}
+	return err;
+}
+
+static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event *event)
+{
+	struct vpmu_event *own = kzalloc(sizeof(*own), GFP_KERNEL);
+
+	if (!own)
+		return NULL;
+	own->dev = dev;
+	own->event = event;
+	own->task = event->attach_state & PERF_ATTACH_TASK;
+	if (event->pmu == &dev->trace_pmu) {
+		own->trace = vpmu_trace_alloc(own);
+		if (!own->trace) {
+			kfree(own);
+			return NULL;
+		}
+	}
+	INIT_LIST_HEAD(&own->family);
+	if (event->overflow_handler == vpmu_file_overflow) {
+		own->file = event->overflow_handler_context;
+		vpmu_file_get(own->file);
+	}
+	vpmu_device_get(dev);
+	return own;
+}
+
+static int event_prepare(struct perf_event *event, struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+	int err;
+
+	/* Pairs with the barrier in device_drain(). */
+	smp_mb__after_atomic();
+	if (READ_ONCE(dev->gone))
+		return -ENODEV;
+	if (event->parent)
+		return 0;
+	if (own->task) {
+		err = vpmu_anchor_task_context(event->hw.target);
+		if (err)
+			return err;
+	}
+	/* Packets name tasks where the device can learn of them; events that inherit have theirs. */
+	if (own->trace) {
+		err = vpmu_task_get(dev);
+		own->tracks = !err;
+		return err == -EOPNOTSUPP ? 0 : err;
+	}
+	return 0;
+}
+
+/**
+ * vpmu_event_create() - make the device's part of a perf event
+ * @dev: the device
+ * @event: being opened or inherited; what only its PMU refuses has been refused
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
+{
+	struct perf_event_attr *attr = &event->attr;
+	struct vpmu_event *own;
+	int err;
+
+	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
+		return -EOPNOTSUPP;
+	if (attr->config1 || attr->config2)
+		return -EINVAL;
+	if (event->cpu >= 0 && !cpu_possible(event->cpu))
+		return -ENODEV;
+
+	own = event_alloc(dev, event);
+	if (!own)
+		return -ENOMEM;
+	err = event_prepare(event, own);
+	if (err)
+		goto free;
+	err = event_open(event, own);
+	if (err && !event->parent)
+		goto free;
+	/*
+	 * An error here would make the fork fail that inherits the event. It is
+	 * kept and never runs instead, which its times show.
+	 */
+	if (err)
+		dev_warn_ratelimited(&dev->vdev->dev,
+				     "an inherited event is not counted in a new task (%d)\n", err);
+
+	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	event->pmu_private = own;
+	if (own->file) {
+		spin_lock_irq(&dev->notice_lock);
+		list_add(&own->family, &own->file->family);
+		if (!event->parent)
+			WRITE_ONCE(own->file->event, event);
+		spin_unlock_irq(&dev->notice_lock);
+	}
+	event->destroy = event_destroy;
+	return 0;
+free:
+	event_free(own);
+	return err;
+}
