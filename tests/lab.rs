@@ -1,0 +1,26 @@
+//! The lab is a sound KVM host: what its guests' time rests on.
+
+use images::{Boot, PlaceChoice};
+
+/// When the kernel wrote the line that ends in these words.
+fn written(log: &str, words: &str) -> f64 {
+    let line = log.lines().find(|line| line.ends_with(words));
+    let line = line.unwrap_or_else(|| panic!("no line ends in {words:?}:\n{log}"));
+    let time = line.trim_start_matches('[').split(']').next().unwrap_or("");
+    let time = time.trim().parse();
+    time.unwrap_or_else(|error| panic!("no time in {line:?}: {error}"))
+}
+
+/// One that KVM took before could be so far off that KVM gives a vCPU no TSC to set timers by.
+#[test]
+fn kvm_takes_the_refined_frequency_of_the_tsc() {
+    let boot = Boot {
+        command: "dmesg".to_owned(),
+        place: PlaceChoice::Lab,
+        ..Boot::default()
+    };
+    let log = boot.run_on_lab_host().unwrap().output;
+    let refined = written(&log, "Switched to clocksource tsc");
+    let loaded = written(&log, "kvm: Nested Virtualization enabled");
+    assert!(refined < loaded, "refined {refined} s, loaded {loaded} s");
+}
