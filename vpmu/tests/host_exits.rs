@@ -228,7 +228,7 @@ fn what_finds_no_room_is_counted_to_the_exit() {
         Ok(all) => all,
         Err(why) => return eprintln!("nothing recorded on this machine: {why}"),
     };
-    for rounds in [30_000, 100, 40_000] {
+    for rounds in [5_000, 100, 10_000] {
         recorder.start().expect("starts");
         for _ in 0..rounds {
             guest.store();
@@ -240,11 +240,13 @@ fn what_finds_no_room_is_counted_to_the_exit() {
     eprintln!("{} exits, {lost} lost of {counted}", exits.len());
     assert!(lost > 0);
     assert_eq!(exits.len() as u64 + lost, counted);
-    // What comes after a loss is told again.
-    recorder.start().expect("starts");
-    guest.store();
-    recorder.stop().expect("stops");
-    let (exits, lost) = drained(&mut *recorder);
-    assert_eq!(lost, 0);
-    assert!(exits.iter().any(|exit| exit.ip == PROGRAM), "{exits:x?}");
+    // What comes after a loss is told again, and the loss once.
+    for _ in 0..2 {
+        recorder.start().expect("starts");
+        guest.store();
+        recorder.stop().expect("stops");
+        let (exits, lost) = drained(&mut *recorder);
+        assert_eq!(lost, 0);
+        assert!(exits.iter().any(|exit| exit.ip == PROGRAM), "{exits:x?}");
+    }
 }

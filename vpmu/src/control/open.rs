@@ -3,10 +3,11 @@
 use zerocopy::FromBytes;
 
 use crate::abi::{
-    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW,
-    KIND_SOFTWARE, MAX_STACK, OPEN_BACKWARD, OPEN_ENABLED, OPEN_EXCLUDE_CHAIN_KERNEL,
-    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT,
-    OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE,
+    KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE, MAX_STACK, OPEN_BACKWARD, OPEN_ENABLED,
+    OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest,
+    READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
@@ -157,6 +158,13 @@ impl State {
 
     /// What makes the samples.
     fn engine(&self, host: &Host<'_>, request: &OpenRequest) -> Result<u32, Errno> {
+        if (request.kind.get(), request.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL) {
+            // The vCPU does not come by at most of them.
+            return match request.engine.get() {
+                ENGINE_EXIT => Err(Errno::EOPNOTSUPP),
+                _ => Ok(ENGINE_BATCHED),
+            };
+        }
         let can_batch = can_batch(request);
         if request.period.get() == 0 && (can_batch || request.engine.get() != ENGINE_BATCHED) {
             return Ok(ENGINE_ANY);

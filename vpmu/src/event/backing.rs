@@ -41,7 +41,7 @@ impl Backing {
             (KIND_EXITS, EXIT_ALL) => Self::AllExits,
             (KIND_EXITS, _) if !facts.excludes_any() => Self::Exits,
             (KIND_MARK | KIND_EXITS, _) => Self::Happened(0),
-            (KIND_EXIT_TRACE, _) => Self::Traced,
+            (KIND_EXIT_TRACE, config) if config != EXIT_ALL => Self::Traced,
             (KIND_HALTS, _) => Self::Halts,
             (KIND_GUEST_TIME, _) => Self::GuestTime,
             _ => Self::Host(Vec::new()),

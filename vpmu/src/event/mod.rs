@@ -130,7 +130,7 @@ impl Event {
         let wants = |need, wanted: bool| wanted.then_some(need);
         let needs = match &self.backing {
             Backing::GuestTime => [Some(Need::GuestTime), None],
-            Backing::Host(_) if self.is_batched() => [wants(Need::Collecting, samples), None],
+            Backing::Host(_) if self.is_batched() => [Some(Need::Collecting), None],
             Backing::Host(_) => [wants(Need::HostSamples, samples), None],
             Backing::Exits => [
                 wants(Need::Exits, samples || self.shown),
@@ -152,9 +152,10 @@ impl Event {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
-    /// Whether host counters make its samples.
+    /// Whether host counters make its samples, or packets.
     pub(crate) fn is_sampled_by_host(&self) -> bool {
-        matches!(self.backing, Backing::Host(_)) && self.period.is_some()
+        let makes_any = self.period.is_some() || self.is_batched();
+        matches!(self.backing, Backing::Host(_)) && makes_any
     }
 
     /// Whether the host records its overflows, to be collected later.

@@ -19,7 +19,7 @@ use crate::walk::Place;
 const HOLD_BACK: u64 = 1;
 /// Where the half of the address space begins that kernels keep to themselves: the mode of a guest
 /// whose vCPU ran on is told by its address.
-const KERNEL_HALF: u64 = 1 << 63;
+pub(super) const KERNEL_HALF: u64 = 1 << 63;
 /// Overflows that are held at once, but for those of one host ring more: a megabyte. Beyond that
 /// they are written as they come, for a guest must not have its host keep what it likes.
 const MOST_HELD: usize = 16_384;
@@ -124,6 +124,7 @@ impl State {
                 period: overflow.period,
             });
         }
+        self.write_exits(host, id, vcpu, &overflows.exits);
         self.metrics.host_throttles += overflows.throttles;
         self.lose(id, overflows.lost);
     }

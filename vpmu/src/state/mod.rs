@@ -4,6 +4,7 @@
 mod batched;
 mod closing;
 mod group;
+mod hardware;
 mod overflow;
 mod throttling;
 mod tracing;

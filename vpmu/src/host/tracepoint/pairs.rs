@@ -60,6 +60,7 @@ impl Pairs {
             Some(body) if body.kind == TYPE_SAMPLE => match moment(layout, &body) {
                 Some(Moment::Exit(exit)) => {
                     self.finish(&mut found);
+                    self.inside = false;
                     self.open = Some(exit);
                 }
                 Some(Moment::Entry(back)) => {
@@ -79,9 +80,8 @@ impl Pairs {
         });
     }
 
-    /// No more is to come until the vCPU enters again: what is open is told as it is.
+    /// The entry that ends what is open does not come: it is told as it is.
     pub(super) fn finish(&mut self, found: &mut impl FnMut(Found)) {
-        self.inside = false;
         if let Some(exit) = self.open.take() {
             found(Found::Exit(exit));
         }

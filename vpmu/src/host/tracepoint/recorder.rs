@@ -31,6 +31,11 @@ pub(in crate::host) struct Recorder {
     running: bool,
     /// Exits that were told so far, or said to be lost.
     told: u64,
+    /// Of those said to be lost, how many the ring has yet to say so of.
+    ahead: u64,
+    /// The newest moment that was told: the host's clock is converted anew at each drain, but never
+    /// so that time goes back.
+    newest: u64,
 }
 
 impl Recorder {
@@ -55,6 +60,8 @@ impl Recorder {
             pairs: Pairs::default(),
             running: false,
             told: 0,
+            ahead: 0,
+            newest: 0,
         }))
     }
 
@@ -116,15 +123,19 @@ impl Counter for Recorder {
 
     fn drain(&mut self, into: &mut Overflows) {
         let line = self.clock.line();
-        let told = &mut self.told;
+        let (told, ahead, newest) = (&mut self.told, &mut self.ahead, &mut self.newest);
+        let mut tsc = |time| {
+            *newest = line.tsc(time).max(*newest);
+            *newest
+        };
         let mut found = |found| {
             let recorded = match found {
                 Found::Exit(exit) => {
                     *told += 1;
                     let [qualification, detail] = exit.info;
                     Recorded::Exit(HostExit {
-                        tsc: line.tsc(exit.time),
-                        back: exit.back.map(|back| line.tsc(back)),
+                        tsc: tsc(exit.time),
+                        back: exit.back.map(&mut tsc),
                         ip: exit.ip,
                         reason: exit.reason,
                         qualification,
@@ -132,8 +143,13 @@ impl Counter for Recorder {
                     })
                 }
                 Found::Lost(exits) => {
-                    *told = told.saturating_add(exits);
-                    Recorded::Lost(exits)
+                    let known = exits.min(*ahead);
+                    *ahead -= known;
+                    *told = told.saturating_add(exits - known);
+                    if exits == known {
+                        return;
+                    }
+                    Recorded::Lost(exits - known)
                 }
             };
             into.exits.push(recorded);
@@ -149,10 +165,11 @@ impl Counter for Recorder {
             return;
         }
         self.pairs.finish(&mut found);
-        // What found no room at the very end stands in no record of the ring.
+        // The ring says what found no room before the next record that does.
         let silent = self.count().unwrap_or(0).saturating_sub(self.told);
         if silent > 0 {
             self.told += silent;
+            self.ahead += silent;
             into.exits.push(Recorded::Lost(silent));
         }
     }
