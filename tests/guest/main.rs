@@ -3,6 +3,7 @@
 //! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
 //! framed line for each; the tests of the same names on the host boot a guest and read them.
 
+mod aux_vperf;
 mod counting;
 mod cpu;
 mod doors;
@@ -81,6 +82,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
+        "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }

@@ -1,0 +1,387 @@
+//! `vperf exits` and `vperf record --aux` as a person uses them, on commands whose exits are
+//! known to the last one.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use vpmu_client::trace::Format;
+use vpmu_client::{Entry, Vpmu};
+
+use crate::cpu::IDLE_PORT;
+use crate::ensure::{ensure, ensure_eq};
+use crate::programs::{json, text, vperf};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "exits_of_a_command_are_all_there",
+        exits_of_a_command_are_all_there,
+    ),
+    ("exits_name_who_caused_them", exits_name_who_caused_them),
+    (
+        "exits_alone_records_and_shows",
+        exits_alone_records_and_shows,
+    ),
+    ("a_timeline_has_every_exit", a_timeline_has_every_exit),
+    (
+        "a_trace_beside_samples_is_in_the_file",
+        a_trace_beside_samples_is_in_the_file,
+    ),
+    (
+        "a_trace_of_samples_is_a_profile",
+        a_trace_of_samples_is_a_profile,
+    ),
+    (
+        "a_snapshot_holds_the_newest_exits",
+        a_snapshot_holds_the_newest_exits,
+    ),
+    (
+        "a_signal_takes_a_snapshot_and_another_ends_it",
+        a_signal_takes_a_snapshot_and_another_ends_it,
+    ),
+    ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
+];
+
+/// The device's numbers for traces, and for what one of exits tells of.
+const KIND_EXIT_TRACE: u32 = 0x105;
+const KIND_SAMPLE_TRACE: u32 = 0x106;
+const EXIT_USER: u64 = 1;
+const PACE_EXITS: u64 = 1;
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn entry(kind: u32, config: u64) -> Fallible<Entry> {
+    let vpmu = Vpmu::open()?;
+    let mut entries = vpmu.catalogue().entries().iter();
+    let found = entries.find(|entry| (entry.kind, entry.config) == (kind, config));
+    Ok(found
+        .ok_or_else(|| format!("no trace of kind {kind:#x} and config {config}"))?
+        .clone())
+}
+
+fn succeeded(output: &Output) -> Outcome {
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    Ok(())
+}
+
+/// Records into `file` what `args` say.
+fn record(file: &str, args: &[&str]) -> Fallible<String> {
+    let output = vperf(&[&["exits", "record", "-o", file], args].concat())?;
+    succeeded(&output)?;
+    Ok(text(&output.stderr))
+}
+
+/// The first trace of what `vperf exits report` says of `file`, told apart by `keys`.
+fn report(file: &str, keys: &str) -> Fallible<Value> {
+    let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", keys])?;
+    succeeded(&output)?;
+    let report = json(&output.stdout)?;
+    ensure_eq!(report["complete"], true, "{report}");
+    Ok(report["traces"][0].clone())
+}
+
+fn rows(trace: &Value) -> Fallible<&Vec<Value>> {
+    let rows = trace["tables"][0]["rows"].as_array();
+    Ok(rows.ok_or_else(|| format!("no rows: {trace}"))?)
+}
+
+fn port() -> String {
+    format!("port {IDLE_PORT:#x} write 1 byte")
+}
+
+/// Nothing that the trace produced is missing, or told to be.
+fn nothing_is_lost(trace: &Value) -> Outcome {
+    ensure_eq!(trace["lost_bytes"], 0, "{trace}");
+    ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
+    ensure_eq!(trace["written_bytes"], trace["produced_bytes"], "{trace}");
+    Ok(())
+}
+
+fn exits_of_a_command_are_all_there() -> Outcome {
+    let file = "/tmp/ports.vperf";
+    for times in [0, 1, 5000] {
+        let count = times.to_string();
+        let command = ["--reason", "io", "--", "guest-tests", "ports", &count];
+        let said = record(file, &command)?;
+        ensure!(said.contains("0 bytes lost"), "{said}");
+        let trace = report(file, "what,task")?;
+        nothing_is_lost(&trace)?;
+        let written: Vec<(&str, u64)> = rows(&trace)?
+            .iter()
+            .filter(|row| row["what"] == port())
+            .filter_map(|row| Some((row["task"].as_str()?, row["exits"].as_u64()?)))
+            .collect();
+        if times == 0 {
+            ensure!(written.is_empty(), "{written:?}");
+        } else {
+            ensure_eq!(written, [("guest-tests", times)], "{trace}");
+        }
+    }
+    Ok(())
+}
+
+fn exits_name_who_caused_them() -> Outcome {
+    let file = "/tmp/callers.vperf";
+    // Of all CPUs, so that others' exits are there too and told apart.
+    record(
+        file,
+        &[
+            "-a",
+            "--reason",
+            "user",
+            "--",
+            "guest-tests",
+            "ports",
+            "300",
+        ],
+    )?;
+    let trace = report(file, "reason,what,task,symbol")?;
+    nothing_is_lost(&trace)?;
+    let (mut sum, mut time) = (0, 0);
+    for row in rows(&trace)?.iter().filter(|row| row["what"] == port()) {
+        ensure_eq!(row["reason"], "io", "{row}");
+        ensure_eq!(row["task"], "guest-tests", "{row}");
+        let symbol = row["symbol"].as_str().unwrap_or_default();
+        ensure!(
+            symbol.starts_with("[.] ") && symbol.contains("guest_tests"),
+            "{row}"
+        );
+        let number = |key: &str| row[key].as_u64().unwrap_or_default();
+        ensure!(
+            number("worst_ns") >= number("mean_ns") && number("mean_ns") > 0,
+            "{row}"
+        );
+        sum += number("exits");
+        time += number("total_ns");
+    }
+    ensure_eq!(sum, 300, "{trace}");
+    ensure!(Some(time) <= trace["total_ns"].as_u64(), "{time}: {trace}");
+    Ok(())
+}
+
+fn exits_alone_records_and_shows() -> Outcome {
+    let file = "/tmp/alone.vperf";
+    let output = vperf(&[
+        "exits",
+        "-o",
+        file,
+        "--reason",
+        "io",
+        "--",
+        "sh",
+        "-c",
+        "guest-tests ports 20; exit 7",
+    ])?;
+    ensure_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for part in ["EXITS", "REASON", "WORST", &port(), "guest-tests"] {
+        ensure!(shown.contains(part), "{part} is not in:\n{shown}");
+    }
+    Ok(())
+}
+
+fn a_timeline_has_every_exit() -> Outcome {
+    let file = "/tmp/timeline.vperf";
+    record(
+        file,
+        &["--reason", "io", "--", "guest-tests", "ports", "400"],
+    )?;
+    let output = vperf(&["exits", "timeline", "-i", file, "-o", "/tmp/timeline.json"])?;
+    succeeded(&output)?;
+    let timeline = json(&fs::read("/tmp/timeline.json")?)?;
+    let events = timeline["traceEvents"].as_array().ok_or("no events")?;
+    let ports: Vec<&Value> = events
+        .iter()
+        .filter(|event| event["ph"] == "X" && event["args"]["what"] == port())
+        .collect();
+    ensure_eq!(ports.len(), 400, "bars");
+    // One task's exits follow one another: no bar begins before the one before has ended.
+    let mut after = f64::MIN;
+    for event in ports {
+        let (at, lasted) = (event["ts"].as_f64(), event["dur"].as_f64());
+        let (Some(at), Some(lasted)) = (at, lasted) else {
+            return Err(format!("no time: {event}").into());
+        };
+        // A thousandth of a nanosecond is what a sum of such numbers may be off.
+        ensure!(at >= after - 1e-6 && lasted > 0.0, "{event} before {after}");
+        after = at + lasted;
+    }
+    let lines = events.iter().filter(|event| event["name"] == "thread_name");
+    ensure!(lines.count() >= 1, "no CPU has a line");
+    Ok(())
+}
+
+fn a_trace_beside_samples_is_in_the_file() -> Outcome {
+    let file = "/tmp/beside.vperf";
+    let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?;
+    ensure_eq!(trace.trace, Some(Format::Exits), "{}", trace.name);
+    let output = vperf(&[
+        "record",
+        "-e",
+        "mark=3",
+        "-c",
+        "10",
+        "--aux",
+        &trace.name,
+        "--aux-size",
+        "1M",
+        "-o",
+        file,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "500",
+    ])?;
+    succeeded(&output)?;
+    let shown = text(&vperf(&["report", "-i", file])?.stdout);
+    ensure!(
+        shown.contains(&trace.name) && shown.contains("vperf exits report"),
+        "{shown}"
+    );
+    let output = vperf(&["report", "-i", file, "--json"])?;
+    let samples = json(&output.stdout)?;
+    ensure_eq!(samples["events"][0]["samples"], 50, "{samples}");
+    let exits = report(file, "reason")?;
+    nothing_is_lost(&exits)?;
+    ensure_eq!(
+        samples["traces"][0]["written"],
+        exits["written_bytes"],
+        "{samples}"
+    );
+    // Each mark is an exit; the program may have made others.
+    ensure!(exits["exits"].as_u64() >= Some(500), "{exits}");
+    Ok(())
+}
+
+fn a_trace_of_samples_is_a_profile() -> Outcome {
+    let file = "/tmp/registers.vperf";
+    let trace = entry(KIND_SAMPLE_TRACE, PACE_EXITS)?;
+    let output = vperf(&[
+        "record",
+        "-e",
+        "mark=3",
+        "-c",
+        "10",
+        "--aux",
+        &trace.name,
+        "-o",
+        file,
+        "--",
+        "guest-tests",
+        "ports",
+        "1000",
+    ])?;
+    succeeded(&output)?;
+    let output = vperf(&["report", "-i", file, "--json", "--sort", "comm"])?;
+    let report = json(&output.stdout)?;
+    let events = report["events"].as_array().ok_or("no events")?;
+    let profile = events
+        .iter()
+        .find(|event| event["event"] == trace.name.as_str());
+    let profile = profile.ok_or_else(|| format!("no {}: {report}", trace.name))?;
+    ensure_eq!(profile["lost"], 0, "{report}");
+    // Every tenth exit to the VMM, of which the command made a thousand and a few.
+    let samples = profile["samples"].as_u64().unwrap_or_default();
+    ensure!((100..150).contains(&samples), "{samples} samples: {report}");
+    Ok(())
+}
+
+fn a_snapshot_holds_the_newest_exits() -> Outcome {
+    let file = "/tmp/newest.vperf";
+    let args = ["--snapshot", "-m", "8K", "--reason", "io", "--"];
+    record(
+        file,
+        &[&args[..], &["guest-tests", "ports", "2000"]].concat(),
+    )?;
+    let trace = report(file, "what")?;
+    ensure_eq!(trace["snapshot"], true, "{trace}");
+    ensure_eq!(trace["lost_bytes"], 0, "overwriting loses nothing: {trace}");
+    ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
+    let bytes = |key: &str| trace[key].as_u64().unwrap_or_default();
+    ensure!(bytes("produced_bytes") > 2000 * 64, "{trace}");
+    // All of the area but the page that was being written over.
+    ensure!((4096..=8192).contains(&bytes("written_bytes")), "{trace}");
+    ensure!(bytes("exits") >= 62, "{trace}");
+    Ok(())
+}
+
+fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
+    let file = "/tmp/signal.vperf";
+    // The command says when it is done with its exits, and waits.
+    let mut recorder = Command::new("vperf")
+        .args([
+            "exits",
+            "record",
+            "--snapshot",
+            "-m",
+            "64K",
+            "--reason",
+            "io",
+            "-o",
+            file,
+            "--",
+        ])
+        .args([
+            "sh",
+            "-c",
+            "guest-tests ports 100; echo done; exec sleep 1000",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let output = recorder.stdout.take().ok_or("no output")?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line)?;
+    ensure_eq!(line, "done\n", "the command's own word");
+    let kill = |signal: &str| -> Outcome {
+        let pid = recorder.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status()?;
+        ensure!(sent.success(), "kill {signal}");
+        Ok(())
+    };
+    kill("-USR2")?;
+    kill("-INT")?;
+    let output = recorder.wait_with_output()?;
+    // As the command, which the signal ended.
+    ensure_eq!(
+        output.status.code(),
+        Some(128 + 2),
+        "{}",
+        text(&output.stderr)
+    );
+    let trace = report(file, "what,task")?;
+    let row = |row: &&Value| row["what"] == port() && row["task"] == "guest-tests";
+    let row = rows(&trace)?.iter().find(row);
+    let exits = row.and_then(|row| row["exits"].as_u64());
+    ensure_eq!(exits, Some(100), "each exit once: {trace}");
+    Ok(())
+}
+
+fn wrong_traces_name_the_remedy() -> Outcome {
+    let trace = entry(KIND_EXIT_TRACE, EXIT_USER)?.name;
+    let cases: [(&[&str], &str); 6] = [
+        (&["record", "-e", &trace, "--", "true"], "--aux"),
+        (
+            &["record", "--aux", "task-clock", "--", "true"],
+            "vperf list",
+        ),
+        (&["record", "--snapshot", "--", "true"], "--aux"),
+        (
+            &["exits", "record", "-m", "3M", "--", "true"],
+            "power of two",
+        ),
+        (&["exits", "record", "-m", "1024G", "--", "true"], "at most"),
+        (&["exits", "report", "-i", "/proc/cpuinfo"], "/proc/cpuinfo"),
+    ];
+    for (args, remedy) in cases {
+        let output = vperf(args)?;
+        let said = text(&output.stderr);
+        ensure_eq!(output.status.code(), Some(125), "{args:?}: {said}");
+        ensure!(said.contains(remedy), "{args:?}: {said}");
+    }
+    Ok(())
+}
