@@ -1,12 +1,15 @@
 //! The events that this host can count, each found to work: what is not here cannot be opened.
 
 use crate::abi::{
-    CATALOGUE_ANY_CONFIG, CATALOGUE_EXCLUDES, CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES,
-    CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER,
-    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_TSC,
+    CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
+    CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO,
+    EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE,
+    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC,
+    PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
 };
+use crate::event::pace;
 use crate::machine::Machine;
-use crate::source::Source;
+use crate::source::{Offer, Source};
 
 const DEVICE: &str = "device";
 const STATISTICS: &str = "hypervisor statistics";
@@ -22,6 +25,8 @@ pub(crate) struct Entry {
     pub(crate) any_config: bool,
     pub(crate) shortest_period: Option<u64>,
     pub(crate) excludes: bool,
+    /// Of a trace, one of `FORMAT_*`.
+    pub(crate) format: Option<u16>,
     guest_only: bool,
     name: String,
     unit: &'static str,
@@ -44,11 +49,22 @@ impl Entry {
             any_config: false,
             shortest_period,
             excludes: false,
+            format: None,
             guest_only: true,
             name: name.to_owned(),
             unit: "",
             source: source.to_owned(),
             counts,
+        }
+    }
+
+    /// The same, of a trace that writes packets of `format`.
+    fn tracing(self, format: u16) -> Self {
+        Self {
+            excludes: true,
+            format: Some(format),
+            unit: "bytes",
+            ..self
         }
     }
 
@@ -60,8 +76,10 @@ impl Entry {
             flags: (flag(self.shortest_period.is_some(), CATALOGUE_SAMPLES)
                 | flag(self.guest_only, CATALOGUE_GUEST_ONLY)
                 | flag(self.any_config, CATALOGUE_ANY_CONFIG)
-                | flag(self.excludes, CATALOGUE_EXCLUDES))
-            .into(),
+                | flag(self.excludes, CATALOGUE_EXCLUDES)
+                | flag(self.format.is_some(), CATALOGUE_AUX)
+                | u32::from(self.format.unwrap_or(0)) << CATALOGUE_FORMAT_SHIFT)
+                .into(),
             config: self.config.into(),
             name: text(&self.name),
             unit: text(self.unit),
@@ -87,6 +105,7 @@ impl Catalogue {
                 any_config: false,
                 shortest_period: offer.shortest_period,
                 excludes: offer.excludes,
+                format: (offer.kind == KIND_EXIT_TRACE).then_some(FORMAT_EXITS),
                 guest_only: offer.guest_only,
                 name: offer.name.clone(),
                 unit: offer.unit,
@@ -160,6 +179,11 @@ impl Catalogue {
             excludes: true,
             ..mark
         });
+        entries.extend(EXIT_TRACES.map(|(config, name, counts)| {
+            let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
+            entry.tracing(FORMAT_EXITS)
+        }));
+        entries.extend(sample_traces(source));
         Self(entries)
     }
 
@@ -200,6 +224,86 @@ const USER_EXITS: [(u64, &str, &str); 6] = [
     ),
 ];
 
+const EXIT_TRACES: [(u64, &str, &str); 6] = [
+    (
+        EXIT_USER,
+        "exit-trace-user",
+        "packets of format 1 (exits): each VM exit that reached the VMM, whatever the reason",
+    ),
+    (
+        EXIT_IO,
+        "exit-trace-io",
+        "packets of format 1 (exits): port accesses that reached the VMM",
+    ),
+    (
+        EXIT_MMIO,
+        "exit-trace-mmio",
+        "packets of format 1 (exits): memory-mapped accesses that reached the VMM",
+    ),
+    (
+        EXIT_HLT,
+        "exit-trace-hlt",
+        "packets of format 1 (exits): each HLT that reached the VMM",
+    ),
+    (
+        EXIT_SIGNAL,
+        "exit-trace-signal",
+        "packets of format 1 (exits): returns to the VMM because of a signal",
+    ),
+    (
+        EXIT_OTHER,
+        "exit-trace-other",
+        "packets of format 1 (exits): VM exits that reached the VMM for any other reason",
+    ),
+];
+
+const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
+    (
+        PACE_CPU_CLOCK,
+        "sample-trace-cpu-clock",
+        "packets of format 2 (samples): registers, one for each period of the host's cpu-clock",
+    ),
+    (
+        PACE_EXITS,
+        "sample-trace-exits",
+        "packets of format 2 (samples): registers, one for each period of exits to the VMM",
+    ),
+    (
+        PACE_CYCLES,
+        "sample-trace-cycles",
+        "packets of format 2 (samples): registers, one for each period of cycles",
+    ),
+    (
+        PACE_INSTRUCTIONS,
+        "sample-trace-instructions",
+        "packets of format 2 (samples): registers, one for each period of instructions",
+    ),
+];
+
+/// The traces of samples whose pace there is: the device's own, and those that `source` can sample.
+fn sample_traces(source: &dyn Source) -> impl Iterator<Item = Entry> {
+    SAMPLE_TRACES
+        .into_iter()
+        .filter_map(move |(config, name, counts)| {
+            let trace = |shortest: Option<u64>| {
+                let entry =
+                    Entry::device(KIND_SAMPLE_TRACE, config, name, DEVICE, shortest, counts);
+                entry.tracing(FORMAT_SAMPLES)
+            };
+            let Some(paced_by) = pace(config) else {
+                return Some(trace(ANY_PERIOD));
+            };
+            let paced = |offer: &&Offer| (offer.kind, offer.config) == paced_by;
+            let offer = source.offers().iter().find(paced)?;
+            offer.shortest_period.map(|shortest| Entry {
+                excludes: offer.excludes,
+                guest_only: offer.guest_only,
+                source: format!("host perf: {}", offer.name),
+                ..trace(Some(shortest))
+            })
+        })
+}
+
 /// `text` padded with zeros, or cut between two characters.
 fn text<const N: usize>(text: &str) -> [u8; N] {
     let len = (0..=N.min(text.len()))
@@ -224,7 +328,8 @@ mod tests {
 
     #[test]
     fn no_text_of_the_device_is_cut() {
-        for (_, name, counts) in USER_EXITS {
+        let texts = USER_EXITS.iter().chain(&EXIT_TRACES).chain(&SAMPLE_TRACES);
+        for (_, name, counts) in texts {
             assert!(name.len() < 40 && counts.len() < 128, "{name}");
         }
     }

@@ -237,6 +237,12 @@ impl Vpmu {
     /// Right before the run call, on the vCPU's thread.
     pub fn enter(&self, vcpu: u32) {
         if let Some(on) = self.vcpu(vcpu) {
+            if on.take_awaited() {
+                self.with_state(|state, host| {
+                    state.enter(host, vcpu);
+                    false
+                });
+            }
             on.enter(&*self.source);
         }
     }
@@ -248,13 +254,20 @@ impl Vpmu {
             return;
         };
         let exit = exit.into();
+        // At once: what the VMM does from here on is time outside the guest.
+        let left = on.needs(Need::Traced).then(|| on.guest_tsc(&*self.source));
         on.leave(exit.reason, &*self.source);
-        if [Need::Exits, Need::HostSamples, Need::Throttled]
-            .into_iter()
-            .any(|need| on.needs(need))
+        if [
+            Need::Exits,
+            Need::Traced,
+            Need::HostSamples,
+            Need::Throttled,
+        ]
+        .into_iter()
+        .any(|need| on.needs(need))
         {
             self.with_state(|state, host| {
-                state.leave(host, vcpu, exit.reason, regs);
+                state.leave(host, vcpu, &exit, left, regs);
                 false
             });
         }

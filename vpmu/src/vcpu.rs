@@ -15,6 +15,8 @@ pub(crate) enum Need {
     GuestTime,
     /// Lets exit events see it.
     Exits,
+    /// Has traces hold it, with the time until the next entry.
+    Traced,
     /// Looks for overflows of host counters.
     HostSamples,
     /// Nothing: what the host records is collected by others.
@@ -40,6 +42,8 @@ pub(crate) struct Vcpu {
     guest_time: AtomicU64,
     entered: AtomicU64,
     inside: AtomicBool,
+    /// A trace waits for the end of the exit.
+    traced: AtomicBool,
     kicks: AtomicU64,
 }
 
@@ -112,6 +116,20 @@ impl Vcpu {
         }
     }
 
+    /// A trace is to know when the vCPU enters again; on the vCPU's thread.
+    pub(crate) fn await_entry(&self) {
+        self.traced.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a trace waits for this entry, which it then does no longer; on the vCPU's thread.
+    pub(crate) fn take_awaited(&self) -> bool {
+        let awaited = self.traced.load(Ordering::Relaxed);
+        if awaited {
+            self.traced.store(false, Ordering::Relaxed);
+        }
+        awaited
+    }
+
     /// Whether the vCPU is in its run call, or about to be: it stands nowhere.
     pub(crate) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed)
@@ -149,12 +167,16 @@ impl Vcpu {
 
 /// Whether the `EXIT_*` value `config` means exits for `reason`.
 pub(crate) fn exit_matches(config: u64, reason: ExitReason) -> bool {
-    let own = match reason {
+    config == exit_config(reason) || config == EXIT_USER
+}
+
+/// The `EXIT_*` value that means exits for `reason` alone.
+pub(crate) fn exit_config(reason: ExitReason) -> u64 {
+    match reason {
         ExitReason::Io => EXIT_IO,
         ExitReason::Mmio => EXIT_MMIO,
         ExitReason::Hlt => EXIT_HLT,
         ExitReason::Signal => EXIT_SIGNAL,
         ExitReason::Other => EXIT_OTHER,
-    };
-    config == own || config == EXIT_USER
+    }
 }

@@ -66,6 +66,7 @@ impl State {
                 false => Errno::ENOENT,
             });
         }
+        self.cut_all(host, id);
         self.flush_ring(host, id);
         self.output.remove_area(id);
         Ok(())

@@ -4,14 +4,15 @@ use zerocopy::FromBytes;
 
 use crate::abi::{
     CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE,
-    KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE, MAX_STACK, OPEN_BACKWARD, OPEN_ENABLED,
+    KIND_HARDWARE, KIND_HOST_TRACE, KIND_HW_CACHE, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
+    MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED,
     OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
     OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest,
     READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
-use crate::event::{Context, Event, Facts, Host, is_trace};
+use crate::event::{Context, Event, Facts, Host, is_trace, pace};
 use crate::period::Period;
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
@@ -31,7 +32,13 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_PINNED
     | OPEN_INHERIT_STAT
     | OPEN_EXCLUDE_CHAIN_KERNEL
-    | OPEN_EXCLUDE_CHAIN_USER;
+    | OPEN_EXCLUDE_CHAIN_USER
+    | OPEN_AUX_START_PAUSED
+    | OPEN_AUX_PAUSE
+    | OPEN_AUX_RESUME;
+
+/// What an overflow does to the trace that leads the group.
+const STEERING: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
 /// Fields of a sample that only a vCPU that stands still can tell.
 const NOT_BATCHED: u64 =
@@ -118,10 +125,14 @@ impl State {
     /// Whose group it joins, if any.
     fn leader(&self, request: &OpenRequest, context: Context) -> Result<Option<u64>, Errno> {
         let id = match request.leader.get() {
+            0 if request.flags.get() & STEERING != 0 => return Err(Errno::EINVAL),
             0 => return Ok(None),
             id => id,
         };
         let leader = self.events.get(&id).ok_or(Errno::EINVAL)?;
+        if request.flags.get() & STEERING != 0 && !leader.facts.is_trace() {
+            return Err(Errno::EINVAL);
+        }
         let format = request.read_format.get();
         let pinned = request.flags.get() & OPEN_PINNED != 0;
         if leader.leader.is_some() || !leader.context.is_like(context) || pinned {
@@ -190,8 +201,9 @@ impl State {
         request: &OpenRequest,
     ) -> Result<&'a Entry, Errno> {
         let kind = request.kind.get();
-        if kind == KIND_RAW {
-            // A raw code can reach host counters that see more than this guest.
+        if matches!(kind, KIND_RAW | KIND_HOST_TRACE) {
+            // A raw code can reach host counters that see more than this guest, and so do the
+            // traces of host PMUs.
             return Err(Errno::EOPNOTSUPP);
         }
         let entry = catalogue
@@ -207,8 +219,13 @@ impl State {
             || request.read_format.get() & !READ_ALLOWED != 0
             || excludes && !entry.excludes
             || period > 0 && !(sampled && self.has_rings())
+            || flags & OPEN_AUX_START_PAUSED != 0 && entry.format.is_none()
+            || entry.format.is_some() && !self.has_areas()
         {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if kind == KIND_SAMPLE_TRACE && period == 0 {
+            return Err(Errno::EINVAL);
         }
         Ok(entry)
     }
@@ -220,6 +237,7 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     if request.header.event.get() != 0
         || request.aux_watermark.get() != 0 && !is_trace(request.kind.get())
         || flags & !OPEN_FLAGS != 0
+        || flags & STEERING == STEERING
         || request.engine.get() > ENGINE_BATCHED
     {
         return Err(Errno::EINVAL);
@@ -246,15 +264,21 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
 }
 
 /// Whether the batched engine could make such samples: the host records where the guest was when,
-/// and nothing that has to be read while the vCPU stands still.
+/// and nothing that has to be read, or done, while the vCPU stands still.
 fn can_batch(request: &OpenRequest) -> bool {
-    by_host(request) && request.sample_type.get() & NOT_BATCHED == 0
+    by_host(request)
+        && request.kind.get() != KIND_SAMPLE_TRACE
+        && request.sample_type.get() & NOT_BATCHED == 0
+        && request.flags.get() & STEERING == 0
 }
 
 /// Whether the host's counters count it.
 fn by_host(request: &OpenRequest) -> bool {
-    let kind = request.kind.get();
-    matches!(kind, KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE)
+    match request.kind.get() {
+        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE => true,
+        KIND_SAMPLE_TRACE => pace(request.config.get()).is_some(),
+        _ => false,
+    }
 }
 
 fn period(request: &OpenRequest) -> Option<Period> {

@@ -4,7 +4,8 @@ use std::io;
 
 use super::{Facts, Host};
 use crate::abi::{
-    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_TSC,
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
+    KIND_SAMPLE_TRACE, KIND_TSC, PACE_EXITS,
 };
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
 
@@ -28,7 +29,8 @@ pub(super) enum Backing {
     Exits,
     Halts,
     GuestTime,
-    /// What the device sees happen, one by one: marks, and exits of one mode.
+    /// What the device sees happen, one by one: marks, exits of one mode, and those that pace a
+    /// trace.
     Happened(u64),
     /// Nothing: what a trace counts is what it wrote.
     Traced,
@@ -40,7 +42,7 @@ impl Backing {
             (KIND_TSC, _) => Self::Tsc,
             (KIND_EXITS, EXIT_ALL) => Self::AllExits,
             (KIND_EXITS, _) if !facts.excludes_any() => Self::Exits,
-            (KIND_MARK | KIND_EXITS, _) => Self::Happened(0),
+            (KIND_MARK | KIND_EXITS, _) | (KIND_SAMPLE_TRACE, PACE_EXITS) => Self::Happened(0),
             (KIND_EXIT_TRACE, config) if config != EXIT_ALL => Self::Traced,
             (KIND_HALTS, _) => Self::Halts,
             (KIND_GUEST_TIME, _) => Self::GuestTime,

@@ -1,8 +1,9 @@
 //! What was asked for when an event was opened; it never changes.
 
 use crate::abi::{
-    KIND_EXIT_TRACE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL,
-    OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
+    OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    PACE_CPU_CLOCK, PACE_CYCLES, PACE_INSTRUCTIONS,
 };
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
@@ -28,6 +29,18 @@ impl Context {
             (Self::Task(_), Self::Task(_)) => true,
             _ => false,
         }
+    }
+}
+
+/// Kind and config of the host event that a sample trace of the `PACE_*` value `config` goes by;
+/// `None`: the device's own exits.
+pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
+    match config {
+        // perf's numbers of its cpu-clock, cycles and instructions.
+        PACE_CPU_CLOCK => Some((KIND_SOFTWARE, 0)),
+        PACE_CYCLES => Some((KIND_HARDWARE, 0)),
+        PACE_INSTRUCTIONS => Some((KIND_HARDWARE, 1)),
+        _ => None,
     }
 }
 
@@ -72,6 +85,22 @@ impl Facts {
         } else {
             OPEN_EXCLUDE_KERNEL
         })
+    }
+
+    /// Whether it is a trace of exits that reach the VMM.
+    pub(crate) fn traces_exits(&self) -> bool {
+        self.kind == KIND_EXIT_TRACE && self.config != EXIT_ALL
+    }
+
+    /// Whether it is a trace of samples.
+    pub(crate) fn traces_samples(&self) -> bool {
+        self.kind == KIND_SAMPLE_TRACE
+    }
+
+    /// Kind and config of the host event that its counter counts, if it has one.
+    pub(crate) fn counted(&self) -> (u32, u64) {
+        let paced = pace(self.config).filter(|_| self.traces_samples());
+        paced.unwrap_or((self.kind, self.config))
     }
 
     pub(crate) fn excludes_any(&self) -> bool {

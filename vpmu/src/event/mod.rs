@@ -7,9 +7,10 @@ mod facts;
 use std::io;
 
 use self::backing::Backing;
-pub(crate) use self::facts::{Context, Facts, is_trace};
+pub(crate) use self::facts::{Context, Facts, is_trace, pace};
 use crate::abi::{
-    ENGINE_BATCHED, KIND_EXITS, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
+    ENGINE_BATCHED, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PINNED,
+    STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
 };
 use crate::clock::Clock;
 use crate::machine::Machine;
@@ -67,6 +68,8 @@ pub(crate) struct Event {
     pub(crate) shown: bool,
     /// What it traced, if it is a trace: its count then is the bytes of that.
     pub(crate) trace: Option<Trace>,
+    /// Of a trace: nothing is made until it is resumed. Its state and times go on.
+    paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
     failed: bool,
@@ -91,6 +94,7 @@ impl Event {
             lost: 0,
             shown: false,
             trace: facts.is_trace().then(Trace::new),
+            paused: facts.has(OPEN_AUX_START_PAUSED),
             period,
             throttle: Throttle::default(),
             failed: false,
@@ -126,7 +130,8 @@ impl Event {
     /// What it makes its vCPU's thread do while active.
     pub(crate) fn needs(&self) -> impl Iterator<Item = Need> + use<> {
         let samples = self.period.is_some();
-        let exits = self.facts.kind == KIND_EXITS;
+        let exits = matches!(self.facts.kind, KIND_EXITS | KIND_SAMPLE_TRACE);
+        let traced = self.facts.traces_exits() && !self.paused;
         let wants = |need, wanted: bool| wanted.then_some(need);
         let needs = match &self.backing {
             Backing::GuestTime => [Some(Need::GuestTime), None],
@@ -140,10 +145,13 @@ impl Event {
                 wants(Need::Exits, exits),
                 wants(Need::Registers, samples || self.facts.excludes_any()),
             ],
+            Backing::Traced => [wants(Need::Traced, traced), wants(Need::Registers, traced)],
             _ => [None, None],
         };
         let throttled = wants(Need::Throttled, self.throttle.is_closed());
-        let state = wants(Need::State, samples && self.facts.wish().wants_state());
+        let wants_state = self.facts.traces_samples()
+            || !self.facts.is_trace() && self.facts.wish().wants_state();
+        let state = wants(Need::State, samples && wants_state);
         needs.into_iter().flatten().chain(throttled).chain(state)
     }
 
@@ -158,6 +166,20 @@ impl Event {
         matches!(self.backing, Backing::Host(_)) && makes_any
     }
 
+    /// Whether it is a trace that is paused.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Pauses or resumes a trace; whether that changed anything.
+    pub(crate) fn pause(&mut self, paused: bool) -> bool {
+        let changed = std::mem::replace(&mut self.paused, paused) != paused;
+        if let Some(trace) = self.trace.as_mut().filter(|_| changed && !paused) {
+            trace.sync(SYNC_RESUME);
+        }
+        changed
+    }
+
     /// Whether the host records its overflows, to be collected later.
     pub(crate) fn is_batched(&self) -> bool {
         self.facts.engine == ENGINE_BATCHED
@@ -168,9 +190,10 @@ impl Event {
     /// # Errors
     /// The host's, or `ESRCH` before the vCPU's thread has introduced itself.
     pub(crate) fn prepare(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
+        let (kind, config) = self.facts.counted();
         let request = Request {
-            kind: self.facts.kind,
-            config: self.facts.config,
+            kind,
+            config,
             sampling: self.period.map(|period| Sampling {
                 rate: period.rate(),
                 engine: match self.is_batched() {

@@ -153,6 +153,7 @@ impl State {
             };
             let moment = Moment {
                 vcpu: found.vcpu,
+                tsc,
                 time: self.clock.nanoseconds(tsc),
                 place: Some(Place {
                     regs: found.regs,

@@ -39,6 +39,7 @@ impl State {
                 false => Errno::ENOENT,
             });
         }
+        self.cut_all(host, id);
         self.flush_ring(host, id);
         self.with_needs(host, id, |event| event.shown = false);
         self.output.remove_ring(id);

@@ -6,6 +6,7 @@ mod closing;
 mod group;
 mod hardware;
 mod overflow;
+mod producing;
 mod throttling;
 mod tracing;
 
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use vm_memory::GuestMemoryMmap;
 
+use self::producing::Awaited;
 use crate::abi::{F_AUX, F_RING, SYNC_START};
 use crate::clock::Clock;
 use crate::errno::Errno;
@@ -48,6 +50,8 @@ pub(crate) struct State {
     active: Vec<BTreeSet<u64>>,
     /// Where each vCPU stood at its last exit that host counters sampled, and which exit.
     exit_places: Vec<(u64, Option<Place>)>,
+    /// Of each vCPU the exit that traces are to know the end of.
+    awaited: Vec<Awaited>,
     /// What the sample that is being made says of its place.
     capture: Capture,
     /// Overflows that the host recorded, on their way to rings.
@@ -86,6 +90,7 @@ impl State {
             metrics: Metrics::default(),
             active: vec![BTreeSet::new(); vcpus],
             exit_places: vec![(0, None); vcpus],
+            awaited: (0..vcpus).map(|_| Awaited::default()).collect(),
             capture: Capture::default(),
             merge: Merge::new(vcpus),
             collecting: false,
@@ -293,6 +298,7 @@ impl State {
 
     /// Takes an event off the vCPU that it is active on, though it still counts there: which one.
     fn deactivate(&mut self, host: &Host<'_>, id: u64) -> Result<Option<u32>, Errno> {
+        self.cut(host, id);
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let vcpu = event.active_on();
         if let Some(vcpu) = vcpu {

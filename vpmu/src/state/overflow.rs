@@ -3,10 +3,9 @@
 use std::io;
 
 use super::{Pending, State};
-use crate::abi::{KIND_EXITS, KIND_MARK};
-use crate::clock::Clock;
-use crate::event::{Facts, Host};
-use crate::machine::{CpuState, ExitReason, GuestRegs, Registers};
+use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS};
+use crate::event::{Event, Facts, Host};
+use crate::machine::{self, CpuState, ExitReason, GuestRegs, Registers};
 use crate::output::Note;
 use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Origin, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_REGS_INTR,
@@ -25,20 +24,37 @@ const PLACES: u64 =
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) vcpu: u32,
-    /// Guest nanoseconds.
+    /// The guest's.
+    pub(super) tsc: u64,
+    /// The same in guest nanoseconds.
     pub(super) time: u64,
     /// `None` where the hypervisor would not tell.
     pub(super) place: Option<Place>,
     pub(super) task: Task,
 }
 
+impl Moment {
+    /// Whose record or packet it is that an event writes of it.
+    pub(super) fn origin(&self, event: &Event) -> Origin {
+        let task = event.task.unwrap_or(self.task);
+        Origin {
+            pid: task.pid,
+            tid: task.tid,
+            time: self.time,
+            id: event.facts.owner,
+            stream_id: event.facts.id,
+            vcpu: self.vcpu,
+        }
+    }
+}
+
 /// A vCPU just out of the guest, its registers and the time read when first asked for.
-struct Exit<'a> {
-    vcpu: u32,
+pub(super) struct Exit<'a> {
+    pub(super) vcpu: u32,
     registers: &'a mut dyn Registers,
     regs: Option<Option<GuestRegs>>,
     cpu: Option<Option<CpuState>>,
-    time: Option<u64>,
+    tsc: Option<u64>,
 }
 
 impl<'a> Exit<'a> {
@@ -48,11 +64,11 @@ impl<'a> Exit<'a> {
             registers,
             regs: None,
             cpu: None,
-            time: None,
+            tsc: None,
         }
     }
 
-    fn regs(&mut self) -> Option<GuestRegs> {
+    pub(super) fn regs(&mut self) -> Option<GuestRegs> {
         *self.regs.get_or_insert_with(|| self.registers.registers())
     }
 
@@ -67,17 +83,17 @@ impl<'a> Exit<'a> {
         Some(Place { regs, cpu })
     }
 
-    fn time(&mut self, clock: Clock, host: &Host<'_>) -> u64 {
+    pub(super) fn tsc(&mut self, host: &Host<'_>) -> u64 {
         let vcpu = self.vcpu;
-        *self
-            .time
-            .get_or_insert_with(|| clock.nanoseconds(host.guest_tsc(vcpu)))
+        *self.tsc.get_or_insert_with(|| host.guest_tsc(vcpu))
     }
 
-    fn moment(&mut self, state: &State, host: &Host<'_>) -> Moment {
+    pub(super) fn moment(&mut self, state: &State, host: &Host<'_>) -> Moment {
+        let tsc = self.tsc(host);
         Moment {
             vcpu: self.vcpu,
-            time: self.time(state.clock, host),
+            tsc,
+            time: state.clock.nanoseconds(tsc),
             place: self.place(host),
             task: state.output.running(self.vcpu),
         }
@@ -99,26 +115,39 @@ impl State {
         });
     }
 
-    /// `vcpu` left the guest while events there look at exits.
+    /// `vcpu` left the guest while events there look at exits; `left`: its TSC at that moment, read
+    /// where a trace asks for it.
     pub(crate) fn leave(
         &mut self,
         host: &Host<'_>,
         vcpu: u32,
-        reason: ExitReason,
+        why: &machine::Exit,
+        left: Option<u64>,
         regs: &mut dyn Registers,
     ) {
         let on = &host.vcpus[vcpu as usize];
         let exit = &mut Exit::new(vcpu, regs);
+        exit.tsc = left;
         if on.needs(Need::Throttled) {
             self.lift_all(host, vcpu);
         }
+        if on.needs(Need::HostSamples) {
+            // Where a command may come next, whose stop finds overflows after this.
+            let exits = on.exits().total();
+            self.exit_places[vcpu as usize] = (exits, exit.place(host));
+        }
+        if left.is_some() {
+            // Before any overflow: the exit that pauses a trace is the last that it holds.
+            self.trace_exit(host, exit, why);
+        }
         if on.needs(Need::Exits) {
-            self.happen(host, exit, |facts| {
-                facts.kind == KIND_EXITS && exit_matches(facts.config, reason)
+            self.happen(host, exit, |facts| match (facts.kind, facts.config) {
+                (KIND_EXITS, config) => exit_matches(config, why.reason),
+                kind_and_pace => kind_and_pace == (KIND_SAMPLE_TRACE, PACE_EXITS),
             });
         }
         if on.needs(Need::HostSamples) {
-            self.drain_all(host, reason, exit);
+            self.drain_all(host, why.reason, exit);
         }
     }
 
@@ -146,7 +175,7 @@ impl State {
             }
             let clock = self.clock;
             if let Some(event) = self.events.get_mut(&id) {
-                let done = event.happen(|| exit.time(clock, host));
+                let done = event.happen(|| clock.nanoseconds(exit.tsc(host)));
                 completed.extend(done.map(|done| (id, done)));
                 grown.extend(event.shown.then_some(id));
             }
@@ -160,7 +189,8 @@ impl State {
         }
         for (id, done) in completed {
             let moment = exit.moment(self, host);
-            (0..done.overflows).all(|_| self.overflow(host, id, done.length, &moment));
+            let overflows = (0..done.overflows).map(|_| done.length);
+            self.overflows(host, id, overflows, &moment);
         }
         for id in blind {
             self.fail(host, id, io::Error::from_raw_os_error(libc::EIO));
@@ -191,8 +221,6 @@ impl State {
             .copied()
             .collect();
         let place = exit.place(host);
-        // Where a command may come next, whose stop finds overflows after this.
-        self.exit_places[vcpu as usize] = (host.vcpus[vcpu as usize].exits().total(), place);
         let mut overflows = 0;
         for id in sampling {
             overflows += self.drain(host, id, vcpu, place);
@@ -217,23 +245,55 @@ impl State {
         if !overflows.samples.is_empty() {
             // What came before on this vCPU is to stand before it.
             self.settle(host);
+            let tsc = host.guest_tsc(vcpu);
             let moment = Moment {
                 vcpu,
-                time: self.now(host, vcpu),
+                tsc,
+                time: self.clock.nanoseconds(tsc),
                 place,
                 task: self.output.running(vcpu),
             };
-            overflows
-                .samples
-                .iter()
-                .all(|sample| self.overflow(host, id, sample.period, &moment));
+            let periods = overflows.samples.iter().map(|sample| sample.period);
+            self.overflows(host, id, periods, &moment);
         }
         self.lose(id, overflows.lost);
         overflows.samples.len() as u64
     }
 
-    /// An event overflowed after `period`: every overflow comes here, whatever found it. At the
-    /// last that its limit allows the event is turned off; whether it goes on.
+    /// An event overflowed after each of `periods`, all found at one moment.
+    fn overflows(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        mut periods: impl Iterator<Item = u64>,
+        moment: &Moment,
+    ) {
+        let Some(facts) = self.events.get(&id).map(|event| event.facts) else {
+            return;
+        };
+        self.steer(host, &facts);
+        if facts.is_trace() {
+            self.trace_sample(host, id, periods, moment);
+        } else {
+            periods.all(|period| self.overflow(host, id, period, moment));
+        }
+    }
+
+    /// An overflow at `moment`: what becomes of it, and of the host's counter with the last of a
+    /// share.
+    pub(super) fn admit(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        moment: &Moment,
+    ) -> Option<(Verdict, io::Result<()>)> {
+        self.lift_at(host, id, moment.time);
+        let allowance = self.allowance;
+        self.with_needs(host, id, |event| event.admit(allowance, moment.time))
+    }
+
+    /// An event that makes records overflowed after `period`. At the last that its limit allows the
+    /// event is turned off; whether it goes on.
     pub(super) fn overflow(
         &mut self,
         host: &Host<'_>,
@@ -241,10 +301,7 @@ impl State {
         period: u64,
         moment: &Moment,
     ) -> bool {
-        self.lift_at(host, id, moment.time);
-        let allowance = self.allowance;
-        let admitted = self.with_needs(host, id, |event| event.admit(allowance, moment.time));
-        let Some((verdict, silenced)) = admitted else {
+        let Some((verdict, silenced)) = self.admit(host, id, moment) else {
             return false;
         };
         if verdict == Verdict::Beyond {
@@ -269,15 +326,7 @@ impl State {
         let snapshot = self.sampled_snapshot(host, id);
         let event = self.events.get_mut(&id)?;
         let facts = &event.facts;
-        let task = event.task.unwrap_or(moment.task);
-        let origin = Origin {
-            pid: task.pid,
-            tid: task.tid,
-            time: moment.time,
-            id: facts.owner,
-            stream_id: facts.id,
-            vcpu: moment.vcpu,
-        };
+        let origin = moment.origin(event);
         // A record without the IP that was asked for would be a lie, and one from the mode that
         // is excluded a leak: the overflow came there, but the exit that found it came later.
         let regs = moment.place.map(|place| place.regs);
@@ -321,7 +370,7 @@ impl State {
     }
 
     /// Counts an overflow towards the limit of its event; whether that turned it off.
-    fn reaches_limit(&mut self, host: &Host<'_>, id: u64) -> bool {
+    pub(super) fn reaches_limit(&mut self, host: &Host<'_>, id: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
         };

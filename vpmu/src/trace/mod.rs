@@ -1,6 +1,9 @@
 //! What an event that traces keeps: the numbers of its packets, its bytes, and the sync packets that
 //! are due. Every packet of every format passes here; where it then goes is not known here.
 
+mod exits;
+mod samples;
+
 use zerocopy::transmute;
 
 use crate::abi::{
@@ -10,6 +13,9 @@ use crate::abi::{
 use crate::aux::{Appended, Entry};
 use crate::event::Facts;
 use crate::record::Origin;
+
+pub(crate) use self::exits::Lasting;
+pub(crate) use self::samples::Found;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const SYNC_LEN: u64 = size_of::<SyncPacket>() as u64;
@@ -42,7 +48,7 @@ pub(crate) struct Trace {
 #[derive(Debug)]
 pub(crate) struct Laid {
     skip: u64,
-    sync: Option<[u64; SYNC_LEN as usize / 8]>,
+    sync: Option<[u64; size_of::<SyncPacket>() / 8]>,
     packet: [u64; LONGEST],
     /// Words of it.
     len: usize,

@@ -24,4 +24,5 @@ mod reader;
 mod rig;
 mod rings;
 mod sampling;
+mod traces;
 mod world;

@@ -81,6 +81,10 @@ fn the_catalogue_says_who_can() {
     for entry in rig.catalogue() {
         let opened = rig.open(&OpenRequest {
             flags: OPEN_EXCLUDE_USER.into(),
+            period: match entry.kind.get() {
+                KIND_SAMPLE_TRACE => 1_000_000.into(),
+                _ => 0.into(),
+            },
             ..open_of(entry.kind.get(), entry.config.get(), 0)
         });
         let can = entry.flags.get() & CATALOGUE_EXCLUDES != 0;

@@ -18,7 +18,7 @@ pub(crate) const MEMORY: u64 = MEMORY_LEN as u64;
 const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x100_0000;
 const RINGS: u64 = 0x10_0000;
-pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 7;
+pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 0xf;
 /// Guest TSC ahead of the host's on each vCPU.
 pub(crate) const TSC_OFFSET: u64 = 1000;
 
@@ -30,7 +30,7 @@ pub(crate) struct Rig {
     pub(crate) vpmu: Vpmu,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
-    next_ring: u64,
+    pub(crate) next_ring: u64,
 }
 
 /// An open request that the tests vary.

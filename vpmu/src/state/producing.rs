@@ -1,0 +1,260 @@
+//! What traces hold: which exits and samples, from when on and until when. Where their packets go is
+//! not known here.
+
+use std::io;
+
+use super::State;
+use super::overflow::{Exit, Moment};
+use crate::abi::{OPEN_AUX_PAUSE, OPEN_AUX_RESUME, SamplePacket};
+use crate::event::{Event, Facts, Host};
+use crate::machine;
+use crate::output::Note;
+use crate::record::Origin;
+use crate::throttle::Verdict;
+use crate::trace::{Found, Lasting, Packet};
+use crate::vcpu::exit_matches;
+
+/// The exit that a vCPU is in, as far as traces wait for its end.
+#[derive(Debug, Default)]
+pub(super) struct Awaited {
+    exit: Option<Lasting>,
+    traces: Vec<u64>,
+}
+
+impl State {
+    /// A vCPU left the guest: the traces that are active and not paused at this moment hold the exit.
+    pub(super) fn trace_exit(&mut self, host: &Host<'_>, exit: &mut Exit<'_>, why: &machine::Exit) {
+        let vcpu = exit.vcpu;
+        // One that was never entered from again is over now.
+        self.end_exit(host, vcpu, true);
+        let mut traces = std::mem::take(&mut self.awaited[vcpu as usize].traces);
+        let mut blind = Vec::new();
+        for &id in &self.active[vcpu as usize] {
+            let Some(event) = self.events.get(&id) else {
+                continue;
+            };
+            let facts = &event.facts;
+            if !facts.traces_exits() || event.is_paused() || !exit_matches(facts.config, why.reason)
+            {
+                continue;
+            }
+            if facts.excludes_any() {
+                match exit.regs() {
+                    Some(regs) if facts.excludes(regs.user) => continue,
+                    Some(_) => {}
+                    None => {
+                        blind.push(id);
+                        continue;
+                    }
+                }
+            }
+            traces.push(id);
+        }
+        let awaited = &mut self.awaited[vcpu as usize];
+        awaited.exit = (!traces.is_empty()).then(|| {
+            let tsc = exit.tsc(host);
+            Lasting {
+                exit: *why,
+                vcpu,
+                tsc,
+                time: self.clock.nanoseconds(tsc),
+                regs: exit.regs(),
+                task: self.output.running(vcpu),
+            }
+        });
+        awaited.traces = traces;
+        if awaited.exit.is_some() {
+            host.vcpus[vcpu as usize].await_entry();
+        }
+        for id in blind {
+            self.fail(host, id, io::Error::from_raw_os_error(libc::EIO));
+        }
+    }
+
+    /// `vcpu` is about to enter the guest while a trace waits for it.
+    pub(crate) fn enter(&mut self, host: &Host<'_>, vcpu: u32) {
+        self.end_exit(host, vcpu, false);
+    }
+
+    /// A trace ends, or its area goes: of the exit that it is in it holds what there is.
+    pub(super) fn cut(&mut self, host: &Host<'_>, id: u64) {
+        let on = self.events.get(&id).and_then(Event::active_on);
+        let Some(vcpu) = on else {
+            return;
+        };
+        let awaited = &mut self.awaited[vcpu as usize];
+        let (Some(exit), Some(at)) = (
+            awaited.exit,
+            awaited.traces.iter().position(|&trace| trace == id),
+        ) else {
+            return;
+        };
+        awaited.traces.remove(at);
+        let now = self.now(host, vcpu);
+        self.write_exit(host, id, &exit, now, true);
+    }
+
+    /// As [`State::cut`], for every trace that writes to the area mapped with `area`.
+    pub(crate) fn cut_all(&mut self, host: &Host<'_>, area: u64) {
+        let writes = |event: &&Event| self.output.area_of(event.facts.owner) == Some(area);
+        let writers = self.events.values().filter(writes);
+        for id in writers.map(|event| event.facts.id).collect::<Vec<_>>() {
+            self.cut(host, id);
+        }
+    }
+
+    /// An overflow of an event pauses or resumes the trace that leads its group, if it was opened
+    /// for that.
+    pub(super) fn steer(&mut self, host: &Host<'_>, facts: &Facts) {
+        let paused = facts.has(OPEN_AUX_PAUSE);
+        if !paused && !facts.has(OPEN_AUX_RESUME) {
+            return;
+        }
+        let leader = self.events.get(&facts.id).and_then(|event| event.leader);
+        let Some(trace) = leader else {
+            return;
+        };
+        // What its pace has overflowed up to here is of the time before.
+        let paced = self.events.get(&trace).and_then(|trace| {
+            let sampled = trace.is_sampled_by_host();
+            trace.active_on().filter(|_| sampled)
+        });
+        if let Some(vcpu) = paced {
+            let place = self.place_at_exit(host, vcpu);
+            self.drain(host, trace, vcpu, place);
+        }
+        let changed = self.with_needs(host, trace, |trace| trace.pause(paused));
+        if changed == Some(true) && paused {
+            self.flush(host, trace);
+        }
+    }
+
+    /// A trace of samples overflowed after each of `periods`, all found at one moment: one packet
+    /// stands for those that its rate and its limit allow.
+    pub(super) fn trace_sample(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        periods: impl Iterator<Item = u64>,
+        moment: &Moment,
+    ) {
+        let event = self.events.get(&id).filter(|event| !event.is_paused());
+        let Some((limit, origin)) = event.map(|event| (event.limit, moment.origin(event))) else {
+            return;
+        };
+        let (mut overflows, mut counted, mut last) = (0, 0_u64, false);
+        let mut silenced = Ok(());
+        for period in periods {
+            if limit > 0 && overflows == limit {
+                break;
+            }
+            let Some((verdict, result)) = self.admit(host, id, moment) else {
+                return;
+            };
+            silenced = silenced.and(result);
+            if verdict == Verdict::Beyond {
+                self.output.tally.throttled += 1;
+                continue;
+            }
+            overflows += 1;
+            counted = counted.saturating_add(period);
+            last |= verdict == Verdict::Last;
+        }
+        if overflows == 0 {
+            return;
+        }
+        self.write_sample(id, &origin, moment, overflows, counted);
+        if last {
+            self.note(id, &origin, &Note::Throttle);
+            // A vCPU whose host counter is silent may not come here for long.
+            self.start_collecting(host);
+        }
+        if let Err(error) = silenced {
+            self.fail(host, id, error);
+            return;
+        }
+        for _ in 0..overflows {
+            if self.reaches_limit(host, id) {
+                break;
+            }
+        }
+    }
+
+    /// The exit that a vCPU is in is over, or to be taken as over: the traces that wait for that
+    /// have its packet.
+    fn end_exit(&mut self, host: &Host<'_>, vcpu: u32, cut: bool) {
+        let awaited = &mut self.awaited[vcpu as usize];
+        let Some(exit) = awaited.exit.take() else {
+            return;
+        };
+        let mut traces = std::mem::take(&mut awaited.traces);
+        let now = self.now(host, vcpu);
+        for id in traces.drain(..) {
+            self.write_exit(host, id, &exit, now, cut);
+        }
+        // Its room serves the next exit.
+        self.awaited[vcpu as usize].traces = traces;
+    }
+
+    /// Writes the packet of an exit that is over at `now`.
+    fn write_exit(&mut self, host: &Host<'_>, id: u64, exit: &Lasting, now: u64, cut: bool) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let task = event.task.unwrap_or(exit.task);
+        let origin = Origin {
+            pid: task.pid,
+            tid: task.tid,
+            time: exit.time,
+            id: event.facts.owner,
+            stream_id: event.facts.id,
+            vcpu: exit.vcpu,
+        };
+        let packet = exit.packet(task, now, cut);
+        let paused = event.is_paused();
+        if let Some(trace) = &mut event.trace {
+            let packet = Packet::Exit(&packet);
+            self.output
+                .aux_produce(&event.facts, &origin, exit.tsc, trace, packet);
+        }
+        if paused {
+            // Nothing follows that would show it.
+            self.flush(host, id);
+        }
+    }
+
+    /// Writes the packet of overflows of a trace that were found together, `period` in all. One that
+    /// would tell of a mode that is excluded, or of a vCPU that runs on, is lost.
+    fn write_sample(
+        &mut self,
+        id: u64,
+        origin: &Origin,
+        moment: &Moment,
+        overflows: u64,
+        period: u64,
+    ) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let facts = &event.facts;
+        let Some(trace) = &mut event.trace else {
+            return;
+        };
+        let told = moment
+            .place
+            .filter(|place| !facts.excludes(place.regs.user));
+        let Some(place) = told else {
+            let len = size_of::<SamplePacket>() as u64;
+            self.output.aux_lose(facts, trace, 1, len);
+            return;
+        };
+        let found = Found {
+            place,
+            overflows,
+            period,
+        };
+        let packet = found.packet(origin);
+        self.output
+            .aux_produce(facts, origin, moment.tsc, trace, Packet::Sample(&packet));
+    }
+}

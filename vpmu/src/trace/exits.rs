@@ -1,0 +1,128 @@
+//! Packets of an exit trace: what is told of an exit of a vCPU. Knows nothing of areas, nor of when
+//! an exit is over.
+
+use crate::abi::{
+    DETAIL_COUNT_SHIFT, DETAIL_WRITE, ExitPacket, PACKET_CUT, PACKET_EXIT, PACKET_IP, PACKET_USER,
+};
+use crate::machine::{Exit, ExitReason, GuestRegs};
+use crate::tasks::Task;
+use crate::vcpu::exit_config;
+
+/// An exit while it lasts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lasting {
+    pub(crate) exit: Exit,
+    pub(crate) vcpu: u32,
+    /// The guest's when it began.
+    pub(crate) tsc: u64,
+    /// The same in guest nanoseconds.
+    pub(crate) time: u64,
+    /// `None` where the hypervisor would not tell.
+    pub(crate) regs: Option<GuestRegs>,
+    /// Who ran, as the vCPU's task page has it.
+    pub(crate) task: Task,
+}
+
+impl Lasting {
+    /// The packet of an exit that is over at `now`, guest nanoseconds, while `task` ran; `cut`: over
+    /// for the trace alone. Its `sequence` is the trace's to number.
+    pub(crate) fn packet(&self, task: Task, now: u64, cut: bool) -> ExitPacket {
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let user = self.regs.is_some_and(|regs| regs.user);
+        let access = self.exit.access;
+        ExitPacket {
+            kind: PACKET_EXIT,
+            flags: flag(user, PACKET_USER)
+                | flag(self.regs.is_some(), PACKET_IP)
+                | flag(cut, PACKET_CUT),
+            reason: reason(self.exit.reason).into(),
+            vcpu: self.vcpu.into(),
+            time: self.time.into(),
+            ip: self.regs.map_or(0, |regs| regs.ip).into(),
+            outside: now.saturating_sub(self.time).into(),
+            qualification: access.map_or(0, |access| access.address).into(),
+            detail: access
+                .map_or(0, |access| {
+                    let count = match self.exit.reason {
+                        ExitReason::Io => u64::from(access.count) << DETAIL_COUNT_SHIFT,
+                        _ => 0,
+                    };
+                    let write = if access.write { DETAIL_WRITE } else { 0 };
+                    u64::from(access.size) | write | count
+                })
+                .into(),
+            pid: task.pid.into(),
+            tid: task.tid.into(),
+            ..ExitPacket::default()
+        }
+    }
+}
+
+/// One of `EXIT_*`, which are small.
+fn reason(reason: ExitReason) -> u16 {
+    u16::try_from(exit_config(reason)).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO};
+    use crate::machine::Access;
+
+    fn lasting(exit: Exit) -> Lasting {
+        Lasting {
+            exit,
+            vcpu: 3,
+            tsc: 500,
+            time: 1000,
+            regs: Some(GuestRegs {
+                ip: 0x1234,
+                user: true,
+            }),
+            task: Task::default(),
+        }
+    }
+
+    fn access(reason: ExitReason, write: bool) -> Exit {
+        Exit {
+            reason,
+            access: Some(Access {
+                address: 0x3f8,
+                size: 4,
+                write,
+                count: 7,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_packet_tells_the_access() {
+        let task = Task { pid: 5, tid: 6 };
+        let io = lasting(access(ExitReason::Io, true)).packet(task, 1500, false);
+        assert_eq!(u64::from(io.reason.get()), EXIT_IO);
+        assert_eq!(io.qualification.get(), 0x3f8);
+        assert_eq!(io.detail.get(), 7 << 32 | 1 << 8 | 4);
+        assert_eq!((io.pid.get(), io.tid.get()), (5, 6));
+        assert_eq!((io.time.get(), io.outside.get()), (1000, 500));
+        assert_eq!((io.vcpu.get(), io.ip.get()), (3, 0x1234));
+        assert_eq!(io.flags, PACKET_USER | PACKET_IP);
+        let mmio = lasting(access(ExitReason::Mmio, false)).packet(task, 1500, false);
+        assert_eq!(u64::from(mmio.reason.get()), EXIT_MMIO);
+        // How many there were is told of ports alone.
+        assert_eq!(mmio.detail.get(), 4);
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_told() {
+        let silent = Lasting {
+            regs: None,
+            ..lasting(ExitReason::Hlt.into())
+        };
+        // A clock that was stepped back makes no time outside.
+        let packet = silent.packet(Task::default(), 900, true);
+        assert_eq!(u64::from(packet.reason.get()), EXIT_HLT);
+        assert_eq!(packet.flags, PACKET_CUT);
+        assert_eq!((packet.ip.get(), packet.outside.get()), (0, 0));
+        assert_eq!((packet.qualification.get(), packet.detail.get()), (0, 0));
+    }
+}

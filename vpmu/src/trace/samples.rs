@@ -1,0 +1,43 @@
+//! Packets of a sample trace: a vCPU's registers at an overflow of its pace.
+
+use zerocopy::little_endian::U64;
+
+use crate::abi::{
+    PACKET_COLLISION, PACKET_IP, PACKET_REGS, PACKET_SAMPLE, PACKET_USER, SamplePacket,
+};
+use crate::machine::GENERAL_REGS;
+use crate::record::Origin;
+use crate::walk::Place;
+
+/// Overflows that were found together, at an exit where the vCPU stood.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) place: Place,
+    /// How many there were, one at least.
+    pub(crate) overflows: u64,
+    /// What the pace has counted for them.
+    pub(crate) period: u64,
+}
+
+impl Found {
+    /// Their packet; `origin` says whose it is and when. Its `sequence` is the trace's to number.
+    pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let regs = self.place.cpu.map(|cpu| cpu.general);
+        SamplePacket {
+            kind: PACKET_SAMPLE,
+            flags: PACKET_IP
+                | flag(self.place.regs.user, PACKET_USER)
+                | flag(regs.is_some(), PACKET_REGS)
+                | flag(self.overflows > 1, PACKET_COLLISION),
+            vcpu: origin.vcpu.into(),
+            time: origin.time.into(),
+            ip: self.place.regs.ip.into(),
+            period: self.period.into(),
+            pid: origin.pid.into(),
+            tid: origin.tid.into(),
+            regs: regs.unwrap_or([0; GENERAL_REGS]).map(U64::new),
+            ..SamplePacket::default()
+        }
+    }
+}

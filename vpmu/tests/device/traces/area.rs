@@ -1,0 +1,149 @@
+//! A guest program that reads an AUX area.
+
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::rig::{Errno, Rig};
+
+const AUX_HEAD: u64 = 1056;
+const AUX_TAIL: u64 = 1064;
+
+/// A packet as it stands there, padding left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packet {
+    Sync(SyncPacket),
+    Exit(ExitPacket),
+    Sample(SamplePacket),
+}
+
+/// The reader of one area, and of the metadata page that tells of it.
+#[derive(Debug)]
+pub(crate) struct AreaReader {
+    memory: GuestMemoryMmap,
+    metadata: u64,
+    pages: Vec<u64>,
+    tail: u64,
+}
+
+/// Gives a trace its ring of 2 data pages and an AUX area of so many, writable.
+pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
+    let metadata = rig.next_ring;
+    rig.map(event, 2);
+    let pages: Vec<u64> = (0..pages)
+        .map(|page| rig.next_ring + page * 0x1000)
+        .collect();
+    rig.next_ring += (pages.len() as u64 + 1) * 0x1000;
+    map_aux(rig, event, MAP_WRITABLE, &pages).expect("an area");
+    AreaReader {
+        memory: rig.memory.clone(),
+        metadata,
+        pages,
+        tail: 0,
+    }
+}
+
+fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
+    let request = MapRequest {
+        header: Rig::header(CONTROL_MAP_AUX, event),
+        pages: u32::try_from(pages.len()).expect("few").into(),
+        flags: flags.into(),
+    };
+    let mut bytes = request.as_bytes().to_vec();
+    for page in pages {
+        bytes.extend(page.to_le_bytes());
+    }
+    let answer = rig.control_bytes(&bytes, size_of::<ControlReply>());
+    let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+    match i32::try_from(reply.status.get()).expect("an errno") {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+impl AreaReader {
+    /// Bytes ever written, as the reader is told.
+    pub(crate) fn head(&self) -> u64 {
+        self.memory
+            .load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire)
+            .expect("in memory")
+    }
+
+    /// Takes every packet, and lets the device have the room.
+    pub(crate) fn take(&mut self) -> Vec<Packet> {
+        let head = self.head();
+        let mut packets = Vec::new();
+        while self.tail < head {
+            let mut first = [0];
+            self.copy(&mut first);
+            let len = match first[0] {
+                PACKET_PADDING => {
+                    let mut padding = [0; PACKET_ALIGN];
+                    self.copy(&mut padding);
+                    assert_eq!(padding, [0; PACKET_ALIGN], "padding says nothing");
+                    PACKET_ALIGN
+                }
+                PACKET_SYNC => {
+                    let sync: SyncPacket = self.packet();
+                    assert_eq!(sync.magic.get(), SYNC_MAGIC);
+                    packets.push(Packet::Sync(sync));
+                    size_of::<SyncPacket>()
+                }
+                PACKET_EXIT => {
+                    packets.push(Packet::Exit(self.packet()));
+                    size_of::<ExitPacket>()
+                }
+                PACKET_SAMPLE => {
+                    packets.push(Packet::Sample(self.packet()));
+                    size_of::<SamplePacket>()
+                }
+                other => panic!("a packet of kind {other} at {}", self.tail),
+            };
+            self.tail += len as u64;
+        }
+        assert_eq!(self.tail, head, "a torn packet");
+        self.memory
+            .store(
+                self.tail,
+                GuestAddress(self.metadata + AUX_TAIL),
+                Ordering::Release,
+            )
+            .expect("in memory");
+        packets
+    }
+
+    /// The exits of [`AreaReader::take`].
+    pub(crate) fn exits(&mut self) -> Vec<ExitPacket> {
+        let exit = |packet| match packet {
+            Packet::Exit(exit) => Some(exit),
+            _ => None,
+        };
+        self.take().into_iter().filter_map(exit).collect()
+    }
+
+    /// The samples of [`AreaReader::take`].
+    pub(crate) fn samples(&mut self) -> Vec<SamplePacket> {
+        let sample = |packet| match packet {
+            Packet::Sample(sample) => Some(sample),
+            _ => None,
+        };
+        self.take().into_iter().filter_map(sample).collect()
+    }
+
+    fn packet<T: FromBytes + IntoBytes>(&self) -> T {
+        let mut packet = T::new_zeroed();
+        self.copy(packet.as_mut_bytes());
+        packet
+    }
+
+    /// Packets are aligned, and none crosses a page.
+    fn copy(&self, bytes: &mut [u8]) {
+        let page = usize::try_from(self.tail / 4096).expect("small") % self.pages.len();
+        let at = self.pages[page] + self.tail % 4096;
+        self.memory
+            .read_slice(bytes, GuestAddress(at))
+            .expect("in memory");
+    }
+}

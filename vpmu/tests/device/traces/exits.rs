@@ -1,0 +1,189 @@
+//! Exit traces.
+
+use vpmu::abi::*;
+use vpmu::{Access, Exit, ExitReason};
+
+use super::area::{AreaReader, Packet, map};
+use crate::rig::{Rig, TSC_OFFSET, command, open_of};
+use crate::world::{At, Nowhere};
+
+const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
+
+/// A trace of vCPU 0's exits by `config`, on from the beginning, with an area of 4 pages.
+fn traced(rig: &mut Rig, config: u64) -> (u64, AreaReader) {
+    let event = rig
+        .open(&open_of(KIND_EXIT_TRACE, config, 0))
+        .expect("open");
+    let area = map(rig, event, 4);
+    rig.command(0, COMMAND_ENABLE, event);
+    (event, area)
+}
+
+fn port(port: u64, size: u8, write: bool, count: u32) -> Exit {
+    Exit {
+        reason: ExitReason::Io,
+        access: Some(Access {
+            address: port,
+            size,
+            write,
+            count,
+        }),
+    }
+}
+
+#[test]
+fn a_packet_tells_all_of_an_exit() {
+    let mut rig = Rig::new();
+    rig.runs(0, 11, 12);
+    let (event, mut area) = traced(&mut rig, EXIT_USER);
+    rig.world.pass(1000);
+    let left = rig.world.now();
+    rig.vpmu.leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
+    rig.world.pass(500);
+    rig.vpmu.enter(0);
+    rig.command(0, COMMAND_READ, event);
+
+    let packets = area.take();
+    let [Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    assert_eq!(sync.flags, SYNC_START | SYNC_PAGE);
+    assert_eq!(sync.format.get(), FORMAT_EXITS);
+    assert_eq!((sync.vcpu.get(), sync.event.get()), (0, event));
+    assert_eq!((sync.sequence.get(), sync.lost.get()), (0, 0));
+    assert_eq!(sync.config.get(), EXIT_USER);
+    // A tick is a nanosecond.
+    assert_eq!(sync.tsc.get(), left + TSC_OFFSET);
+    assert_eq!(sync.time.get(), left + TSC_OFFSET);
+
+    assert_eq!(exit.flags, PACKET_USER | PACKET_IP);
+    assert_eq!(u64::from(exit.reason.get()), EXIT_IO);
+    assert_eq!((exit.vcpu.get(), exit.sequence.get()), (0, 0));
+    assert_eq!(exit.time.get(), left + TSC_OFFSET);
+    assert_eq!(exit.ip.get(), 0x1234);
+    // The looks at the clock move it: that at the exit, and none in between.
+    assert_eq!(exit.outside.get(), 501);
+    assert_eq!(exit.qualification.get(), 0x3f8);
+    assert_eq!(
+        exit.detail.get(),
+        3 << DETAIL_COUNT_SHIFT | DETAIL_WRITE | 2
+    );
+    assert_eq!((exit.pid.get(), exit.tid.get()), (11, 12));
+}
+
+#[test]
+fn every_exit_stands_there_once_and_in_order() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, EXIT_USER);
+    let reasons = [
+        (ExitReason::Io, EXIT_IO),
+        (ExitReason::Mmio, EXIT_MMIO),
+        (ExitReason::Hlt, EXIT_HLT),
+        (ExitReason::Signal, EXIT_SIGNAL),
+        (ExitReason::Other, EXIT_OTHER),
+    ];
+    let all = || (0..100).zip(reasons.iter().cycle().copied());
+    let mut read = Vec::new();
+    for (ip, (reason, _)) in all() {
+        rig.exit(0, reason, &mut At(ip));
+        if ip % 30 == 0 {
+            rig.command(0, COMMAND_READ, event);
+            read.extend(area.exits());
+        }
+    }
+    rig.command(0, COMMAND_READ, event);
+    read.extend(area.exits());
+    assert!((0..104).eq(read.iter().map(|exit| exit.sequence.get())));
+    assert!(read.is_sorted_by_key(|exit| exit.time.get()));
+    // The commands of the test are exits too, all of them from the kernel.
+    let own = read.iter().filter(|exit| exit.flags & PACKET_USER != 0);
+    let own: Vec<_> = own
+        .map(|exit| (exit.ip.get(), u64::from(exit.reason.get())))
+        .collect();
+    let expected: Vec<_> = all().map(|(ip, (_, config))| (ip, config)).collect();
+    assert_eq!(own, expected);
+}
+
+#[test]
+fn a_trace_of_one_reason_holds_no_other() {
+    let mut rig = Rig::new();
+    let (io, mut ios) = traced(&mut rig, EXIT_IO);
+    let (halt, mut halts) = traced(&mut rig, EXIT_HLT);
+    for ip in 0..10 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+        rig.exit(0, ExitReason::Mmio, &mut At(ip));
+    }
+    rig.exit(0, ExitReason::Hlt, &mut At(77));
+    rig.commands(0, &[command(COMMAND_READ, io), command(COMMAND_READ, halt)]);
+    let ips = |area: &mut AreaReader| -> Vec<u64> {
+        let exits = area.exits();
+        exits.iter().map(|exit| exit.ip.get()).collect()
+    };
+    assert!((0..10).eq(ips(&mut ios)));
+    assert_eq!(ips(&mut halts), [77]);
+}
+
+#[test]
+fn the_exit_that_begins_a_trace_is_not_in_it_and_the_one_that_ends_it_is_cut() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, EXIT_USER);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    let reply = rig.command(0, COMMAND_DISABLE, event);
+    rig.exit(0, ExitReason::Io, &mut At(2));
+    let exits = area.exits();
+    let cut = |exit: &ExitPacket| exit.flags & PACKET_CUT != 0;
+    let told: Vec<_> = exits
+        .iter()
+        .map(|exit| (exit.ip.get(), cut(exit)))
+        .collect();
+    assert_eq!(told, [(1, false), (u64::MAX, true)]);
+    assert_eq!(reply.value.get(), area.head(), "both are counted");
+    // On again: the next sync packet says so, and numbers go on.
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.exit(0, ExitReason::Io, &mut At(3));
+    rig.command(0, COMMAND_READ, event);
+    let packets = area.take();
+    let [Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    assert_eq!((sync.flags, sync.sequence.get()), (SYNC_START, 2));
+    assert_eq!((exit.ip.get(), exit.sequence.get()), (3, 2));
+}
+
+#[test]
+fn where_the_hypervisor_does_not_tell_there_is_no_ip() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, EXIT_IO);
+    rig.exit(0, ExitReason::Io, &mut Nowhere);
+    rig.command(0, COMMAND_READ, event);
+    let exits = area.exits();
+    assert_eq!((exits[0].flags, exits[0].ip.get()), (0, 0));
+}
+
+#[test]
+fn excluded_modes_are_left_out() {
+    for (flag, kept) in [
+        (OPEN_EXCLUDE_KERNEL, 0x1000),
+        (OPEN_EXCLUDE_USER, KERNEL_IP),
+    ] {
+        let mut rig = Rig::new();
+        let request = OpenRequest {
+            flags: flag.into(),
+            ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
+        };
+        let event = rig.open(&request).expect("open");
+        let mut area = map(&mut rig, event, 1);
+        rig.command(0, COMMAND_ENABLE, event);
+        for ip in [0x1000, KERNEL_IP] {
+            rig.exit(0, ExitReason::Io, &mut At(ip));
+        }
+        rig.command(0, COMMAND_READ, event);
+        let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
+        assert_eq!(ips, [kept]);
+        // Where the mode is not known, nothing may be told.
+        rig.exit(0, ExitReason::Io, &mut Nowhere);
+        let reply = rig.command(0, COMMAND_READ, event);
+        assert_eq!(reply.state.get(), STATE_ERROR);
+        assert_eq!(area.exits(), []);
+    }
+}

@@ -1,0 +1,175 @@
+//! Sample traces.
+
+use vpmu::abi::*;
+use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Limits, Registers};
+
+use super::area::{AreaReader, map};
+use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, open_of, thread};
+use crate::world::At;
+
+const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
+
+/// A vCPU that tells everything; each register is its number more than the address.
+#[derive(Debug)]
+struct Everything(u64);
+
+impl Registers for Everything {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        At(self.0).registers()
+    }
+
+    fn state(&mut self) -> Option<CpuState> {
+        let mut general = [0; GENERAL_REGS];
+        for (number, register) in (0..).zip(&mut general) {
+            *register = self.0 + number;
+        }
+        Some(CpuState {
+            general,
+            user: self.0 < 1 << 63,
+            code64: true,
+            cr0: 0,
+            cr3: 0,
+            cr4: 0,
+            efer: 0,
+        })
+    }
+}
+
+fn paced(pace: u64, period: u64) -> OpenRequest {
+    OpenRequest {
+        period: period.into(),
+        ..open_of(KIND_SAMPLE_TRACE, pace, 0)
+    }
+}
+
+fn traced(rig: &mut Rig, request: &OpenRequest) -> (u64, AreaReader) {
+    let reply = rig.open_reply(request);
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
+    let event = reply.id.get();
+    let area = map(rig, event, 16);
+    rig.command(0, COMMAND_ENABLE, event);
+    (event, area)
+}
+
+#[test]
+fn a_packet_holds_every_register() {
+    let mut rig = Rig::new();
+    rig.runs(0, 21, 22);
+    let (event, mut area) = traced(&mut rig, &paced(PACE_EXITS, 3));
+    for ip in [1, 2] {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    let before = rig.world.now();
+    rig.exit(0, ExitReason::Hlt, &mut Everything(0x4000));
+    rig.command(0, COMMAND_READ, event);
+    let samples = area.samples();
+    let [sample] = samples[..] else {
+        panic!("{samples:?}");
+    };
+    assert_eq!(sample.flags, PACKET_USER | PACKET_IP | PACKET_REGS);
+    assert_eq!((sample.vcpu.get(), sample.sequence.get()), (0, 0));
+    let during = before + TSC_OFFSET..rig.world.now() + TSC_OFFSET;
+    assert!(during.contains(&sample.time.get()));
+    assert_eq!((sample.ip.get(), sample.period.get()), (0x4000, 3));
+    assert_eq!((sample.pid.get(), sample.tid.get()), (21, 22));
+    assert!((0x4000..).zip(sample.regs).all(|(is, reg)| reg.get() == is));
+}
+
+#[test]
+fn each_period_of_exits_makes_one_packet() {
+    for (exits, period) in [(100, 1), (100, 7), (3, 4)] {
+        let mut rig = Rig::new();
+        let (event, mut area) = traced(&mut rig, &paced(PACE_EXITS, period));
+        for ip in 0..exits {
+            rig.exit(0, ExitReason::Io, &mut Everything(ip));
+        }
+        let reply = rig.read(0, event);
+        // The command is an exit too.
+        let expected = (exits + 1) / period;
+        let samples = area.samples();
+        assert_eq!(samples.len() as u64, expected);
+        let ips = samples.iter().map(|sample| sample.ip.get());
+        let whole = (0..)
+            .map(|n| (n + 1) * period - 1)
+            .take_while(|&ip| ip < exits);
+        assert!(whole.eq(ips.filter(|ip| ip >> 63 == 0)));
+        assert_eq!(reply.value.get(), area.head());
+    }
+}
+
+#[test]
+fn overflows_that_are_found_together_share_a_packet() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, &paced(PACE_CYCLES, 100));
+    rig.world.work(thread(0), 250, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(0x10));
+    rig.world.work(thread(0), 60, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(0x20));
+    rig.command(0, COMMAND_READ, event);
+    let samples = area.samples();
+    let told: Vec<_> = samples
+        .iter()
+        .map(|sample| (sample.ip.get(), sample.period.get(), sample.flags))
+        .collect();
+    let whole = PACKET_USER | PACKET_IP | PACKET_REGS;
+    assert_eq!(
+        told,
+        [(0x10, 200, whole | PACKET_COLLISION), (0x20, 100, whole),]
+    );
+}
+
+#[test]
+fn what_is_excluded_is_lost_and_nothing_of_it_told() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: OPEN_EXCLUDE_KERNEL.into(),
+        ..paced(PACE_CYCLES, 100)
+    };
+    let (event, mut area) = traced(&mut rig, &request);
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(KERNEL_IP));
+    let reply = rig.read(0, event);
+    assert_eq!((reply.value.get(), reply.lost.get()), (256, 256));
+    assert_eq!(area.take(), []);
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(0x10));
+    let reply = rig.read(0, event);
+    let samples = area.samples();
+    assert_eq!((samples.len(), samples[0].sequence.get()), (1, 1));
+    assert_eq!(reply.value.get(), area.head() + reply.lost.get());
+}
+
+#[test]
+fn rate_and_limit_are_those_of_samples() {
+    let limits = Limits {
+        // Two in each hundredth of a second.
+        max_sample_rate: 200,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    let (event, mut area) = traced(&mut rig, &paced(PACE_EXITS, 1));
+    for ip in 0..10 {
+        rig.exit(0, ExitReason::Io, &mut Everything(ip));
+    }
+    rig.command(0, COMMAND_DISABLE, event);
+    assert_eq!(area.samples().len(), 2);
+    assert_eq!(rig.vpmu.metrics().samples_throttled, 9);
+
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, &paced(PACE_CYCLES, 100));
+    rig.command(0, COMMAND_DISABLE, event);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
+    rig.world.work(thread(0), 200, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(0x10));
+    rig.world.work(thread(0), 300, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(0x20));
+    let reply = rig.read(0, event);
+    assert_eq!(reply.state.get(), STATE_OFF);
+    let told: Vec<_> = area
+        .samples()
+        .iter()
+        .map(|sample| (sample.ip.get(), sample.period.get()))
+        .collect();
+    // Of the last three overflows the limit left one.
+    assert_eq!(told, [(0x10, 200), (0x20, 100)]);
+}

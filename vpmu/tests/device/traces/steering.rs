@@ -1,0 +1,209 @@
+//! Members whose overflows pause and resume the trace that leads them.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::area::{AreaReader, Packet, map};
+use crate::rig::{Rig, open_of};
+use crate::world::At;
+
+const PAUSE: u32 = 7;
+const RESUME: u32 = 8;
+
+fn steering(leader: u64, kind: u32, config: u64, period: u64, flag: u32) -> OpenRequest {
+    OpenRequest {
+        leader: leader.into(),
+        period: period.into(),
+        flags: (OPEN_ENABLED | flag).into(),
+        ..open_of(kind, config, 0)
+    }
+}
+
+/// A trace of exits with marks that pause and resume it, enabled.
+fn steered(rig: &mut Rig, flags: u32) -> (u64, AreaReader) {
+    let request = OpenRequest {
+        flags: flags.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    let area = map(rig, trace, 4);
+    for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
+        let member = steering(trace, KIND_MARK, mark.into(), 1, flag);
+        rig.open(&member).expect("open");
+    }
+    rig.command(0, COMMAND_ENABLE, trace);
+    (trace, area)
+}
+
+fn ips(area: &mut AreaReader) -> Vec<u64> {
+    area.exits().iter().map(|exit| exit.ip.get()).collect()
+}
+
+#[test]
+fn the_pausing_exit_is_the_last_and_the_resuming_one_is_not_in() {
+    let mut rig = Rig::new();
+    let (trace, mut area) = steered(&mut rig, 0);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.mark(0, PAUSE, 2);
+    // A pause shows what there is.
+    assert_eq!(ips(&mut area), [1, 2]);
+    for ip in 3..6 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    rig.mark(0, PAUSE, 6);
+    rig.mark(0, RESUME, 7);
+    rig.mark(0, RESUME, 8);
+    rig.exit(0, ExitReason::Io, &mut At(9));
+    let reply = rig.read(0, trace);
+    assert_eq!(reply.state.get(), STATE_ACTIVE);
+    assert_eq!(reply.time_enabled, reply.time_running);
+    let packets = area.take();
+    let [
+        Packet::Sync(sync),
+        Packet::Exit(first),
+        Packet::Exit(second),
+    ] = packets[..]
+    else {
+        panic!("{packets:?}");
+    };
+    assert_eq!((sync.flags, sync.sequence.get()), (SYNC_RESUME, 2));
+    assert_eq!((first.ip.get(), second.ip.get()), (8, 9));
+    assert_eq!(reply.value.get(), area.head());
+}
+
+#[test]
+fn regions_are_exact_however_often() {
+    let mut rig = Rig::new();
+    let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
+    let mut read = Vec::new();
+    for region in 0..1000 {
+        rig.exit(0, ExitReason::Io, &mut At(1));
+        rig.mark(0, RESUME, 2);
+        for exit in 0..region % 4 {
+            rig.exit(0, ExitReason::Hlt, &mut At(region * 10 + exit));
+        }
+        rig.mark(0, PAUSE, 3);
+        read.extend(ips(&mut area));
+    }
+    let expected: Vec<u64> = (0..1000)
+        .flat_map(|region| {
+            (0..region % 4)
+                .map(move |exit| region * 10 + exit)
+                .chain([3])
+        })
+        .collect();
+    assert_eq!(read, expected);
+    let reply = rig.read(0, trace);
+    assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
+}
+
+#[test]
+fn what_opens_paused_has_time_and_no_packets() {
+    let mut rig = Rig::new();
+    let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    let reply = rig.read(0, trace);
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_ACTIVE, 0));
+    assert_ne!(reply.time_running.get(), 0);
+    assert_eq!(area.take(), []);
+    // Disabling and enabling does not resume it.
+    rig.command(0, COMMAND_DISABLE, trace);
+    rig.command(0, COMMAND_ENABLE, trace);
+    rig.exit(0, ExitReason::Io, &mut At(2));
+    rig.mark(0, RESUME, 3);
+    rig.exit(0, ExitReason::Io, &mut At(4));
+    rig.command(0, COMMAND_READ, trace);
+    let packets = area.take();
+    let [Packet::Sync(sync), Packet::Exit(exit)] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    assert_eq!(sync.flags, SYNC_START | SYNC_RESUME | SYNC_PAGE);
+    assert_eq!(exit.ip.get(), 4);
+}
+
+#[test]
+fn exits_steer_at_the_very_exit() {
+    let mut rig = Rig::new();
+    let trace = rig
+        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
+        .expect("open");
+    let mut area = map(&mut rig, trace, 1);
+    for (config, period, flag) in [(EXIT_HLT, 1, OPEN_AUX_RESUME), (EXIT_IO, 3, OPEN_AUX_PAUSE)] {
+        let member = steering(trace, KIND_EXITS, config, period, flag);
+        rig.open(&member).expect("open");
+    }
+    rig.command(0, COMMAND_ENABLE, trace);
+    for ip in 0..9 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    // The third has paused it.
+    assert_eq!(ips(&mut area), [0, 1, 2]);
+    rig.exit(0, ExitReason::Hlt, &mut At(50));
+    for ip in 10..16 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    assert_eq!(ips(&mut area), [10, 11, 12]);
+}
+
+#[test]
+fn a_sample_trace_pauses_too_and_its_pace_goes_on() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        period: 10.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, trace, 4);
+    for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
+        let member = steering(trace, KIND_MARK, mark.into(), 1, flag);
+        rig.open(&member).expect("open");
+    }
+    rig.command(0, COMMAND_ENABLE, trace);
+    let exits = |rig: &Rig, ips: std::ops::Range<u64>| {
+        ips.for_each(|ip| rig.exit(0, ExitReason::Io, &mut At(ip)));
+    };
+    exits(&rig, 1..15);
+    rig.mark(0, PAUSE, 15);
+    exits(&rig, 16..35);
+    rig.mark(0, RESUME, 35);
+    exits(&rig, 36..45);
+    let reply = rig.read(0, trace);
+    let samples: Vec<_> = area
+        .samples()
+        .iter()
+        .map(|sample| sample.ip.get())
+        .collect();
+    assert_eq!(samples, [10, 40]);
+    assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
+}
+
+#[test]
+fn steering_takes_a_trace_that_leads() {
+    let mut rig = Rig::new();
+    let trace = rig
+        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
+        .expect("open");
+    let mark = rig.open(&open_of(KIND_MARK, 1, 0)).expect("open");
+    let both = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
+    for (leader, flag, errno) in [
+        (trace, both, libc::EINVAL),
+        (mark, OPEN_AUX_PAUSE, libc::EINVAL),
+        (mark, OPEN_AUX_RESUME, libc::EINVAL),
+        (0, OPEN_AUX_PAUSE, libc::EINVAL),
+        (trace, OPEN_AUX_START_PAUSED, libc::EOPNOTSUPP),
+    ] {
+        let request = steering(leader, KIND_MARK, 2, 1, flag);
+        assert_eq!(rig.open(&request), Err(errno), "{flag:#x} of {leader}");
+    }
+    // What steers acts before the guest runs on: that takes the exit engine.
+    let request = OpenRequest {
+        engine: ENGINE_BATCHED.into(),
+        ..steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE)
+    };
+    assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP));
+    let request = OpenRequest {
+        engine: ENGINE_ANY.into(),
+        ..request
+    };
+    assert_eq!(rig.open_reply(&request).engine.get(), ENGINE_EXIT);
+}
