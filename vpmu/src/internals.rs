@@ -1,6 +1,7 @@
 //! What this project's own benchmarks drive without the device around it. No contract: a program
 //! that embeds the device has no use for it.
 
+mod areas;
 mod callers;
 
 use std::sync::atomic::Ordering;
@@ -15,6 +16,7 @@ use crate::record::{
 };
 use crate::ring::{Author, Manner, Ring, Wakeup};
 
+pub use areas::{AuxArea, Tracer, aux_memory};
 pub use callers::Callers;
 
 const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;

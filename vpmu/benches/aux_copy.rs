@@ -1,0 +1,138 @@
+//! What it costs to write to an AUX area: large writes against memcpy of the same bytes into memory
+//! that lies as the area's pages do, together or page by page apart; and packets one by one.
+//!
+//! The ratios are of short slices that alternate in one run, and their medians: whole runs drift on a
+//! machine that others use too.
+
+#![expect(clippy::expect_used, reason = "a benchmark fails by panicking")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::internals::{AuxArea, Tracer, aux_memory};
+
+/// Pages of the area: 4 MiB.
+const PAGES: u64 = 1024;
+const SIZE: usize = PAGES as usize * 4096;
+const LENS: [usize; 4] = [4096, 64 << 10, 256 << 10, 1 << 20];
+/// Bytes that a slice writes: the area once over.
+const SLICE: usize = SIZE;
+const SLICES: usize = 200;
+/// Packets of one slice.
+const PACKETS: u64 = 4000;
+
+const PAGE_WORDS: usize = 512;
+
+fn memory() -> GuestMemoryMmap {
+    let memory =
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), aux_memory(PAGES))]).expect("memory");
+    // Every page is there before it is written to for the first time.
+    let blank = vec![0; aux_memory(PAGES)];
+    memory.write_slice(&blank, GuestAddress(0)).expect("memory");
+    memory
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64()
+}
+
+/// The median seconds of each of several things done in turns.
+fn alternate<const N: usize>(mut acts: [&mut dyn FnMut(); N]) -> [f64; N] {
+    let mut times = [const { Vec::new() }; N];
+    for _ in 0..SLICES {
+        for (act, times) in acts.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            act();
+            times.push(start.elapsed());
+        }
+    }
+    times.map(median)
+}
+
+fn copies() {
+    println!("\naux: large writes into an area of {PAGES} pages, against memcpy of the same bytes");
+    let mut together = AuxArea::new(memory(), PAGES, false).expect("an area");
+    let mut apart = AuxArea::new(memory(), PAGES, true).expect("an area");
+    let mut plain = vec![1_u64; SIZE / 8];
+    let mut spread = vec![1_u64; 2 * SIZE / 8];
+    for len in LENS {
+        let words = vec![0x5a5a_u64; len / 8];
+        let times = SLICE / len;
+        let write = |area: &mut AuxArea| {
+            (0..times).for_each(|_| assert!(area.write(black_box(&words))));
+        };
+        let mut copy = || {
+            for at in plain.chunks_exact_mut(words.len()) {
+                at.copy_from_slice(black_box(&words));
+            }
+            black_box(&plain);
+        };
+        let mut copy_apart = || {
+            // Every second page, as those of the area.
+            let mut pages = spread.chunks_exact_mut(2 * PAGE_WORDS);
+            for _ in 0..times {
+                let words = black_box(&words);
+                for (from, to) in words.chunks_exact(PAGE_WORDS).zip(&mut pages) {
+                    to[..PAGE_WORDS].copy_from_slice(from);
+                }
+            }
+            black_box(&spread);
+        };
+        let [one, copied, other, copied_apart] = alternate([
+            &mut || write(&mut together),
+            &mut copy,
+            &mut || write(&mut apart),
+            &mut copy_apart,
+        ]);
+        let rate = |seconds: f64| SLICE as f64 / seconds / 1e9;
+        println!(
+            "aux: {:>5} KiB: pages together {:6.2} GB/s, memcpy {:6.2} GB/s, ratio {:.2}; pages apart \
+             {:6.2} GB/s, memcpy {:6.2} GB/s, ratio {:.2}",
+            len >> 10,
+            rate(one),
+            rate(copied),
+            copied / one,
+            rate(other),
+            rate(copied_apart),
+            copied_apart / other,
+        );
+    }
+}
+
+fn packets() {
+    let mut exits = Tracer::new(memory(), PAGES, false).expect("a trace");
+    let mut samples = Tracer::new(memory(), PAGES, true).expect("a trace");
+    let mut plain = vec![0_u8; SIZE];
+    let packet = [0x5a_u8; 64];
+    let [exit, sample, copied] = alternate([
+        &mut || assert_eq!(exits.burst(PACKETS), PACKETS),
+        &mut || assert_eq!(samples.burst(PACKETS), PACKETS),
+        &mut || {
+            let room = plain.chunks_exact_mut(packet.len());
+            for at in room.take(PACKETS as usize) {
+                at.copy_from_slice(black_box(&packet));
+            }
+            black_box(&plain);
+        },
+    ]);
+    let rate = |seconds: f64| PACKETS as f64 / seconds / 1e6;
+    println!(
+        "aux: packets of 64 bytes {:6.2} M/s, of 256 bytes {:6.2} M/s; memcpy of 64 bytes {:6.2} M/s",
+        rate(exit),
+        rate(sample),
+        rate(copied),
+    );
+}
+
+fn main() {
+    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let wanted = filter.is_none_or(|filter| "aux".contains(filter.as_str()));
+    if wanted && arguments.iter().any(|argument| argument == "--bench") {
+        copies();
+        packets();
+    }
+}

@@ -1,0 +1,179 @@
+//! An AUX area with a reader that keeps up, for the benchmarks of what is written to it.
+
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::abi::{
+    ENGINE_ANY, EXIT_USER, ExitPacket, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, Metadata, PACKET_EXIT,
+    PACKET_SAMPLE, PAGE_SIZE, SamplePacket,
+};
+use crate::aux::{Area, Entry};
+use crate::clock::Clock;
+use crate::event::Facts;
+use crate::output::Output;
+use crate::record::{Layout, Origin};
+use crate::ring::{Manner, Ring, Wakeup};
+use crate::trace::{Packet, Trace};
+
+const AUX_HEAD: u64 = offset_of!(Metadata, aux_head) as u64;
+const AUX_TAIL: u64 = offset_of!(Metadata, aux_tail) as u64;
+const DATA_HEAD: u64 = offset_of!(Metadata, data_head) as u64;
+const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
+const PAGE: u64 = PAGE_SIZE as u64;
+const RING_PAGES: u64 = 16;
+const EVENT: u64 = 1;
+
+/// An area of 2^n pages behind a metadata page, all in memory that begins with that page.
+#[derive(Debug)]
+pub struct AuxArea {
+    memory: GuestMemoryMmap,
+    area: Area,
+}
+
+/// Bytes of memory that areas of `pages` pages need here.
+#[must_use]
+pub fn aux_memory(pages: u64) -> usize {
+    // Twice as many pages, for those that lie apart.
+    usize::try_from((1 + RING_PAGES + 2 * pages) * PAGE).unwrap_or(0)
+}
+
+/// The pages of an area: one behind the other, or no two of them.
+fn pages(pages: u64, apart: bool) -> Vec<GuestAddress> {
+    let step = if apart { 2 } else { 1 };
+    (0..pages)
+        .map(|page| GuestAddress((1 + RING_PAGES + page * step) * PAGE))
+        .collect()
+}
+
+/// The reader has read everything.
+fn keep_up(memory: &GuestMemoryMmap) {
+    for (head, tail) in [(AUX_HEAD, AUX_TAIL), (DATA_HEAD, DATA_TAIL)] {
+        let head = memory.load::<u64>(GuestAddress(head), Ordering::Acquire);
+        let read = head.and_then(|head| memory.store(head, GuestAddress(tail), Ordering::Release));
+        debug_assert!(read.is_ok(), "the metadata page is memory");
+    }
+}
+
+impl AuxArea {
+    /// An area of `count` pages in `memory`, [`aux_memory`] bytes of it.
+    #[must_use]
+    pub fn new(memory: GuestMemoryMmap, count: u64, apart: bool) -> Option<Self> {
+        let pages = pages(count, apart);
+        let area = Area::new(&memory, pages, Some(GuestAddress(0)), true, 0).ok()?;
+        Some(Self { memory, area })
+    }
+
+    /// Writes `words` and shows them to a reader that had read everything; whether it could.
+    pub fn write(&mut self, words: &[u64]) -> bool {
+        keep_up(&self.memory);
+        let entry = Entry {
+            skip: 0,
+            parts: [&[], words],
+            collision: false,
+        };
+        let written = self.area.append(&self.memory, EVENT, &entry).whole;
+        self.area.end(&self.memory);
+        written
+    }
+}
+
+/// A trace with a ring and an area.
+#[derive(Debug)]
+pub struct Tracer {
+    memory: GuestMemoryMmap,
+    output: Output,
+    facts: Facts,
+    trace: Trace,
+    time: u64,
+}
+
+impl Tracer {
+    /// A trace of exits, or of samples, into an area of `count` pages in `memory`, [`aux_memory`] bytes
+    /// of it.
+    #[must_use]
+    pub fn new(memory: GuestMemoryMmap, count: u64, samples: bool) -> Option<Self> {
+        let ring: Vec<_> = (0..=RING_PAGES)
+            .map(|page| GuestAddress(page * PAGE))
+            .collect();
+        let manner = Manner {
+            writable: true,
+            backward: false,
+        };
+        let mut output = Output::new(Arc::new(memory.clone()), 1);
+        let clock = Clock::new(1_000_000)?;
+        output.add_ring(EVENT, Ring::new(&memory, &ring, manner, clock).ok()?);
+        let metadata = ring.first().copied();
+        let area = Area::new(&memory, pages(count, true), metadata, true, 0).ok()?;
+        output.add_area(EVENT, area);
+        let facts = Facts {
+            id: EVENT,
+            owner: EVENT,
+            kind: if samples {
+                KIND_SAMPLE_TRACE
+            } else {
+                KIND_EXIT_TRACE
+            },
+            config: EXIT_USER,
+            flags: 0,
+            layout: Layout::default(),
+            wakeup: Wakeup::Page,
+            aux_watermark: 0,
+            max_stack: 0,
+            engine: ENGINE_ANY,
+            shortest_period: 1,
+        };
+        Some(Self {
+            memory,
+            output,
+            facts,
+            trace: Trace::new(),
+            time: 0,
+        })
+    }
+
+    /// Makes and writes this many packets, after which the reader has read everything; how many were
+    /// written.
+    pub fn burst(&mut self, packets: u64) -> u64 {
+        let samples = self.facts.kind == KIND_SAMPLE_TRACE;
+        let mut written = 0;
+        for _ in 0..packets {
+            self.time += 1;
+            let origin = Origin {
+                pid: 1,
+                tid: 2,
+                time: self.time,
+                id: EVENT,
+                stream_id: EVENT,
+                vcpu: 0,
+            };
+            let exit;
+            let sample;
+            let packet = if samples {
+                sample = SamplePacket {
+                    kind: PACKET_SAMPLE,
+                    time: self.time.into(),
+                    ..SamplePacket::default()
+                };
+                Packet::Sample(&sample)
+            } else {
+                exit = ExitPacket {
+                    kind: PACKET_EXIT,
+                    time: self.time.into(),
+                    ..ExitPacket::default()
+                };
+                Packet::Exit(&exit)
+            };
+            let whole =
+                self.output
+                    .aux_produce(&self.facts, &origin, self.time, &mut self.trace, packet);
+            written += u64::from(whole);
+        }
+        let origin = Origin::default();
+        self.output.aux_commit(&self.facts, &origin);
+        keep_up(&self.memory);
+        written
+    }
+}
