@@ -330,29 +330,37 @@ fn busy(vpmu: &Vpmu, millis: u64) {
 }
 
 fn a_clock_samples_the_loop_that_runs() -> Outcome {
+    const PERIOD: u64 = 2_000_000;
+    const ENOUGH: usize = 20;
     let vpmu = Vpmu::open()?;
-    let attr = vpmu.attr("task-clock")?.sampling(2_000_000);
+    let attr = vpmu.attr("task-clock")?.sampling(PERIOD);
     let (event, mut ring) = sampling(&vpmu, &attr, 6)?;
-    busy(&vpmu, 400);
+    let here = busy as fn(&Vpmu, u64) as usize as u64;
+    let in_loop = |s: &Sample| s.user && (here..here + 0x400).contains(&s.ip);
+    let (mut samples, mut lost) = (Vec::new(), 0);
+    // A host that is short of CPU delivers the clock's interrupts late and fewer, and then many
+    // of them in the kernel: how long it takes is its affair, whom they name is ours.
+    for _ in 0..1000 {
+        busy(&vpmu, 20);
+        let (more, missed) = drain(&mut ring)?;
+        samples.extend(more);
+        lost += missed;
+        if samples.iter().filter(|s| in_loop(s)).count() >= ENOUGH {
+            break;
+        }
+    }
     event.disable()?;
     let clock = event.read()?.value;
-    let (samples, lost) = drain(&mut ring)?;
-    let taken = samples.len() as u64 + lost;
-    // One for each period; what the event ran beyond its last period makes none, and a host
-    // that is short of CPU delivers the clock's interrupts late and fewer.
+    let (last, missed) = drain(&mut ring)?;
+    samples.extend(last);
+    // One for each period; what the event ran beyond its last period makes none.
+    let taken = samples.len() as u64 + lost + missed;
+    ensure!(taken <= clock / PERIOD + 1, "{taken} samples in {clock} ns");
+    let inside = samples.iter().filter(|s| in_loop(s)).count();
+    let user = samples.iter().filter(|s| s.user).count();
     ensure!(
-        taken <= clock / 2_000_000 + 1,
-        "{taken} samples in {clock} ns"
-    );
-    ensure!(taken >= 20, "{taken} samples in {clock} ns");
-    let here = busy as fn(&Vpmu, u64) as usize as u64;
-    let inside = samples
-        .iter()
-        .filter(|s| s.user && (here..here + 0x400).contains(&s.ip))
-        .count();
-    ensure!(
-        inside * 2 > samples.len(),
-        "{inside} of {} samples in the loop that ran all the time",
+        inside >= ENOUGH && inside * 2 > user,
+        "{inside} of {user} user samples in the loop that ran all the time, {} in all",
         samples.len()
     );
     ensure!(
