@@ -134,8 +134,29 @@ pub struct Perf {
     pub guest_user: Option<Samples>,
     /// What `vmm run --engine auto` takes here for samples of host events.
     pub auto_engine: AutoEngine,
-    /// The `kvm:` tracepoints as seen through tracefs.
+    /// Whether exits that the host's kernel handles by itself can be traced, by the `kvm:`
+    /// tracepoints.
     pub tracepoints: Finding,
+    /// The host's PMUs that trace.
+    pub host_traces: Vec<HostTrace>,
+}
+
+/// A PMU of the host's whose trace no guest gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HostTrace {
+    /// As the host names it.
+    pub pmu: String,
+    /// Why.
+    pub refused: String,
+}
+
+impl From<vpmu::host::HostTrace> for HostTrace {
+    fn from(trace: vpmu::host::HostTrace) -> Self {
+        Self {
+            pmu: trace.pmu,
+            refused: trace.refused.to_owned(),
+        }
+    }
 }
 
 /// What makes a guest's samples of host events.

@@ -19,7 +19,8 @@ mod watch;
 use std::io::{self, Write};
 
 pub use facts::{
-    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples, Survey,
+    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, HostTrace, Kvm, Perf, Samples,
+    Survey,
 };
 
 /// Arguments of `vmm check`.

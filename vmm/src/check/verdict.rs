@@ -1,7 +1,7 @@
 //! From facts to what follows from them, in words: pure, no probing, no printing.
 
 use super::facts::{
-    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, Kvm, Perf, Samples,
+    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, HostTrace, Kvm, Perf, Samples,
 };
 use super::perf;
 
@@ -50,9 +50,10 @@ pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check
     checks.push(choose(
         "perf.tracepoints",
         &perf.tracepoints,
-        "exits can be traced with reason and guest address on the host",
-        "exits are counted from KVM's statistics alone",
+        "guests can trace every exit, those that KVM handles by itself included",
+        "guests can trace the exits that reach the VMM; all others are only counted",
     ));
+    checks.push(host_traces(perf));
     checks.push(verdict(kvm, guest));
     checks
 }
@@ -316,6 +317,25 @@ fn engine(auto: AutoEngine) -> Check {
             "`vmm run` samples host events with an exit for each; --engine batched insists",
         ),
     }
+}
+
+fn host_traces(perf: &Perf) -> Check {
+    let name = "perf.host-trace";
+    let list = |of: fn(&HostTrace) -> String, between| {
+        let texts: Vec<_> = perf.host_traces.iter().map(of).collect();
+        texts.join(between)
+    };
+    if perf.host_traces.is_empty() {
+        return check(name, "none", "no PMU of this host makes a trace");
+    }
+    check(
+        name,
+        list(|trace| trace.pmu.clone(), ", "),
+        list(
+            |trace| format!("refused: {}: {}", trace.pmu, trace.refused),
+            "; ",
+        ),
+    )
 }
 
 fn verdict(kvm: &Kvm, guest: Option<&Guest>) -> Check {

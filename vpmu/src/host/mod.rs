@@ -1,6 +1,7 @@
 //! The host's perf events as a [`Source`]: the only place that names `perf_event_open`, and the
 //! only one with unsafe code.
 
+mod aux;
 mod clock;
 mod closer;
 mod counter;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use libc::c_int;
 
+pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
 use self::ring::Pool;
@@ -62,6 +64,9 @@ impl PerfSource {
         let tracepoints = Tracepoints::find()
             .inspect_err(|refusal| log::info!("exits that KVM handles cannot be traced: {refusal}"))
             .ok();
+        for HostTrace { pmu, refused } in host_traces() {
+            log::info!("no guest gets the trace of the host's {pmu}: {refused}");
+        }
         let mut offers = probe::offers();
         offers.extend(tracepoints.map(|_| tracepoint::offer()));
         Ok(Self {

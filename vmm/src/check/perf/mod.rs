@@ -17,12 +17,17 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_CPU_MIGRATIONS,
     PERF_COUNT_SW_PAGE_FAULTS, PERF_COUNT_SW_TASK_CLOCK, PERF_SAMPLE_IP, PERF_TYPE_HARDWARE,
-    PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT, perf_event_attr,
+    PERF_TYPE_SOFTWARE, perf_event_attr,
 };
+
+use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
+use vpmu::host::{PerfSource, host_traces, traces_exits};
+use vpmu::source::{Counter, Request, Source};
 
 use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
 use super::guest;
 use super::machine::Ring;
+use crate::signal::kick_signal;
 
 /// How a guest's loop is sampled.
 #[derive(Debug, Clone, Copy)]
@@ -53,9 +58,6 @@ const SPUN: Duration = Duration::from_millis(5);
 
 const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
 const TSC_TYPE: &str = "/sys/bus/event_source/devices/msr/type";
-const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// Any one of the `kvm:` events stands for all.
-const TRACEPOINT: &str = "events/kvm/kvm_exit/id";
 
 /// The generic events that are tried; a name of `cycles` and the like is perf's.
 const GENERIC: &[(&str, u32, u32)] = &[
@@ -149,7 +151,8 @@ pub(super) fn probe(guests: bool) -> Perf {
         },
         guest_kernel,
         guest_user,
-        tracepoints: tracepoints(),
+        tracepoints: tracepoints(guests),
+        host_traces: host_traces().into_iter().map(Into::into).collect(),
         events,
     }
 }
@@ -259,33 +262,50 @@ fn sample_once(ring: Ring, time: Duration, period: u64) -> Result<Samples, Strin
     guest::spin(time, ring, start, finish)
 }
 
-fn tracepoints() -> Finding {
-    let no = |detail: String| Finding { ok: false, detail };
-    let mut refused = None;
-    for root in TRACEFS {
-        let path = format!("{root}/{TRACEPOINT}");
-        let id = match fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse(),
-            Err(error) => {
-                if error.kind() == io::ErrorKind::PermissionDenied {
-                    refused = Some(no(format!("no permission to read {path}: run as root")));
-                }
-                continue;
-            }
-        };
-        let Ok(id) = id else {
-            return no(format!("{path} holds no number"));
-        };
-        let event = try_open(PERF_TYPE_TRACEPOINT, id);
-        return match event.error {
-            None => Finding {
-                ok: true,
-                detail: format!("kvm:kvm_exit opens, from {root}"),
-            },
-            Some(error) => no(format!("kvm:kvm_exit does not open: {error}")),
-        };
+/// Whether the host records the exits of a guest that loops and is stopped: the exit that stops it
+/// is one.
+fn tracepoints(guests: bool) -> Finding {
+    let found = traces_exits().map_err(|refusal| refusal.to_string());
+    let recorded = found.and_then(|()| match guests {
+        true => exits_of_a_guest().map(|exits| format!("{exits} exits of a small guest recorded")),
+        false => Ok("kvm:kvm_exit and kvm:kvm_entry open".into()),
+    });
+    match recorded {
+        Ok(detail) => Finding { ok: true, detail },
+        Err(detail) => Finding { ok: false, detail },
     }
-    refused.unwrap_or_else(|| {
-        no("no kvm events in tracefs: mount -t tracefs none /sys/kernel/tracing".into())
-    })
+}
+
+fn exits_of_a_guest() -> Result<u64, String> {
+    // Opening takes some of the time: in an emulated machine, all of it.
+    for time in [SPUN, 10 * SPUN, 100 * SPUN] {
+        match exits_of_one(time)? {
+            0 => {}
+            exits => return Ok(exits),
+        }
+    }
+    Err("kvm:kvm_exit opens, but no exit of a small guest was recorded".into())
+}
+
+fn exits_of_one(time: Duration) -> Result<u64, String> {
+    let text = |error: io::Error| error.to_string();
+    let start = move || {
+        let source = PerfSource::new(kick_signal()).map_err(|error| error.to_string())?;
+        let request = Request {
+            kind: KIND_EXIT_TRACE,
+            config: EXIT_ALL,
+            sampling: None,
+            exclude_user: false,
+            exclude_kernel: false,
+            pinned: false,
+        };
+        let mut exits = source.open(&request, source.thread()).map_err(text)?;
+        exits.start().map_err(text)?;
+        Ok(exits)
+    };
+    let finish = move |mut exits: Box<dyn Counter>| {
+        exits.stop().map_err(text)?;
+        Ok(exits.read().map_err(text)?.value)
+    };
+    guest::spin(time, Ring::User, start, finish)
 }

@@ -124,3 +124,19 @@ fn refused_events_name_the_remedy() {
             .contains("perf_event_paranoid=1")
     );
 }
+
+#[test]
+fn a_trace_of_the_hosts_comes_with_the_reason_against_it() {
+    let trace = |pmu: &str| HostTrace {
+        pmu: pmu.into(),
+        refused: format!("because of {pmu}"),
+    };
+    let perf = Perf {
+        host_traces: vec![trace("intel_bts"), trace("intel_pt")],
+        ..Perf::default()
+    };
+    let line = host_traces(&perf);
+    assert_eq!(line.value, "intel_bts, intel_pt");
+    assert!(line.consequence.contains("intel_pt: because of intel_pt"));
+    assert_eq!(host_traces(&Perf::default()).value, "none");
+}

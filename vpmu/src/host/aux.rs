@@ -1,0 +1,97 @@
+//! Traces that the host's own PMUs make, and why a guest gets none of them: what stands in one has
+//! to be the guest's alone, and of none that Linux drives today can that be shown.
+
+use std::fs;
+
+const DEVICES: &str = "/sys/bus/event_source/devices";
+/// Whose Intel PT is while a guest runs.
+const PT_MODE: &str = "/sys/module/kvm_intel/parameters/pt_mode";
+/// The value of [`PT_MODE`] with which guests have Intel PT themselves.
+const PT_OF_GUESTS: u32 = 1;
+
+/// A PMU of the host's that traces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostTrace {
+    /// As the host names it.
+    pub pmu: String,
+    /// Why no guest gets what it traces.
+    pub refused: &'static str,
+}
+
+/// The host's PMUs that trace, by name.
+pub fn host_traces() -> Vec<HostTrace> {
+    let mode = fs::read_to_string(PT_MODE).ok();
+    let mode = mode.and_then(|mode| mode.trim().parse().ok());
+    let devices = fs::read_dir(DEVICES).into_iter().flatten().flatten();
+    let mut traces: Vec<_> = devices
+        .filter_map(|device| device.file_name().into_string().ok())
+        .filter_map(|pmu| refusal(&pmu, mode).map(|refused| HostTrace { pmu, refused }))
+        .collect();
+    traces.sort_unstable_by(|one, other| one.pmu.cmp(&other.pmu));
+    traces
+}
+
+/// Why a guest cannot have the trace of `pmu`; `None` for a PMU that makes none. `pt_mode` is what
+/// KVM says of Intel PT, where it does.
+fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
+    let kind = pmu.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
+    Some(match (kind, pt_mode) {
+        ("intel_pt", Some(PT_OF_GUESTS)) => {
+            "KVM turns the host's trace off while a guest runs (pt_mode=1)"
+        }
+        ("intel_pt", _) => {
+            "it records the host and all guests alike, and its driver ignores exclude_host"
+        }
+        ("intel_bts", _) => "it records the host's branches alone: the CPU stops it in a guest",
+        ("arm_spe", _) => "KVM keeps the host's profiling out of guests: it samples the host alone",
+        ("cs_etm", _) => "nothing shows that its driver tells a guest's trace from the host's",
+        _ if kind.starts_with("hisi_ptt") => "it traces a PCIe link of the host's, and no vCPU",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_that_traces_is_refused_for_a_reason() {
+        let table = [
+            ("intel_pt", None, "exclude_host"),
+            ("intel_pt", Some(0), "exclude_host"),
+            ("intel_pt", Some(1), "pt_mode=1"),
+            ("intel_bts", Some(1), "branches"),
+            ("arm_spe_0", None, "profiling"),
+            ("cs_etm", None, "nothing shows"),
+            ("hisi_ptt0_2", None, "PCIe"),
+            ("hisi_ptt5", None, "PCIe"),
+        ];
+        for (pmu, mode, reason) in table {
+            let refused = refusal(pmu, mode).expect("it traces");
+            assert!(refused.contains(reason), "{pmu} {mode:?}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_only_counts_or_samples_is_not_named() {
+        for pmu in [
+            "cpu",
+            "cpu_core",
+            "msr",
+            "software",
+            "tracepoint",
+            "uncore_imc_0",
+            "",
+            "_",
+        ] {
+            assert_eq!(refusal(pmu, Some(1)), None, "{pmu}");
+        }
+    }
+
+    #[test]
+    fn of_this_host_each_is_named_once() {
+        let traces = host_traces();
+        eprintln!("{traces:?}");
+        assert!(traces.is_sorted_by(|one, other| one.pmu < other.pmu));
+    }
+}
