@@ -14,7 +14,8 @@ pub struct Reading {
     pub time_running: u64,
     /// The event's id; zero unless the read format asks.
     pub id: u64,
-    /// Records of the event that were never written; zero unless the read format asks.
+    /// Records of the event that were never written, of a trace bytes; zero unless the read
+    /// format asks.
     pub lost: u64,
 }
 

@@ -31,6 +31,11 @@ impl Measuring {
         }
     }
 
+    /// A command runs, whose output may go where this program's does.
+    pub(crate) fn has_command(&self) -> bool {
+        self.child.is_some()
+    }
+
     /// How often a snapshot was asked for since the last call.
     pub(crate) fn snapshots(&mut self) -> u32 {
         std::mem::take(&mut self.snapshots)

@@ -53,7 +53,14 @@ pub(super) fn what(exit: &Exit, processor: Processor) -> String {
             1,
         ),
         (Processor::Svm, 0x7c) => if first & 1 == 0 { "read" } else { "write" }.into(),
-        (Processor::Svm, 0x400) if second != 0 => format!("memory {second:#x}"),
+        (Processor::Svm, 0x400) if second != 0 => {
+            let access = match first & 0x12 {
+                0 => "read",
+                2 => "write",
+                _ => "fetch",
+            };
+            format!("memory {second:#x} {access}")
+        }
         // Bytes less one in bits 0 to 2, direction in bit 3, the port in bits 16 to 31.
         (Processor::Vmx, 30) => {
             let size = (first & 7) + 1;
@@ -310,8 +317,8 @@ mod tests {
         );
         assert_eq!(of(0x7c, svm, 1, 0), pair("msr", "write"));
         assert_eq!(
-            of(0x400, svm, 4, 0xd000_0000),
-            pair("nested page fault", "memory 0xd0000000")
+            of(0x400, svm, 4 | 2, 0xd000_0000),
+            pair("nested page fault", "memory 0xd0000000 write")
         );
         assert_eq!(
             of(30, vmx, 0x3f8 << 16 | 8 | 3, 0),

@@ -188,7 +188,9 @@ impl<'a> Recording<'a> {
             if measuring.snapshots() > 0 {
                 self.take_snapshots()?;
             }
-            self.show_progress();
+            if !measuring.has_command() {
+                self.show_progress();
+            }
         }
         Ok(())
     }
