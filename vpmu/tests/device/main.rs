@@ -5,6 +5,7 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+mod areas;
 mod batched;
 mod children;
 mod counting;

@@ -37,15 +37,11 @@ pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
         .collect();
     rig.next_ring += (pages.len() as u64 + 1) * 0x1000;
     map_aux(rig, event, MAP_WRITABLE, &pages).expect("an area");
-    AreaReader {
-        memory: rig.memory.clone(),
-        metadata,
-        pages,
-        tail: 0,
-    }
+    AreaReader::new(rig, metadata, pages)
 }
 
-fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
+/// The device's answer to an area of these pages.
+pub(crate) fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
     let request = MapRequest {
         header: Rig::header(CONTROL_MAP_AUX, event),
         pages: u32::try_from(pages.len()).expect("few").into(),
@@ -64,11 +60,60 @@ fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), E
 }
 
 impl AreaReader {
+    /// A reader of `pages`, told of by the metadata page at `metadata`.
+    pub(crate) fn new(rig: &Rig, metadata: u64, pages: Vec<u64>) -> Self {
+        Self {
+            memory: rig.memory.clone(),
+            metadata,
+            pages,
+            tail: 0,
+        }
+    }
+
     /// Bytes ever written, as the reader is told.
     pub(crate) fn head(&self) -> u64 {
         self.memory
             .load(GuestAddress(self.metadata + AUX_HEAD), Ordering::Acquire)
             .expect("in memory")
+    }
+
+    /// What a driver that keeps the area shows: up to here.
+    pub(crate) fn set_head(&self, head: u64) {
+        self.store(AUX_HEAD, head);
+    }
+
+    /// What the device is told of the reader, true or not.
+    pub(crate) fn set_tail(&self, tail: u64) {
+        self.store(AUX_TAIL, tail);
+    }
+
+    /// What comes before is not read.
+    pub(crate) fn skip_to(&mut self, position: u64) {
+        self.tail = position;
+    }
+
+    /// Whether the pages next to the area's are untouched.
+    pub(crate) fn is_alone(&self, rig: &Rig) -> bool {
+        let (Some(first), Some(last)) = (self.pages.first(), self.pages.last()) else {
+            return false;
+        };
+        [first - 0x1000, last + 0x1000].into_iter().all(|page| {
+            let mut bytes = [0; 4096];
+            rig.memory
+                .read_slice(&mut bytes, GuestAddress(page))
+                .expect("in memory");
+            bytes == [0; 4096]
+        })
+    }
+
+    fn store(&self, field: u64, value: u64) {
+        self.memory
+            .store(
+                value,
+                GuestAddress(self.metadata + field),
+                Ordering::Release,
+            )
+            .expect("in memory");
     }
 
     /// Takes every packet, and lets the device have the room.
@@ -104,13 +149,7 @@ impl AreaReader {
             self.tail += len as u64;
         }
         assert_eq!(self.tail, head, "a torn packet");
-        self.memory
-            .store(
-                self.tail,
-                GuestAddress(self.metadata + AUX_TAIL),
-                Ordering::Release,
-            )
-            .expect("in memory");
+        self.set_tail(self.tail);
         packets
     }
 

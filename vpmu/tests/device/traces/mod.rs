@@ -1,7 +1,7 @@
 //! Traces as a guest program reads them: which exits and samples they hold, in which order, from when
 //! on and until when.
 
-mod area;
+pub(crate) mod area;
 mod exits;
 mod samples;
 mod steering;

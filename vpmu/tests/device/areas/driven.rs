@@ -1,0 +1,239 @@
+//! Areas that the driver keeps: it says where there is room, and fetches what was written.
+
+use vpmu::abi::*;
+
+use super::{exits, pages, trace};
+use crate::rig::{Rig, command, open_of};
+use crate::traces::area::{AreaReader, Packet, map_aux};
+
+/// A task's trace with an area of the driver's, in on vCPU 0.
+fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
+    };
+    let event = rig.open(&request).expect("open");
+    let area = pages(rig, count);
+    map_aux(rig, event, MAP_DRIVEN | flags, &area).expect("an area");
+    // The metadata page is the driver's own: some page.
+    let metadata = pages(rig, 1)[0];
+    (event, AreaReader::new(rig, metadata, area))
+}
+
+fn begin(event: u64, head: u64, room: u64) -> Command {
+    Command {
+        value: head.into(),
+        room: room.into(),
+        ..command(COMMAND_AUX_BEGIN, event)
+    }
+}
+
+#[test]
+fn a_task_is_traced_from_switch_to_switch() {
+    let mut rig = Rig::new();
+    let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
+    let (mut head, mut told) = (0, 0);
+    for turn in 0..10 {
+        let came = [command(COMMAND_IN, event), begin(event, head, 8192)];
+        let replies = rig.commands(0, &came);
+        assert!(replies.iter().all(|reply| reply.status.get() == 0));
+        exits(&rig, 0, 5);
+        let went = [command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)];
+        let replies = rig.commands(0, &went);
+        let (out, end) = (replies[0], replies[1]);
+        assert_eq!((out.status.get(), end.status.get()), (0, 0));
+        assert_eq!((end.lost.get(), end.state.get()), (0, STATE_INACTIVE));
+        assert_eq!(
+            end.value.get(),
+            out.value.get(),
+            "all there is, in one turn"
+        );
+        head = end.value.get();
+        area.set_head(head);
+        let packets = area.take();
+        // The switch that ends the turn is an exit of it.
+        let seen: Vec<(u64, u8)> = packets
+            .iter()
+            .filter_map(|packet| match packet {
+                Packet::Exit(exit) => Some((exit.sequence.get(), exit.flags & PACKET_CUT)),
+                _ => None,
+            })
+            .collect();
+        let expected: Vec<(u64, u8)> = (turn * 6..turn * 6 + 6)
+            .map(|sequence| (sequence, if sequence % 6 == 5 { PACKET_CUT } else { 0 }))
+            .collect();
+        assert_eq!(seen, expected);
+        told += packets.len() as u64 * 64;
+    }
+    assert_eq!(told, head);
+}
+
+#[test]
+fn the_driver_is_told_once_in_a_turn() {
+    let mut rig = Rig::new();
+    let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
+    rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 512)]);
+    exits(&rig, 0, 20);
+    for slot in 0..4 {
+        rig.post_notice(slot, 64);
+    }
+    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
+    assert_eq!(rig.notice(), None);
+    // As a driver answers it: in one go.
+    let answer = [command(COMMAND_AUX_END, event), begin(event, 512, 8192)];
+    let replies = rig.commands(0, &answer);
+    // A sync packet and seven exits found room.
+    assert_eq!(replies[0].value.get(), 512);
+    assert_eq!(replies[0].lost.get(), 13 * 64);
+    let before = rig.read(0, event);
+    assert_eq!(before.lost.get(), 13 * 64);
+    exits(&rig, 0, 1);
+    assert_eq!(rig.notice(), None);
+    exits(&rig, 0, 60);
+    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "half of the area");
+    assert_eq!(rig.notice(), None);
+}
+
+#[test]
+fn notices_that_nobody_takes_do_not_pile_up() {
+    let mut rig = Rig::new();
+    let (event, _) = driven(&mut rig, 1, MAP_WRITABLE);
+    rig.command(0, COMMAND_IN, event);
+    for _ in 0..100 {
+        rig.commands(0, &[begin(event, 0, 64)]);
+        exits(&rig, 0, 2);
+        rig.command(0, COMMAND_AUX_END, event);
+    }
+    for slot in 0..4 {
+        rig.post_notice(slot, 64);
+    }
+    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)));
+    assert_eq!(rig.notice(), None);
+    rig.commands(0, &[begin(event, 0, 64)]);
+    exits(&rig, 0, 2);
+    assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "again");
+}
+
+#[test]
+fn turns_that_make_no_sense_are_refused() {
+    let mut rig = Rig::new();
+    let (event, _) = driven(&mut rig, 2, MAP_WRITABLE);
+    let mark = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let own = rig.open(&trace()).expect("open");
+    rig.map(own, 1);
+    let area = pages(&mut rig, 1);
+    map_aux(&mut rig, own, MAP_WRITABLE, &area).expect("an area");
+    let batch = [
+        (begin(mark, 0, 64), libc::EINVAL),
+        (begin(own, 0, 64), libc::EINVAL),
+        (begin(99, 0, 64), libc::ENOENT),
+        (begin(event, 32, 64), libc::EINVAL),
+        (begin(event, 0, 8193), libc::EINVAL),
+        (command(COMMAND_AUX_END, event), libc::EINVAL),
+        (command(COMMAND_AUX_END, mark), libc::EINVAL),
+        (command(COMMAND_AUX_END, 99), libc::ENOENT),
+        (begin(event, 64, 8192), 0),
+        (begin(event, 64, 8192), libc::EINVAL),
+        (
+            Command {
+                value: 1.into(),
+                ..command(COMMAND_AUX_END, event)
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                room: 1.into(),
+                ..command(COMMAND_AUX_END, event)
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                room: 1.into(),
+                ..command(COMMAND_READ, event)
+            },
+            libc::EINVAL,
+        ),
+        (
+            Command {
+                reserved: 1.into(),
+                ..begin(event, 64, 64)
+            },
+            libc::EINVAL,
+        ),
+        (command(COMMAND_AUX_END, event), 0),
+    ];
+    let commands: Vec<Command> = batch.iter().map(|&(command, _)| command).collect();
+    let statuses: Vec<i32> = rig
+        .commands(0, &commands)
+        .iter()
+        .map(|reply| i32::try_from(reply.status.get()).expect("an errno"))
+        .collect();
+    let expected: Vec<i32> = batch.iter().map(|&(_, errno)| errno).collect();
+    assert_eq!(statuses, expected);
+    let elsewhere = rig.commands_from(0, 1, &[begin(event, 0, 64)]);
+    assert_eq!(elsewhere[0].status.get(), libc::EXDEV.unsigned_abs());
+    let elsewhere = rig.commands_from(0, 1, &[command(COMMAND_AUX_END, event)]);
+    assert_eq!(elsewhere[0].status.get(), libc::EXDEV.unsigned_abs());
+}
+
+#[test]
+fn a_room_that_lies_moves_nothing_out_of_the_area() {
+    let mut rig = Rig::new();
+    let (event, area) = driven(&mut rig, 1, MAP_WRITABLE);
+    rig.command(0, COMMAND_IN, event);
+    for head in [0, 64, 4032, 1 << 63, u64::MAX - 63] {
+        let before = rig.commands(0, &[begin(event, head, 4096)]);
+        assert_eq!(before[0].status.get(), 0);
+        exits(&rig, 0, 100);
+        let end = rig.command(0, COMMAND_AUX_END, event);
+        assert!(end.value.get().wrapping_sub(head) <= 4096);
+        assert!(area.is_alone(&rig), "{head:#x}");
+    }
+}
+
+#[test]
+fn a_snapshot_goes_round() {
+    let mut rig = Rig::new();
+    let (event, mut area) = driven(&mut rig, 2, 0);
+    rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
+    exits(&rig, 0, 1000);
+    let replies = rig.commands(
+        0,
+        &[command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)],
+    );
+    let (head, lost) = (replies[1].value.get(), replies[1].lost.get());
+    assert_eq!((head, lost), (replies[0].value.get(), 0));
+    assert!(head > 64_000);
+    area.set_head(head);
+    area.skip_to(head.next_multiple_of(4096) - 8192);
+    let last = area.exits().last().map(|exit| exit.sequence.get());
+    assert_eq!(last, Some(1000));
+    rig.post_notice(0, 64);
+    assert_eq!(rig.notice(), None);
+}
+
+#[test]
+fn an_area_goes_when_it_is_unmapped_and_with_its_event() {
+    let mut rig = Rig::new();
+    for close in [false, true] {
+        let (event, area) = driven(&mut rig, 2, MAP_WRITABLE);
+        rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
+        exits(&rig, 0, 3);
+        match close {
+            true => rig.close(event),
+            false => rig.control(&Rig::header(CONTROL_UNMAP_AUX, event)),
+        }
+        .expect("gone");
+        let before = rig.snapshot();
+        exits(&rig, 0, 100);
+        assert!(rig.snapshot() == before);
+        drop(area);
+        if !close {
+            let end = rig.command(0, COMMAND_AUX_END, event);
+            assert_eq!(end.status.get(), libc::EINVAL.unsigned_abs());
+            assert_eq!(rig.command(0, COMMAND_OUT, event).status.get(), 0);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Nothing is written to an area that was taken away, whoever still traces.
+
+use vpmu::abi::*;
+
+use super::{Traced, exits, pages, trace};
+use crate::rig::Rig;
+use crate::traces::area::map_aux;
+
+/// Whether memory stays as it is while exits come, but for the answers to `rig`'s own requests.
+fn stays(rig: &Rig) -> bool {
+    let before = rig.snapshot();
+    exits(rig, 0, 300);
+    rig.snapshot() == before
+}
+
+#[test]
+fn an_unmapped_area_is_the_guests_again() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 4);
+    exits(&rig, 0, 5);
+    assert!(!stays(&rig));
+    let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
+    rig.control(&unmap).expect("unmapped");
+    // 305 packets, and what stands at the beginning of each of 4 pages and of the piece.
+    assert_eq!(traced.area.take().len(), 256);
+    let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
+    assert_eq!(told, traced.area.head(), "shown and told of before");
+    assert!(stays(&rig));
+    let reply = rig.read(0, traced.event);
+    assert_eq!(reply.value.get(), traced.area.head() + reply.lost.get());
+    assert_eq!(traced.area.take().len(), 0);
+    // A new one begins at its beginning, whatever the metadata page says.
+    let area = pages(&mut rig, 1);
+    map_aux(&mut rig, traced.event, MAP_WRITABLE, &area).expect("an area");
+    assert_eq!(traced.area.head(), 0);
+    exits(&rig, 0, 1);
+    rig.read(0, traced.event);
+    assert_eq!(traced.area.head(), 128);
+}
+
+#[test]
+fn an_area_goes_with_its_ring() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 4);
+    exits(&rig, 0, 5);
+    rig.unmap(traced.event).expect("unmapped");
+    assert_eq!(
+        traced.pieces(),
+        [[0, 6 * 64, 0]],
+        "shown and told of before"
+    );
+    assert!(stays(&rig));
+    let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
+    assert_eq!(rig.control(&unmap), Err(libc::EINVAL));
+}
+
+#[test]
+fn an_area_goes_with_the_last_who_writes_there() {
+    let mut rig = Rig::new();
+    let traced = Traced::on(&mut rig, 4);
+    let other = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..trace()
+    };
+    let other = rig.open(&other).expect("open");
+    rig.redirect(other, traced.event).expect("redirected");
+    rig.close(traced.event).expect("closed");
+    assert!(!stays(&rig), "the other writes on");
+    let unmap = Rig::header(CONTROL_UNMAP_AUX, traced.event);
+    rig.control(&unmap)
+        .expect("by the id that it was mapped with");
+    assert!(stays(&rig));
+    rig.close(other).expect("closed");
+    assert_eq!(rig.control(&unmap), Err(libc::ENOENT));
+}
+
+#[test]
+fn after_a_close_or_a_reset_nothing_is_written() {
+    let mut rig = Rig::new();
+    let traced = Traced::on(&mut rig, 4);
+    let second = Traced::on(&mut rig, 4);
+    exits(&rig, 0, 5);
+    rig.close(traced.event).expect("closed");
+    assert!(!stays(&rig));
+    rig.close(second.event).expect("closed");
+    assert!(stays(&rig));
+    Traced::on(&mut rig, 4);
+    exits(&rig, 0, 5);
+    // In the midst of an exit, whose end would be written.
+    rig.vpmu
+        .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
+    rig.vpmu.reset();
+    let before = rig.snapshot();
+    rig.vpmu.enter(0);
+    assert!(rig.snapshot() == before);
+    assert!(stays(&rig));
+}
+
+#[test]
+fn a_redirected_trace_leaves_what_it_wrote() {
+    let mut rig = Rig::new();
+    let mut first = Traced::on(&mut rig, 4);
+    let mut second = Traced::on(&mut rig, 4);
+    let other = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..trace()
+    };
+    let other = rig.open(&other).expect("open");
+    rig.redirect(other, first.event).expect("redirected");
+    exits(&rig, 0, 2);
+    rig.redirect(other, second.event).expect("redirected");
+    let told: u64 = first.pieces().iter().map(|[_, size, _]| size).sum();
+    // Of both: two exits and a sync packet, of the other one exit fewer before the redirection.
+    assert_eq!(told, first.area.head());
+    assert_eq!(first.area.exits().len(), 4);
+    exits(&rig, 0, 2);
+    rig.read(0, other);
+    assert_eq!(second.area.exits().len(), 6);
+}

@@ -1,0 +1,316 @@
+//! Whatever a driver and a reader do in whatever order: packets are whole and in order, pieces leave no
+//! byte out, and what is counted is in an area or lost.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use vpmu::ExitReason;
+use vpmu::Limits;
+use vpmu::abi::*;
+
+use super::{AUX, pages};
+use crate::reader::Reader;
+use crate::rig::{ALL_FEATURES, Rig, command, open_of};
+use crate::traces::area::{AreaReader, Packet, map_aux};
+use crate::world::At;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Open {
+        config: u64,
+        vcpu: u32,
+        parent: Option<usize>,
+        samples: bool,
+        watermark: u32,
+    },
+    Close(usize),
+    Command(u32, usize),
+    Redirect(usize, Option<usize>),
+    Pause(usize, bool),
+    Map(usize, u64),
+    Unmap(usize),
+    MapAux(usize, u32, u64),
+    UnmapAux(usize),
+    Exits(u32, u64),
+    Read(usize),
+    Lie(usize, u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let event = 0_usize..8;
+    let some = prop::option::weighted(0.3, event.clone());
+    let marks = prop_oneof![Just(0_u32), 1_u32..9000];
+    prop_oneof![
+        4 => (EXIT_USER..=EXIT_MMIO, 0_u32..2, some, prop::bool::weighted(0.3), marks).prop_map(
+            |(config, vcpu, parent, samples, watermark)| Step::Open {
+                config, vcpu, parent, samples, watermark,
+            },
+        ),
+        1 => event.clone().prop_map(Step::Close),
+        4 => (COMMAND_ENABLE..=COMMAND_RESET, event.clone())
+            .prop_map(|(op, event)| Step::Command(op, event)),
+        1 => (event.clone(), prop::option::weighted(0.8, event.clone()))
+            .prop_map(|(event, target)| Step::Redirect(event, target)),
+        1 => (event.clone(), any::<bool>()).prop_map(|(event, on)| Step::Pause(event, on)),
+        4 => (event.clone(), 0_u64..3).prop_map(|(event, order)| Step::Map(event, order)),
+        1 => event.clone().prop_map(Step::Unmap),
+        4 => (event.clone(), 0_u32..2, 0_u32..3)
+            .prop_map(|(event, flags, order)| Step::MapAux(event, flags, 1 << order)),
+        1 => event.clone().prop_map(Step::UnmapAux),
+        12 => (0_u32..2, 1_u64..150).prop_map(|(vcpu, times)| Step::Exits(vcpu, times)),
+        4 => event.clone().prop_map(Step::Read),
+        1 => (event, any::<u64>()).prop_map(|(event, tail)| Step::Lie(event, tail)),
+    ]
+}
+
+/// A ring, with its area if there is one.
+struct Mapped {
+    metadata: u64,
+    ring: Reader,
+    area: Option<Read>,
+}
+
+/// What is known of one area.
+struct Read {
+    area: AreaReader,
+    writable: bool,
+    /// Up to where pieces were told of.
+    told: u64,
+    /// The tail lies: nothing but memory is to be believed.
+    lies: bool,
+    /// Number of the next packet, of each event.
+    next: BTreeMap<u64, u64>,
+}
+
+struct Run {
+    rig: Rig,
+    opened: Vec<u64>,
+    mapped: BTreeMap<u64, Mapped>,
+}
+
+impl Run {
+    fn new() -> Self {
+        let limits = Limits {
+            max_sample_rate: u32::MAX,
+            ..Limits::default()
+        };
+        Self {
+            rig: Rig::with(limits, ALL_FEATURES),
+            opened: Vec::new(),
+            mapped: BTreeMap::new(),
+        }
+    }
+
+    fn id(&self, place: usize) -> u64 {
+        self.opened.get(place).copied().unwrap_or(999)
+    }
+
+    /// Reads ring and area of an event.
+    fn take(&mut self, id: u64) {
+        let Some(mapped) = self.mapped.get_mut(&id) else {
+            return;
+        };
+        for record in mapped.ring.raw() {
+            if record.kind != AUX {
+                continue;
+            }
+            let read = mapped.area.as_mut().expect("an area to tell of");
+            assert_eq!(
+                record.words[0], read.told,
+                "no byte is left out or told twice"
+            );
+            read.told += record.words[1];
+            assert_eq!(record.words[2] & 2 != 0, !read.writable);
+        }
+        let Some(read) = mapped.area.as_mut() else {
+            return;
+        };
+        assert!(read.told <= read.area.head(), "told of before it is shown");
+        if read.lies || !read.writable {
+            return;
+        }
+        let mut current = None;
+        for packet in read.area.take() {
+            match packet {
+                Packet::Sync(sync) => {
+                    let event = sync.event.get();
+                    assert!(self.opened.contains(&event));
+                    let next = read.next.entry(event).or_insert(0);
+                    assert!(sync.sequence.get() >= *next);
+                    *next = sync.sequence.get();
+                    current = Some(event);
+                }
+                Packet::Exit(_) | Packet::Sample(_) => {
+                    let number = match packet {
+                        Packet::Exit(exit) => exit.sequence.get(),
+                        Packet::Sample(sample) => sample.sequence.get(),
+                        Packet::Sync(_) => 0,
+                    };
+                    // Whose it is, is known by its number alone where several write to one area.
+                    let mut known = read.next.values_mut().filter(|next| **next == number);
+                    let next = known.next().unwrap_or_else(|| {
+                        panic!("packet {number} after {current:?}: {:?}", current)
+                    });
+                    *next += 1;
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Open {
+                config,
+                vcpu,
+                parent,
+                samples,
+                watermark,
+            } => {
+                let (kind, config, period) = match samples {
+                    true => (KIND_SAMPLE_TRACE, PACE_EXITS, 2),
+                    false => (KIND_EXIT_TRACE, config, 0),
+                };
+                let request = OpenRequest {
+                    period: period.into(),
+                    flags: OPEN_ENABLED.into(),
+                    parent: parent.map_or(0, |place| self.id(place)).into(),
+                    aux_watermark: watermark.into(),
+                    ..open_of(kind, config, vcpu)
+                };
+                if let Ok(id) = self.rig.open(&request) {
+                    self.opened.push(id);
+                }
+            }
+            Step::Close(place) => {
+                let _ = self.rig.close(self.id(place));
+            }
+            Step::Command(op, place) => {
+                self.rig.command(0, op, self.id(place));
+            }
+            Step::Redirect(place, target) => {
+                let target = target.map_or(0, |place| self.id(place));
+                let _ = self.rig.redirect(self.id(place), target);
+            }
+            Step::Pause(place, on) => {
+                let _ = self.rig.pause(self.id(place), on.into());
+            }
+            Step::Map(place, order) => {
+                let id = self.id(place);
+                // Pages of its own for each mapping, so that what was read stays read.
+                let ring = pages(&mut self.rig, 1 + order * order);
+                if self.rig.map_pages(id, MAP_WRITABLE, &ring).is_ok() {
+                    self.take(id);
+                    let mapped = Mapped {
+                        metadata: ring[0],
+                        ring: Reader::new(&self.rig.memory, &ring),
+                        area: None,
+                    };
+                    self.mapped.insert(id, mapped);
+                }
+            }
+            Step::Unmap(place) => {
+                let id = self.id(place);
+                self.take(id);
+                if self.rig.unmap(id).is_ok() {
+                    self.take(id);
+                    self.mapped.remove(&id);
+                }
+            }
+            Step::MapAux(place, flags, count) => {
+                let id = self.id(place);
+                self.take(id);
+                let area = pages(&mut self.rig, count);
+                if map_aux(&mut self.rig, id, flags, &area).is_ok()
+                    && let Some(mapped) = self.mapped.get_mut(&id)
+                {
+                    mapped.area = Some(Read {
+                        area: AreaReader::new(&self.rig, mapped.metadata, area),
+                        writable: flags & MAP_WRITABLE != 0,
+                        told: 0,
+                        lies: false,
+                        next: BTreeMap::new(),
+                    });
+                }
+            }
+            Step::UnmapAux(place) => {
+                let id = self.id(place);
+                self.take(id);
+                if self
+                    .rig
+                    .control(&Rig::header(CONTROL_UNMAP_AUX, id))
+                    .is_ok()
+                {
+                    self.take(id);
+                    if let Some(mapped) = self.mapped.get_mut(&id) {
+                        mapped.area = None;
+                    }
+                }
+            }
+            Step::Exits(vcpu, times) => {
+                for ip in 0..times {
+                    let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Hlt];
+                    let reason = reasons[usize::try_from(ip % 3).expect("small")];
+                    self.rig.exit(vcpu, reason, &mut At(ip));
+                }
+            }
+            Step::Read(place) => self.take(self.id(place)),
+            Step::Lie(place, tail) => {
+                let id = self.id(place);
+                let area = self
+                    .mapped
+                    .get_mut(&id)
+                    .and_then(|mapped| mapped.area.as_mut());
+                if let Some(read) = area {
+                    read.lies = true;
+                    read.area.set_tail(tail);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn packets_are_whole_and_every_byte_is_told_once(
+        steps in prop::collection::vec(step(), 1..100),
+    ) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+        }
+        let ids: Vec<u64> = run.mapped.keys().copied().collect();
+        ids.into_iter().for_each(|id| run.take(id));
+    }
+
+    /// Traces that are never closed, with areas that come and go.
+    #[test]
+    fn what_is_counted_is_written_or_lost(
+        steps in prop::collection::vec(step(), 1..100),
+    ) {
+        let mut run = Run::new();
+        for (vcpu, config) in [(0, EXIT_USER), (1, EXIT_IO), (0, EXIT_MMIO)] {
+            run.step(&Step::Open { config, vcpu, parent: None, samples: vcpu == 1, watermark: 0 });
+        }
+        for step in &steps {
+            match step {
+                Step::Open { .. } | Step::Close(_) => {}
+                Step::Command(op, _) if *op == COMMAND_RESET => {}
+                step => run.step(step),
+            }
+        }
+        let (mut counted, mut lost) = (0, 0);
+        let all = |op| -> Vec<Command> { run.opened.iter().map(|&id| command(op, id)).collect() };
+        let (off, read) = (all(COMMAND_DISABLE), all(COMMAND_READ));
+        // The commands are exits too: the last that is traced is the one that ends the traces.
+        run.rig.commands(0, &off);
+        for reply in run.rig.commands(0, &read) {
+            counted += reply.value.get();
+            lost += reply.lost.get();
+        }
+        let metrics = run.rig.vpmu.metrics();
+        prop_assert_eq!(metrics.aux_lost, lost);
+        prop_assert_eq!(metrics.aux_written + lost, counted);
+    }
+}

@@ -1,0 +1,274 @@
+//! What the reader of an area is told, and when.
+
+use vpmu::abi::*;
+
+use super::{ITRACE_START, Traced, exits, pages, pieces, trace};
+use crate::rig::{Rig, command, open_of};
+use crate::traces::area::{Packet, map_aux};
+
+const TRUNCATED: u64 = 1;
+const OVERWRITE: u64 = 2;
+const PARTIAL: u64 = 4;
+
+#[test]
+fn what_is_written_and_lost_is_what_is_counted() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 1);
+    exits(&rig, 0, 100);
+    let reply = rig.read(0, traced.event);
+    assert_eq!(
+        (reply.value.get(), reply.lost.get()),
+        (4096 + 37 * 64, 37 * 64)
+    );
+    assert_eq!(traced.area.head(), 4096);
+    let told = [[0, 2048, 0], [2048, 2048, 0], [4096, 0, TRUNCATED]];
+    assert_eq!(traced.pieces(), told);
+    assert_eq!(traced.area.exits().len(), 63);
+    // The reader has made room: the trace goes on by itself, and says what is missing.
+    exits(&rig, 0, 10);
+    let reply = rig.read(0, traced.event);
+    assert_eq!(reply.value.get(), traced.area.head() + 37 * 64);
+    let packets = traced.area.take();
+    let [Packet::Sync(sync), Packet::Exit(first), ..] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    assert_eq!(
+        (sync.flags, sync.lost.get()),
+        (SYNC_LOSS | SYNC_PAGE, 37 * 64)
+    );
+    assert_eq!((sync.sequence.get(), first.sequence.get()), (100, 100));
+    assert_eq!(traced.pieces(), [[4096, 11 * 64, PARTIAL]]);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(
+        (metrics.aux_written, metrics.aux_lost),
+        (4096 + 11 * 64, 37 * 64)
+    );
+    assert_eq!(metrics.aux_records, 4);
+    // The count can begin anew; what was lost stays lost.
+    let reply = rig.command(0, COMMAND_RESET, traced.event);
+    assert_eq!((reply.value.get(), reply.lost.get()), (0, 37 * 64));
+}
+
+#[test]
+fn every_command_to_a_trace_shows_what_it_wrote() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        period: 1.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, CONTEXT_TASK)
+    };
+    let mut traced = Traced::new(&mut rig, &request, 4, MAP_WRITABLE);
+    rig.command(0, COMMAND_IN, traced.event);
+    for op in [
+        COMMAND_READ,
+        COMMAND_PERIOD,
+        COMMAND_RESET,
+        COMMAND_DISABLE,
+        COMMAND_ENABLE,
+        COMMAND_OUT,
+    ] {
+        let shown = traced.area.head();
+        exits(&rig, 0, 2);
+        if op != COMMAND_ENABLE {
+            assert_eq!(traced.area.head(), shown, "not by itself");
+        }
+        match op {
+            COMMAND_PERIOD => assert_eq!(rig.valued(0, op, traced.event, 1), 0),
+            _ => assert_eq!(rig.command(0, op, traced.event).status.get(), 0),
+        }
+        let grown = traced.area.head() - shown;
+        // Off before it was enabled again.
+        assert_eq!(grown >= 512, op != COMMAND_ENABLE, "{op}");
+        let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
+        assert_eq!(told, grown, "{op}");
+    }
+    rig.command(0, COMMAND_IN, traced.event);
+    exits(&rig, 0, 2);
+    let shown = traced.area.head();
+    rig.close(traced.event).expect("closed");
+    let grown = traced.area.head() - shown;
+    assert!(grown >= 512, "before the ring went too");
+    let told: u64 = traced.pieces().iter().map(|[_, size, _]| size).sum();
+    assert_eq!(told, grown);
+}
+
+#[test]
+fn a_watermark_wakes_as_often_as_it_is_crossed() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        aux_watermark: 1024.into(),
+        ..trace()
+    };
+    let mut traced = Traced::new(&mut rig, &request, 4, MAP_WRITABLE);
+    rig.command(0, COMMAND_ENABLE, traced.event);
+    rig.post_notice(0, 64);
+    let (mut woken, mut heads) = (0, Vec::new());
+    for _ in 0..100 {
+        exits(&rig, 0, 1);
+        while let Some(notice) = rig.notice() {
+            assert_eq!(notice, (NOTICE_WAKEUP, traced.event));
+            woken += 1;
+            heads.push(traced.area.head());
+            rig.post_notice(0, 64);
+        }
+    }
+    // 100 packets and the sync packets of two pages.
+    assert_eq!(heads, [1024, 2048, 3072, 4096, 5120, 6144]);
+    assert_eq!((woken, rig.vpmu.metrics().wakeups), (6, 6));
+    assert_eq!(traced.pieces().len(), 6);
+}
+
+#[test]
+fn a_beginning_is_told_once_with_who_ran() {
+    let mut rig = Rig::new();
+    rig.runs(0, 21, 22);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut ring = rig.map(event, 1);
+    rig.command(0, COMMAND_IN, event);
+    let begun = |ring: &mut crate::reader::Reader| {
+        let records = ring.raw().into_iter();
+        let begun = records.filter(|record| record.kind == ITRACE_START);
+        begun.map(|record| record.words).collect::<Vec<_>>()
+    };
+    assert!(begun(&mut ring).is_empty(), "no area yet");
+    let area = pages(&mut rig, 1);
+    map_aux(&mut rig, event, MAP_WRITABLE, &area).expect("an area");
+    assert_eq!(begun(&mut ring), [vec![22 << 32 | 21]]);
+    for op in [COMMAND_OUT, COMMAND_IN, COMMAND_DISABLE, COMMAND_ENABLE] {
+        rig.command(0, op, event);
+    }
+    assert!(begun(&mut ring).is_empty());
+}
+
+#[test]
+fn records_of_traces_end_as_perfs_do() {
+    let mut rig = Rig::new();
+    rig.runs(0, 21, 22);
+    let request = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_SAMPLE_ID_ALL).into(),
+        // TID, TIME, ID, CPU, IDENTIFIER.
+        sample_type: 0x1_00c6.into(),
+        ..trace()
+    };
+    let mut traced = Traced::new(&mut rig, &request, 1, MAP_WRITABLE);
+    exits(&rig, 0, 1);
+    rig.read(0, traced.event);
+    let records = traced.ring.raw();
+    let words: Vec<usize> = records.iter().map(|record| record.words.len()).collect();
+    assert_eq!(words, [1 + 5, 3 + 5]);
+    for record in &records {
+        let end = &record.words[record.words.len() - 5..];
+        assert_eq!((end[0], end[3]), (22 << 32 | 21, 0));
+        assert_eq!((end[2], end[4]), (traced.event, traced.event));
+    }
+}
+
+#[test]
+fn a_ring_that_is_paused_or_full_is_told_later() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 4);
+    rig.pause(traced.event, 1).expect("paused");
+    for _ in 0..5 {
+        exits(&rig, 0, 2);
+        rig.read(0, traced.event);
+    }
+    assert_eq!(traced.area.exits().len(), 10, "the area is not the ring");
+    assert_eq!(traced.pieces(), [] as [[u64; 3]; 0]);
+    rig.pause(traced.event, 0).expect("on");
+    rig.read(0, traced.event);
+    assert_eq!(traced.pieces(), [[0, 11 * 64, 0]]);
+}
+
+#[test]
+fn a_snapshot_holds_the_newest() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..trace()
+    };
+    let mut traced = Traced::new(&mut rig, &request, 2, 0);
+    exits(&rig, 0, 1000);
+    assert_eq!(traced.area.head(), 0, "shown when asked for");
+    let reply = rig.command(0, COMMAND_DISABLE, traced.event);
+    let head = traced.area.head();
+    assert_eq!((reply.value.get(), reply.lost.get()), (head, 0));
+    assert_eq!(traced.pieces(), [[0, head, OVERWRITE]]);
+    // The oldest page is half written over; the reader begins at the next.
+    traced.area.skip_to(head.next_multiple_of(4096) - 2 * 4096);
+    let packets = traced.area.take();
+    assert!(matches!(&packets[0], Packet::Sync(sync) if sync.flags & SYNC_PAGE != 0));
+    let last = packets.iter().rev().find_map(|packet| match packet {
+        Packet::Exit(exit) => Some(exit.sequence.get()),
+        _ => None,
+    });
+    assert_eq!(last, Some(999));
+    assert_eq!(rig.vpmu.metrics().wakeups, 0);
+}
+
+#[test]
+fn several_traces_write_to_one_area() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 4);
+    let second = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        config: EXIT_USER.into(),
+        ..trace()
+    };
+    let second = rig.open(&second).expect("open");
+    exits(&rig, 0, 3);
+    rig.redirect(second, traced.event).expect("redirected");
+    exits(&rig, 0, 3);
+    let replies = rig.commands(
+        0,
+        &[
+            command(COMMAND_READ, traced.event),
+            command(COMMAND_READ, second),
+        ],
+    );
+    let (count, lost): (Vec<u64>, Vec<u64>) = replies
+        .iter()
+        .map(|reply| (reply.value.get(), reply.lost.get()))
+        .unzip();
+    assert_eq!(lost, [0, 3 * 64], "before it had an area");
+    let head = traced.area.head();
+    assert_eq!(count[0] + count[1], head + lost[1]);
+    let whose: Vec<(u64, u64)> = traced
+        .area
+        .take()
+        .iter()
+        .filter_map(|packet| match packet {
+            Packet::Sync(sync) => Some((sync.event.get(), sync.sequence.get())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(whose, [(traced.event, 0), (second, 3)]);
+    let told: u64 = pieces(&traced.ring.raw())
+        .iter()
+        .map(|[_, size, _]| size)
+        .sum();
+    assert_eq!(told, head);
+}
+
+#[test]
+fn children_write_to_their_parents_area_and_outlive_it() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 4);
+    let child = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        parent: traced.event.into(),
+        ..trace()
+    };
+    let child = rig.open(&child).expect("open");
+    exits(&rig, 0, 2);
+    rig.close(traced.event).expect("closed");
+    exits(&rig, 0, 3);
+    rig.read(0, child);
+    let counts = traced.area.exits().len();
+    assert_eq!(counts, 2 + 2 + 3);
+    let lost = traced.pieces().iter().filter(|piece| piece[2] != 0).count();
+    assert_eq!(lost, 0);
+}
