@@ -149,7 +149,7 @@ impl Run {
                     // Whose it is, is known by its number alone where several write to one area.
                     let mut known = read.next.values_mut().filter(|next| **next == number);
                     let next = known.next().unwrap_or_else(|| {
-                        panic!("packet {number} after {current:?}: {:?}", current)
+                        panic!("packet {number}, the last sync packet of {current:?}")
                     });
                     *next += 1;
                 }
