@@ -13,6 +13,7 @@ use crate::source::{Offer, Source};
 
 const DEVICE: &str = "device";
 const STATISTICS: &str = "hypervisor statistics";
+const TRACEPOINTS: &str = "host perf: tracepoints kvm_exit, kvm_entry";
 
 /// The shortest period of what the device counts itself.
 const ANY_PERIOD: Option<u64> = Some(1);
@@ -109,7 +110,10 @@ impl Catalogue {
                 guest_only: offer.guest_only,
                 name: offer.name.clone(),
                 unit: offer.unit,
-                source: format!("host perf: {}", offer.name),
+                source: match offer.kind {
+                    KIND_EXIT_TRACE => TRACEPOINTS.to_owned(),
+                    _ => format!("host perf: {}", offer.name),
+                },
                 counts: offer.counts,
             })
             .collect();

@@ -87,7 +87,7 @@ impl Metrics {
         self.marks += other.marks;
         self.wakeups += other.wakeups;
         self.aux_written += other.aux_written;
-        self.aux_lost += other.aux_lost;
+        self.aux_lost = self.aux_lost.saturating_add(other.aux_lost);
         self.aux_records += other.aux_records;
         self.bad_requests += other.bad_requests;
     }

@@ -214,9 +214,12 @@ impl Event {
     /// The host's; the caller then calls [`Event::fail`].
     pub(crate) fn start(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
         self.prepare(host, vcpu)?;
+        let rests = self.is_batched() && self.paused;
         let base = match self.backing.counter(vcpu) {
             Some(open) => {
-                open.counter.start()?;
+                if !rests {
+                    open.counter.start()?;
+                }
                 open.last
             }
             None => self.backing.read(host, vcpu, &self.facts)?,
@@ -230,6 +233,19 @@ impl Event {
             base,
         });
         Ok(())
+    }
+
+    /// Has the host of an active event record, or not.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn record(&mut self, on: bool) -> io::Result<()> {
+        let vcpu = self.active_on();
+        match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
+            Some(open) if on => open.counter.start(),
+            Some(open) => open.counter.stop(),
+            None => Ok(()),
+        }
     }
 
     /// Brings count and times up to now.

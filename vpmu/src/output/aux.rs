@@ -52,7 +52,7 @@ impl Output {
         trace.account(packet, &appended);
         self.tally.aux_written += appended.written;
         if !appended.whole {
-            self.tally.aux_lost += lost;
+            self.tally.aux_lost = self.tally.aux_lost.saturating_add(lost);
         }
         if driven {
             if appended.wake {
@@ -67,7 +67,7 @@ impl Output {
     /// Counts packets of a trace that were lost before they could be written, of `bytes` together.
     pub(crate) fn aux_lose(&mut self, facts: &Facts, trace: &mut Trace, packets: u64, bytes: u64) {
         trace.lose(packets, bytes);
-        self.tally.aux_lost += bytes;
+        self.tally.aux_lost = self.tally.aux_lost.saturating_add(bytes);
         let area = self.area_of(facts.owner);
         if let Some(area) = area.and_then(|area| self.areas.get_mut(&area)) {
             area.miss();

@@ -101,7 +101,7 @@ impl State {
 
     /// Takes the records of one event. What the vCPU's thread did for the host is none of the
     /// guest's.
-    fn take(&mut self, host: &Host<'_>, id: u64, vcpu: u32) {
+    pub(super) fn take(&mut self, host: &Host<'_>, id: u64, vcpu: u32) {
         let Some(event) = self.events.get_mut(&id) else {
             return;
         };

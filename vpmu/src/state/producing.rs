@@ -115,13 +115,17 @@ impl State {
             return;
         };
         // What its pace has overflowed up to here is of the time before.
+        let batched = self.events.get(&trace).is_some_and(Event::is_batched);
         let paced = self.events.get(&trace).and_then(|trace| {
-            let sampled = trace.is_sampled_by_host();
+            let sampled = trace.is_sampled_by_host() && !batched;
             trace.active_on().filter(|_| sampled)
         });
         if let Some(vcpu) = paced {
             let place = self.place_at_exit(host, vcpu);
             self.drain(host, trace, vcpu, place);
+        }
+        if batched {
+            self.rest(host, trace, paused);
         }
         let changed = self.with_needs(host, trace, |trace| trace.pause(paused));
         if changed == Some(true) && paused {

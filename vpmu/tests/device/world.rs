@@ -4,15 +4,17 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 
-use vpmu::abi::{KIND_HARDWARE, KIND_SOFTWARE};
+use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::source::{
-    Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Request, Sampling, Source,
+    Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded, Request, Sampling, Source,
 };
 use vpmu::{GuestRegs, Machine, Registers};
 
 /// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
+/// Records exits.
+const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
 /// The shortest period of `CYCLES`.
 pub(crate) const SHORTEST: u64 = 10;
 
@@ -35,6 +37,7 @@ pub(crate) struct World {
 
 #[derive(Debug)]
 struct FakeCounter {
+    kind: u32,
     thread: i32,
     running: bool,
     reading: Reading,
@@ -144,6 +147,16 @@ impl World {
         }
     }
 
+    /// The host records an exit, or a loss, in every trace of exits that runs on `thread`.
+    pub(crate) fn record_exit(&self, thread: i32, recorded: Recorded) {
+        for counter in &*self.counters.lock().expect("no panic") {
+            let mut counter = counter.lock().expect("no panic");
+            if (counter.kind, counter.thread) == (KIND_EXIT_TRACE, thread) && counter.running {
+                counter.overflows.exits.push(recorded);
+            }
+        }
+    }
+
     pub(crate) fn open_counters(&self) -> usize {
         self.counters.lock().expect("no panic").len()
     }
@@ -231,6 +244,7 @@ impl Counter for Handle {
         let taken = self.with(|counter| std::mem::take(&mut counter.overflows));
         if let Ok(mut taken) = taken {
             into.samples.append(&mut taken.samples);
+            into.exits.append(&mut taken.exits);
             into.lost += taken.lost;
             into.throttles += taken.throttles;
         }
@@ -261,6 +275,10 @@ impl FakeSource {
             offers: vec![
                 offer(CYCLES, "cycles", Some(SHORTEST)),
                 offer(FAULTS, "page-faults", None),
+                Offer {
+                    unit: "bytes",
+                    ..offer(EXITS, "exit-trace", None)
+                },
             ],
         }
     }
@@ -292,6 +310,7 @@ impl Source for FakeSource {
             Rate::Period(length) | Rate::Frequency(length) => length,
         });
         let counter = Arc::new(Mutex::new(FakeCounter {
+            kind: what.kind,
             thread,
             running: false,
             reading: Reading::default(),

@@ -3,5 +3,6 @@
 
 pub(crate) mod area;
 mod exits;
+mod hardware;
 mod samples;
 mod steering;

@@ -1,0 +1,299 @@
+//! Traces of every exit, as the host recorded them.
+
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::abi::*;
+use vpmu::source::{HostExit, Recorded};
+
+use super::area::{AreaReader, Packet, map};
+use crate::rig::{Rig, TSC_OFFSET, open_of, thread};
+
+const TASK_PAGE: u64 = 0x8000;
+const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
+const LEN: u64 = size_of::<ExitPacket>() as u64;
+
+fn request(context: u32) -> OpenRequest {
+    open_of(KIND_EXIT_TRACE, EXIT_ALL, context)
+}
+
+/// A trace of every exit of vCPU 0, on from the beginning, with an area of 4 pages.
+fn traced(rig: &mut Rig) -> (u64, AreaReader) {
+    let reply = rig.open_reply(&request(0));
+    assert_eq!(
+        (reply.status.get(), reply.engine.get()),
+        (0, ENGINE_BATCHED)
+    );
+    let event = reply.id.get();
+    let area = map(rig, event, 4);
+    rig.command(0, COMMAND_ENABLE, event);
+    (event, area)
+}
+
+/// An exit `ago` before now, which took `outside`.
+fn exit(rig: &Rig, ip: u64, ago: u64, outside: Option<u64>) -> HostExit {
+    let tsc = rig.world.now() - ago;
+    HostExit {
+        tsc,
+        back: outside.map(|outside| tsc + outside),
+        ip,
+        reason: 0x7b,
+        qualification: 0x3f8_0210,
+        detail: 0x1236,
+    }
+}
+
+fn record(rig: &Rig, vcpu: u32, exit: HostExit) {
+    rig.world.record_exit(thread(vcpu), Recorded::Exit(exit));
+}
+
+fn ips(area: &mut AreaReader) -> Vec<u64> {
+    area.exits().iter().map(|exit| exit.ip.get()).collect()
+}
+
+/// Task `who` runs on vCPU 0 from guest TSC `since` on; the `n`th switch.
+fn switch(rig: &Rig, n: u64, who: u32, since: u64) {
+    let put = |at, value: u64| {
+        let stored = rig.memory.store(value, GuestAddress(at), Ordering::Release);
+        stored.expect("in memory");
+    };
+    let (word, entry) = (u64::from(who) << 32 | 7, TASK_PAGE + 32 + n * 16);
+    put(TASK_PAGE, word);
+    put(entry, word);
+    put(entry + 8, since);
+    put(TASK_PAGE + 16, n + 1);
+}
+
+#[test]
+fn a_packet_tells_what_the_host_recorded() {
+    let mut rig = Rig::new();
+    rig.runs(0, 0, 0);
+    let (event, mut area) = traced(&mut rig);
+    rig.world.pass(10_000);
+    switch(&rig, 0, 100, 0);
+    switch(&rig, 1, 101, rig.world.now() + TSC_OFFSET - 500);
+    let first = exit(&rig, 0x1234, 1000, Some(300));
+    record(&rig, 0, first);
+    record(&rig, 0, exit(&rig, KERNEL_IP, 400, Some(0)));
+    let reply = rig.read(0, event);
+    assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
+
+    let packets = area.take();
+    let [Packet::Sync(sync), Packet::Exit(user), Packet::Exit(kernel)] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    assert_eq!(
+        (sync.flags, sync.format.get()),
+        (SYNC_START | SYNC_PAGE, FORMAT_EXITS)
+    );
+    assert_eq!(
+        (sync.config.get(), sync.tsc.get()),
+        (EXIT_ALL, first.tsc + TSC_OFFSET)
+    );
+    assert_eq!(user.flags, PACKET_HARDWARE | PACKET_IP | PACKET_USER);
+    assert_eq!((user.reason.get(), user.ip.get()), (0x7b, 0x1234));
+    // A tick is a nanosecond.
+    assert_eq!(user.time.get(), first.tsc + TSC_OFFSET);
+    assert_eq!(user.outside.get(), 300);
+    assert_eq!(
+        (user.qualification.get(), user.detail.get()),
+        (0x3f8_0210, 0x1236)
+    );
+    assert_eq!(
+        (user.pid.get(), user.tid.get()),
+        (7, 100),
+        "who ran at that moment"
+    );
+    assert_eq!((kernel.pid.get(), kernel.tid.get()), (7, 101));
+    assert_eq!(kernel.flags, PACKET_HARDWARE | PACKET_IP);
+    assert_eq!((user.sequence.get(), kernel.sequence.get()), (0, 1));
+    assert_eq!((user.vcpu.get(), kernel.outside.get()), (0, 0));
+}
+
+#[test]
+fn an_exit_that_is_not_over_is_cut_at_the_end() {
+    for op in [COMMAND_DISABLE, COMMAND_READ] {
+        let mut rig = Rig::new();
+        let (event, mut area) = traced(&mut rig);
+        rig.world.pass(10_000);
+        // One whose entry was lost, and the one that the trace ends in.
+        record(&rig, 0, exit(&rig, 1, 1000, None));
+        record(&rig, 0, exit(&rig, 2, 400, None));
+        rig.command(0, op, event);
+        let exits = area.exits();
+        assert!(exits.iter().all(|exit| exit.flags & PACKET_CUT != 0));
+        assert_eq!(exits[0].outside.get(), 0, "nobody knows");
+        assert!((400..500).contains(&exits[1].outside.get()), "{exits:?}");
+    }
+}
+
+#[test]
+fn they_are_collected_while_the_vcpu_runs_on() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig);
+    assert!(rig.world.draining());
+    rig.world.pass(10_000);
+    for round in 0..3 {
+        record(&rig, 0, exit(&rig, round, 100, Some(1)));
+        rig.vpmu.drain();
+    }
+    assert_eq!(
+        rig.vpmu.metrics().aux_written,
+        LEN * 4,
+        "with a sync packet"
+    );
+    record(&rig, 0, exit(&rig, 3, 100, Some(1)));
+    rig.read(0, event);
+    assert_eq!(ips(&mut area), [0, 1, 2, 3]);
+    // What the host records when it was told to stop is none of it.
+    rig.command(0, COMMAND_DISABLE, event);
+    record(&rig, 0, exit(&rig, 4, 100, Some(1)));
+    rig.command(0, COMMAND_ENABLE, event);
+    record(&rig, 0, exit(&rig, 5, 100, Some(1)));
+    rig.read(0, event);
+    assert_eq!(ips(&mut area), [5]);
+    rig.close(event).expect("open");
+    assert_eq!(rig.world.open_counters(), 0, "given back");
+}
+
+#[test]
+fn what_the_host_dropped_is_lost_by_the_byte() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig);
+    rig.world.pass(10_000);
+    record(&rig, 0, exit(&rig, 1, 1000, Some(1)));
+    rig.world.record_exit(thread(0), Recorded::Lost(5));
+    record(&rig, 0, exit(&rig, 2, 400, Some(1)));
+    let reply = rig.read(0, event);
+    assert_eq!(reply.lost.get(), 5 * LEN);
+    assert_eq!(reply.value.get(), area.head() + 5 * LEN);
+    let packets = area.take();
+    let [
+        Packet::Sync(_),
+        Packet::Exit(_),
+        Packet::Sync(sync),
+        Packet::Exit(exit),
+    ] = packets[..]
+    else {
+        panic!("{packets:?}");
+    };
+    assert_eq!((sync.flags, sync.lost.get()), (SYNC_LOSS, 5 * LEN));
+    assert_eq!((sync.sequence.get(), exit.sequence.get()), (6, 6));
+    // More than there can be harms nobody.
+    rig.world.record_exit(thread(0), Recorded::Lost(u64::MAX));
+    rig.read(0, event);
+}
+
+#[test]
+fn without_an_area_every_byte_is_lost() {
+    let mut rig = Rig::new();
+    let event = rig.open(&request(0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.pass(10_000);
+    for _ in 0..3 {
+        record(&rig, 0, exit(&rig, 1, 1000, Some(1)));
+    }
+    let reply = rig.read(0, event);
+    assert_eq!((reply.value.get(), reply.lost.get()), (3 * LEN, 3 * LEN));
+}
+
+#[test]
+fn the_host_records_nothing_while_the_trace_is_paused() {
+    const PAUSE: u32 = 7;
+    const RESUME: u32 = 8;
+    let mut rig = Rig::new();
+    let opened = OpenRequest {
+        flags: OPEN_AUX_START_PAUSED.into(),
+        ..request(0)
+    };
+    let trace = rig.open(&opened).expect("open");
+    let mut area = map(&mut rig, trace, 4);
+    for (mark, flag) in [(PAUSE, OPEN_AUX_PAUSE), (RESUME, OPEN_AUX_RESUME)] {
+        let member = OpenRequest {
+            leader: trace.into(),
+            period: 1.into(),
+            flags: (OPEN_ENABLED | flag).into(),
+            ..open_of(KIND_MARK, mark.into(), 0)
+        };
+        rig.open(&member).expect("open");
+    }
+    rig.command(0, COMMAND_ENABLE, trace);
+    rig.world.pass(10_000);
+    for region in 0..20 {
+        record(&rig, 0, exit(&rig, 1000, 10, Some(1)));
+        rig.mark(0, RESUME, 2);
+        record(&rig, 0, exit(&rig, region, 10, Some(1)));
+        // The exit of the mark itself, which the host has recorded and which is not over.
+        record(&rig, 0, exit(&rig, 100 + region, 5, None));
+        rig.mark(0, PAUSE, 3);
+        let exits = area.exits();
+        let told: Vec<_> = exits
+            .iter()
+            .map(|e| (e.ip.get(), e.flags & PACKET_CUT))
+            .collect();
+        assert_eq!(told, [(region, 0), (100 + region, PACKET_CUT)]);
+    }
+    let reply = rig.read(0, trace);
+    assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
+}
+
+#[test]
+fn each_vcpu_has_its_own() {
+    let mut rig = Rig::new();
+    let request = request(CONTEXT_TASK);
+    let event = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, event, 4);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.pass(10_000);
+    for round in 0..6 {
+        let on = round % 2;
+        rig.command(on, COMMAND_IN, event);
+        for vcpu in 0..2 {
+            record(
+                &rig,
+                vcpu,
+                exit(&rig, u64::from(10 * round + vcpu), 10, Some(1)),
+            );
+        }
+        rig.command(on, COMMAND_OUT, event);
+    }
+    let exits = area.exits();
+    let told: Vec<_> = exits.iter().map(|e| (e.vcpu.get(), e.ip.get())).collect();
+    assert_eq!(told, [(0, 0), (1, 11), (0, 20), (1, 31), (0, 40), (1, 51)]);
+    assert_eq!(rig.world.open_counters(), 2);
+}
+
+#[test]
+fn the_host_alone_can_make_it_and_only_so() {
+    let mut rig = Rig::new();
+    let no = |rig: &mut Rig, request: OpenRequest| rig.open(&request).expect_err("refused");
+    let with = |engine: u32| OpenRequest {
+        engine: engine.into(),
+        ..request(0)
+    };
+    assert_eq!(no(&mut rig, with(ENGINE_EXIT)), libc::EOPNOTSUPP);
+    rig.open(&with(ENGINE_BATCHED)).expect("open");
+    let sampled = OpenRequest {
+        period: 1.into(),
+        ..request(0)
+    };
+    assert_eq!(no(&mut rig, sampled), libc::EOPNOTSUPP);
+    let excluding = OpenRequest {
+        flags: OPEN_EXCLUDE_USER.into(),
+        ..request(0)
+    };
+    assert_eq!(no(&mut rig, excluding), libc::EOPNOTSUPP);
+    assert_eq!(
+        no(&mut rig, open_of(KIND_HOST_TRACE, 0, 0)),
+        libc::EOPNOTSUPP
+    );
+    let entries = rig.catalogue();
+    let listed =
+        |e: &&CatalogueEntry| (e.kind.get(), e.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL);
+    let entry = entries.iter().find(listed).expect("listed");
+    let format = entry.flags.get() >> CATALOGUE_FORMAT_SHIFT & 0xff;
+    assert_eq!(format, u32::from(FORMAT_EXITS));
+    let aux = CATALOGUE_AUX | CATALOGUE_GUEST_ONLY;
+    assert_eq!(entry.flags.get() & 0xffff, aux);
+    assert!(entry.source.starts_with(b"host perf: tracepoints"));
+}
