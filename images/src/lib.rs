@@ -6,6 +6,7 @@
 
 pub mod boot;
 pub mod cache;
+pub mod clock;
 pub mod cpio;
 pub mod demo;
 pub mod digest;

@@ -1,5 +1,5 @@
-//! The two things the standard library does not offer: file locks and children that die with
-//! their parent.
+//! What the standard library does not offer: file locks, children that die with their parent,
+//! who we are, the time-stamp counter.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -67,6 +67,12 @@ pub fn dies_with_us(command: &mut Command) -> &mut Command {
 pub fn is_root() -> bool {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::geteuid() == 0 }
+}
+
+/// This processor's time-stamp counter.
+pub fn tsc() -> u64 {
+    // SAFETY: every x86-64 processor has it, and Linux lets programs read it.
+    unsafe { core::arch::x86_64::_rdtsc() }
 }
 
 #[cfg(test)]
