@@ -14,13 +14,14 @@ use vpmu::internals::{AuxArea, Tracer, aux_memory};
 
 /// Pages of the area: 4 MiB.
 const PAGES: u64 = 1024;
-const SIZE: usize = PAGES as usize * 4096;
+const SIZE: usize = 1024 * 4096;
 const LENS: [usize; 4] = [4096, 64 << 10, 256 << 10, 1 << 20];
 /// Bytes that a slice writes: the area once over.
 const SLICE: usize = SIZE;
 const SLICES: usize = 200;
 /// Packets of one slice.
 const PACKETS: u64 = 4000;
+const BURST: usize = 4000;
 
 const PAGE_WORDS: usize = 512;
 
@@ -111,7 +112,7 @@ fn packets() {
         &mut || assert_eq!(samples.burst(PACKETS), PACKETS),
         &mut || {
             let room = plain.chunks_exact_mut(packet.len());
-            for at in room.take(PACKETS as usize) {
+            for at in room.take(BURST) {
                 at.copy_from_slice(black_box(&packet));
             }
             black_box(&plain);

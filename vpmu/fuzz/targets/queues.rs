@@ -1,5 +1,5 @@
 //! Random drivers and vCPUs against a whole device with a source whose every figure is known: it
-//! does not panic, answers what it must, and touches no page that is not a ring.
+//! does not panic, answers what it must, and touches no page that is not a ring or an AUX area.
 #![no_main]
 #![allow(
     dead_code,
@@ -35,6 +35,7 @@ use crate::world::{At, Nowhere};
 const ARENA: u64 = 0x20_0000;
 const ARENA_PAGES: u64 = 32;
 const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
+const AUX_TAIL: u64 = std::mem::offset_of!(Metadata, aux_tail) as u64;
 
 /// A vCPU whose registers are the driver's choice, its page tables among them.
 #[derive(Debug)]
@@ -127,6 +128,9 @@ fn open(input: &mut Unstructured<'_>) -> Result<OpenRequest> {
         (world::FAULTS.0, world::FAULTS.1),
         (KIND_TSC, 0),
         (KIND_GUEST_TIME, 0),
+        (KIND_EXIT_TRACE, EXIT_USER),
+        (KIND_EXIT_TRACE, EXIT_IO),
+        (KIND_SAMPLE_TRACE, PACE_EXITS),
     ];
     let mut request = OpenRequest::default();
     if input.ratio(1, 20)? {
@@ -144,10 +148,17 @@ fn open(input: &mut Unstructured<'_>) -> Result<OpenRequest> {
         vcpu => vcpu - 1,
     }
     .into();
-    request.period = number(input)?.into();
+    request.period = match kind {
+        KIND_EXIT_TRACE => 0,
+        _ => number(input)?,
+    }
+    .into();
     request.sample_type = (input.arbitrary::<u64>()? & SAMPLE_ALLOWED).into();
     request.read_format = (input.arbitrary::<u64>()? & READ_ALLOWED).into();
-    request.flags = (input.arbitrary::<u32>()? & 0x7ff).into();
+    request.flags = (input.arbitrary::<u32>()? & 0x3fff).into();
+    if matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE) {
+        request.aux_watermark = half(input)?.into();
+    }
     request.wakeup = half(input)?.into();
     request.engine = input.int_in_range(0..=2)?.into();
     request.max_stack = input.int_in_range(0..=MAX_STACK)?.into();
@@ -176,13 +187,18 @@ fn control(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
         }
         2 => {
             let data: u64 = *input.choose(&[0, 1, 2, 4, 8, 3])?;
+            let op = *input.choose(&[CONTROL_MAP, CONTROL_MAP_AUX])?;
             let first = input.int_in_range(0..=ARENA_PAGES)?;
-            let mut pages: Vec<u64> = (first..=first + data).map(page).collect();
-            if input.ratio(1, 10)? {
+            let first = first + u64::from(op == CONTROL_MAP_AUX);
+            let mut pages: Vec<u64> = (first..first + data).map(page).collect();
+            if op == CONTROL_MAP {
+                pages.push(page(first + data));
+            }
+            if input.ratio(1, 10)? && !pages.is_empty() {
                 pages[0] = *input.choose(&[MEMORY, u64::MAX - 4095, page(first + 1), 1])?;
             }
-            let flags = input.int_in_range(0..=2)?;
-            let _ = rig.map_pages(number(input)?, flags, &pages);
+            let flags = input.int_in_range(0..=4)?;
+            let _ = rig.map_as(op, number(input)?, flags, &pages);
         }
         3 => {
             let op = input.int_in_range(0..=12)?;
@@ -219,11 +235,16 @@ fn commands(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
     let mut batch = Vec::new();
     for _ in 0..input.int_in_range(1..=8)? {
         batch.push(Command {
-            op: input.int_in_range(0..=11)?.into(),
+            op: input.int_in_range(0..=12)?.into(),
             reserved: u32::from(input.ratio(1, 50)?).into(),
             event: number(input)?.into(),
             value: number(input)?.into(),
-            room: 0.into(),
+            room: match input.int_in_range(0..=3)? {
+                0 => 64 * input.int_in_range(0..=600_u64)?,
+                1 => number(input)?,
+                _ => 0,
+            }
+            .into(),
         });
     }
     let of = vcpu(input)?;
@@ -300,7 +321,8 @@ fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
             }
             11 => {
                 let metadata = GuestAddress(page(input.int_in_range(0..=ARENA_PAGES)?));
-                let tail = GuestAddress(metadata.0 + DATA_TAIL);
+                let field = *input.choose(&[DATA_TAIL, AUX_TAIL])?;
+                let tail = GuestAddress(metadata.0 + field);
                 rig.memory
                     .store(number(input)?, tail, Ordering::Release)
                     .expect("in memory");
@@ -313,7 +335,7 @@ fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
                 rig.vpmu.enter(vcpu);
             }
             _ => match input.int_in_range(0..=9)? {
-                0 => rig.activate(input.arbitrary::<u64>()? & 7 | 1 << 32),
+                0 => rig.activate(input.arbitrary::<u64>()? & 15 | 1 << 32),
                 1 => rig.world.break_host(),
                 _ => chain(rig, input)?,
             },

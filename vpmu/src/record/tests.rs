@@ -277,3 +277,31 @@ fn records_that_are_no_samples_end_with_who_and_when() {
         }
     }
 }
+
+#[test]
+fn pieces_of_areas_and_beginnings_of_traces() {
+    let mut record = Record::default();
+    let chunk = Chunk {
+        offset: 4096,
+        size: 192,
+        flags: 5,
+    };
+    let plain = Layout {
+        sample_id_all: false,
+        ..LAYOUT
+    };
+    let aux = words(record.aux(&plain, &ORIGIN, &chunk));
+    assert_eq!(aux, [header(TYPE_AUX, 0, 4), 4096, 192, 5]);
+    let begun = words(record.itrace_start(&plain, &ORIGIN));
+    assert_eq!(begun, [header(TYPE_ITRACE_START, 0, 2), TASK]);
+    assert_eq!((TYPE_AUX, TYPE_ITRACE_START), (11, 12));
+    // With who and when behind them.
+    let end = [TASK, 99, 3, 4, 2, 3];
+    let aux = words(record.aux(&LAYOUT, &ORIGIN, &chunk));
+    assert_eq!((aux[0], &aux[4..]), (header(TYPE_AUX, 0, 10), &end[..]));
+    let begun = words(record.itrace_start(&LAYOUT, &ORIGIN));
+    assert_eq!(
+        (begun[0], &begun[2..]),
+        (header(TYPE_ITRACE_START, 0, 8), &end[..])
+    );
+}

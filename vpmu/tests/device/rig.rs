@@ -203,8 +203,19 @@ impl Rig {
     }
 
     pub(crate) fn map_pages(&mut self, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
+        self.map_as(CONTROL_MAP, event, flags, pages)
+    }
+
+    /// Pages as a ring, or as an area.
+    pub(crate) fn map_as(
+        &mut self,
+        op: u32,
+        event: u64,
+        flags: u32,
+        pages: &[u64],
+    ) -> Result<(), Errno> {
         let request = MapRequest {
-            header: Self::header(CONTROL_MAP, event),
+            header: Self::header(op, event),
             pages: u32::try_from(pages.len()).expect("few").into(),
             flags: flags.into(),
         };

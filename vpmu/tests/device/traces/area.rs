@@ -42,21 +42,7 @@ pub(crate) fn map(rig: &mut Rig, event: u64, pages: u64) -> AreaReader {
 
 /// The device's answer to an area of these pages.
 pub(crate) fn map_aux(rig: &mut Rig, event: u64, flags: u32, pages: &[u64]) -> Result<(), Errno> {
-    let request = MapRequest {
-        header: Rig::header(CONTROL_MAP_AUX, event),
-        pages: u32::try_from(pages.len()).expect("few").into(),
-        flags: flags.into(),
-    };
-    let mut bytes = request.as_bytes().to_vec();
-    for page in pages {
-        bytes.extend(page.to_le_bytes());
-    }
-    let answer = rig.control_bytes(&bytes, size_of::<ControlReply>());
-    let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
-    match i32::try_from(reply.status.get()).expect("an errno") {
-        0 => Ok(()),
-        errno => Err(errno),
-    }
+    rig.map_as(CONTROL_MAP_AUX, event, flags, pages)
 }
 
 impl AreaReader {
