@@ -1,4 +1,5 @@
-//! The demo: a stock guest counts and samples a program, and the host says what it cost.
+//! The demo: a stock guest counts and samples a program and sees each of its exits, and the
+//! host says what it cost.
 
 use std::fmt::Write as _;
 
@@ -10,17 +11,26 @@ use crate::error::BootError;
 use crate::place::PlaceChoice;
 use crate::run::Outcome;
 
-/// What a person would type in the guest, in that order.
+/// What a person would type in the guest, in that order. The first command begins as soon as
+/// init has loaded the driver and lasts for all but the last: it sees every exit since.
 const SCRIPT: &str = r#"
 show() { echo; echo "guest# $*"; "$@"; }
 set -e
-show vperf list
-show vperf stat -- workload hot
-show vperf record -e task-clock -o /tmp/demo.vperf -- workload hot
-show vperf report -i /tmp/demo.vperf --limit 8
+if [ "$1" = tour ]; then
+	show vperf list
+	show vperf stat -- workload hot
+	show vperf record -e task-clock -o /tmp/demo.vperf -- workload hot
+	show vperf report -i /tmp/demo.vperf --limit 8
+	exit
+fi
+show vperf exits record -a -o /tmp/boot.vperf -- sh "$0" tour
+show vperf exits report -i /tmp/boot.vperf --top 5
 "#;
 /// Where `workload hot` spends most of its time.
 const HOT: &str = "hot_three_quarters";
+
+/// The head of the table that tells of exits by reason.
+const REASONS: &str = "WORST  REASON";
 
 /// Why the demo did not show what it should.
 #[derive(Debug, Error)]
@@ -34,6 +44,9 @@ pub enum DemoError {
     /// The guest ran, but the profile is not the workload's.
     #[error("the report names no {HOT}, where the workload spends its time")]
     Profile,
+    /// The guest ran, but its exits are not told.
+    #[error("the report of exits has no reason with its time")]
+    Exits,
     /// No report, or not the numbers that belong there.
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
@@ -57,8 +70,21 @@ pub fn run(place: PlaceChoice) -> Result<(), DemoError> {
     if !outcome.output.contains(HOT) {
         return Err(DemoError::Profile);
     }
+    if top_reason(&outcome.output).is_none() {
+        return Err(DemoError::Exits);
+    }
     println!("\n{}", summary(&outcome)?);
     Ok(())
+}
+
+/// The line of the reason that took the longest.
+fn top_reason(output: &str) -> Option<&str> {
+    let mut lines = output.lines().map(str::trim);
+    lines.find(|line| line.ends_with(REASONS))?;
+    // How many exits, their share, their time and so on.
+    lines
+        .next()
+        .filter(|line| line.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 /// What it took, for people: figures of this very run.
@@ -181,6 +207,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn the_top_reason_stands_below_the_tables_head() {
+        let table = "# heading\r\n\r\n EXITS  %EXITS  TIME  MEAN  WORST  REASON\r\n";
+        let row = "1,000  50.00%  1.000 s  1 ms  1 ms  io";
+        let output = format!("{table}  {row}\r\n");
+        assert_eq!(top_reason(&output), Some(row));
+        assert_eq!(top_reason(table), None);
+        assert_eq!(top_reason(&format!("{table}\nEXITS ...")), None);
+        assert_eq!(top_reason(row), None);
     }
 
     #[test]

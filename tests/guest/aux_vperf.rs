@@ -41,6 +41,10 @@ pub(crate) const TESTS: &[Test] = &[
         "a_signal_takes_a_snapshot_and_another_ends_it",
         a_signal_takes_a_snapshot_and_another_ends_it,
     ),
+    (
+        "a_recorder_that_stalls_tells_what_it_lost",
+        a_recorder_that_stalls_tells_what_it_lost,
+    ),
     ("wrong_traces_name_the_remedy", wrong_traces_name_the_remedy),
 ];
 
@@ -358,6 +362,27 @@ fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let row = rows(&trace)?.iter().find(row);
     let exits = row.and_then(|row| row["exits"].as_u64());
     ensure_eq!(exits, Some(100), "each exit once: {trace}");
+    Ok(())
+}
+
+fn a_recorder_that_stalls_tells_what_it_lost() -> Outcome {
+    let file = "/tmp/stalled.vperf";
+    // The command stops its recorder, so that the area of two pages fills.
+    let script = "kill -STOP $PPID; guest-tests ports 1000; kill -CONT $PPID; guest-tests ports 50";
+    let said = record(
+        file,
+        &["-m", "8K", "--reason", "io", "--", "sh", "-c", script],
+    )?;
+    ensure!(said.contains("--aux-size"), "no remedy: {said}");
+    let trace = report(file, "what")?;
+    let number = |key: &str| trace[key].as_u64().unwrap_or_default();
+    let (written, lost) = (number("written_bytes"), number("lost_bytes"));
+    ensure_eq!(written + lost, number("produced_bytes"), "{trace}");
+    ensure!(written >= 8192, "the area was not filled: {trace}");
+    ensure_eq!(trace["unreadable_pages"], 0, "{trace}");
+    // What was lost is exits of 64 bytes, each of which was the command's.
+    ensure_eq!(number("exits") + lost / 64, 1050, "{trace}");
+    ensure!(lost / 64 >= 1000 - 128, "{trace}");
     Ok(())
 }
 
