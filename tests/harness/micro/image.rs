@@ -7,6 +7,8 @@ use super::code::Code;
 
 /// Where the file is loaded, and where it is entered.
 const LOAD: u32 = 0x10_0000;
+/// Bytes of the file before what is loaded.
+const HEADERS: usize = 64 + 56;
 /// Counts the vCPUs that are done; memory is zero at the start.
 const DONE: u32 = 0x80_0000;
 /// Real-mode pages that vCPUs 1, 2, ... begin in.
@@ -80,6 +82,20 @@ pub fn kernel(programs: &[Code]) -> Vec<u8> {
     elf(&bytes)
 }
 
+/// Where a part of the programs of a kernel file runs.
+///
+/// # Panics
+/// Unless it stands there exactly once.
+#[must_use]
+pub fn address_of(kernel: &[u8], part: &Code) -> u64 {
+    let image = &kernel[HEADERS..];
+    let windows = image.windows(part.bytes().len()).enumerate();
+    let mut found = windows.filter(|(_, window)| *window == part.bytes());
+    let (at, _) = found.next().expect("in the file");
+    assert!(found.next().is_none(), "in one place");
+    u64::from(LOAD) + at as u64
+}
+
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).expect("a small program")
 }
@@ -120,7 +136,6 @@ fn trampoline(page: u32, entry: u32) -> Vec<u32> {
 
 /// A 64-bit executable with one segment, loaded and entered at [`LOAD`].
 fn elf(code: &[u8]) -> Vec<u8> {
-    const HEADERS: u64 = 64 + 56;
     let size = code.len() as u64;
     let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0];
     file.extend([0; 8]);
@@ -140,7 +155,7 @@ fn elf(code: &[u8]) -> Vec<u8> {
     // Load: readable, writable, executable.
     file.extend(1_u32.to_le_bytes());
     file.extend(7_u32.to_le_bytes());
-    for word in [HEADERS, LOAD.into(), LOAD.into(), size, size, 0x1000] {
+    for word in [HEADERS as u64, LOAD.into(), LOAD.into(), size, size, 0x1000] {
         file.extend(word.to_le_bytes());
     }
     file.extend(code);

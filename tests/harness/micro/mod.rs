@@ -6,6 +6,7 @@
 #![expect(clippy::expect_used, reason = "a harness fails a test by panicking")]
 
 mod code;
+pub mod device;
 mod halts;
 mod image;
 mod looping;
@@ -14,6 +15,6 @@ pub mod sampled;
 
 pub use code::Code;
 pub use halts::halts;
-pub use image::{kernel, power_off, single};
+pub use image::{address_of, kernel, power_off, single};
 pub use looping::Looping;
 pub use run::{Ran, Vcpu, run, vmm_binary};

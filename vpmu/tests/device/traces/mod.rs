@@ -2,6 +2,7 @@
 //! on and until when.
 
 pub(crate) mod area;
+mod ends;
 mod exits;
 mod hardware;
 mod samples;

@@ -1,0 +1,131 @@
+//! A driver of the device in a handful of instructions: it brings queues up, sends requests and
+//! commands, and dies where one is refused.
+
+use super::code::Code;
+
+/// The device's registers, as the machine's layout has them.
+pub const REGISTERS: u32 = 0xd000_0000;
+/// The register that is written to notify a queue.
+pub const NOTIFY: u32 = REGISTERS + 0x50;
+
+/// Where queues lie, each with its rings, then what is asked and answered.
+const QUEUES: u32 = 0x90_0000;
+const QUEUE: u32 = 0x8000;
+const AVAILABLE: u32 = 0x1000;
+const USED: u32 = 0x2000;
+const ASKED: u32 = 0x3000;
+/// Answers are kept: each has its own place.
+const ANSWERED: u32 = 0x5000;
+const ANSWER: u32 = 0x40;
+const SERIAL: u16 = 0x3f8;
+
+/// Bytes of the answer to a command.
+pub const REPLY: u32 = 40;
+
+/// What has been sent to the device so far. Its code is for a vCPU of either mode.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// Buffers that each queue has been given.
+    given: Vec<u32>,
+}
+
+impl Device {
+    /// A device with so many vCPUs, and the code that brings it up: every feature, the control queue
+    /// and a queue for each vCPU.
+    #[must_use]
+    pub fn bring_up(vcpus: u32) -> (Self, Code) {
+        let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
+        let mut code = Code::new();
+        // Reset, acknowledge, driver; features 0 to 3 and VERSION_1; features agreed.
+        for (offset, value) in [
+            (0x70, 0),
+            (0x70, 1),
+            (0x70, 3),
+            (0x24, 0),
+            (0x20, 0xf),
+            (0x24, 1),
+            (0x20, 1),
+            (0x70, 0xb),
+        ] {
+            code = write(code, offset, value);
+        }
+        for index in (0..2 + vcpus).filter(|&index| index != 1) {
+            let queue = QUEUES + index * QUEUE;
+            for (offset, value) in [
+                (0x30, index),
+                (0x38, 8),
+                (0x80, queue),
+                (0x90, queue + AVAILABLE),
+                (0xa0, queue + USED),
+                (0x44, 1),
+            ] {
+                code = write(code, offset, value);
+            }
+        }
+        let given = vec![0; (2 + vcpus) as usize];
+        (Self { given }, write(code, 0x70, 0xf))
+    }
+
+    /// Sends a control request and waits for its answer, which has to be good.
+    #[must_use]
+    pub fn request(&mut self, words: &[u64]) -> Code {
+        const OPEN_REPLY: u32 = 16;
+        self.give(0, words, OPEN_REPLY).0
+    }
+
+    /// Sends a command on the queue of `vcpu`, which has to be the one that runs this; and where its
+    /// answer, which has to be good, then stands.
+    #[must_use]
+    pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
+        self.give(2 + vcpu, &[op, event, 0, 0], REPLY)
+    }
+
+    fn give(&mut self, index: u32, words: &[u64], room: u32) -> (Code, u32) {
+        let given = self.given.get_mut(index as usize).expect("such a queue");
+        let queue = QUEUES + index * QUEUE;
+        let answer = queue + ANSWERED + *given * ANSWER;
+        *given += 1;
+        let number = *given;
+        assert!(answer < queue + QUEUE, "few requests");
+        let length = u32::try_from(words.len() * 8).expect("a short request");
+        let mut code = Code::new();
+        for (at, word) in (queue + ASKED..).step_by(8).zip(words) {
+            for (at, half) in [(at, *word), (at + 4, word >> 32)] {
+                code = code.store(at, u32::try_from(half & 0xffff_ffff).expect("a half"));
+            }
+        }
+        // Descriptor 0 is what is asked and leads to 1, the answer's place. The available ring stays
+        // all zeros: each entry is descriptor 0.
+        for (at, value) in [
+            (0, queue + ASKED),
+            (8, length),
+            (12, 1 | 1 << 16),
+            (16, answer),
+            (24, room),
+            (28, 2),
+        ] {
+            code = code.store(queue + at, value);
+        }
+        let code = code
+            .store(queue + AVAILABLE, number << 16)
+            .store(NOTIFY, index)
+            .wait_for(queue + USED, number << 16)
+            .load(answer)
+            .require(0);
+        (code, answer)
+    }
+}
+
+/// Sends memory out of the serial port.
+#[must_use]
+pub fn send(address: u32, length: u32) -> Code {
+    // mov esi, address; mov ecx, length; mov dx, SERIAL; again: lodsb; out dx, al; dec ecx; jnz again
+    Code::new()
+        .raw(&[0xbe])
+        .raw(&address.to_le_bytes())
+        .raw(&[0xb9])
+        .raw(&length.to_le_bytes())
+        .raw(&[0x66, 0xba])
+        .raw(&SERIAL.to_le_bytes())
+        .raw(&[0xac, 0xee, 0xff, 0xc9, 0x75, 0xfa])
+}

@@ -1,0 +1,252 @@
+//! Whose exits a trace holds, how it ends, and what it counts then.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::area::{AreaReader, Packet, map};
+use crate::rig::{Rig, command, open_of};
+use crate::world::At;
+
+fn on(rig: &mut Rig, context: u32) -> u64 {
+    rig.open(&open_of(KIND_EXIT_TRACE, EXIT_USER, context))
+        .expect("open")
+}
+
+fn told(area: &mut AreaReader) -> Vec<(u64, bool)> {
+    let exits = area.exits();
+    let cut = |exit: &ExitPacket| exit.flags & PACKET_CUT != 0;
+    exits
+        .iter()
+        .map(|exit| (exit.ip.get(), cut(exit)))
+        .collect()
+}
+
+/// What [`Rig::commands`] leaves the guest with.
+const KICK: u64 = u64::MAX;
+
+#[test]
+fn a_tasks_trace_holds_its_exits_wherever_it_runs() {
+    let mut rig = Rig::new();
+    let trace = on(&mut rig, CONTEXT_TASK);
+    let mut area = map(&mut rig, trace, 4);
+    rig.command(0, COMMAND_ENABLE, trace);
+    for (vcpu, task) in [(0, 31), (1, 31), (0, 31)] {
+        rig.exit(vcpu, ExitReason::Io, &mut At(1));
+        rig.runs(vcpu, task, task + 1);
+        rig.command(vcpu, COMMAND_IN, trace);
+        rig.exit(vcpu, ExitReason::Io, &mut At(2));
+        rig.exit(1 - vcpu, ExitReason::Io, &mut At(3));
+        // The page names the next task by then: the exit is still the one's that leaves.
+        rig.runs(vcpu, 99, 99);
+        rig.command(vcpu, COMMAND_OUT, trace);
+        rig.exit(vcpu, ExitReason::Io, &mut At(4));
+    }
+    let exits = area.exits();
+    let vcpus: Vec<_> = exits
+        .iter()
+        .map(|exit| (exit.vcpu.get(), exit.ip.get()))
+        .collect();
+    assert_eq!(
+        vcpus,
+        [(0, 2), (0, KICK), (1, 2), (1, KICK), (0, 2), (0, KICK)]
+    );
+    assert!(
+        exits
+            .iter()
+            .all(|exit| (exit.pid.get(), exit.tid.get()) == (31, 32))
+    );
+    assert!((0..6).eq(exits.iter().map(|exit| exit.sequence.get())));
+}
+
+#[test]
+fn vcpus_and_children_share_an_area() {
+    let mut rig = Rig::new();
+    let parent = on(&mut rig, CONTEXT_TASK);
+    let mut area = map(&mut rig, parent, 4);
+    let child = OpenRequest {
+        parent: parent.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
+    };
+    let child = rig.open(&child).expect("open");
+    for (vcpu, trace) in [(0, parent), (1, child)] {
+        rig.commands(
+            vcpu,
+            &[command(COMMAND_ENABLE, trace), command(COMMAND_IN, trace)],
+        );
+    }
+    // Both are out at once; the order is that of the entries.
+    rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+    rig.vpmu.leave(1, ExitReason::Io, &mut At(2));
+    rig.vpmu.enter(1);
+    rig.vpmu.enter(0);
+    let replies =
+        [(0, parent), (1, child)].map(|(vcpu, trace)| rig.command(vcpu, COMMAND_OUT, trace));
+    let packets = area.take();
+    let [
+        Packet::Sync(of_child),
+        Packet::Exit(second),
+        Packet::Sync(of_parent),
+        Packet::Exit(first),
+        ..,
+    ] = packets[..]
+    else {
+        panic!("{packets:?}");
+    };
+    assert_eq!((of_child.event.get(), of_child.vcpu.get()), (child, 1));
+    assert_eq!((second.vcpu.get(), second.ip.get()), (1, 2));
+    assert_eq!((of_parent.event.get(), of_parent.vcpu.get()), (parent, 0));
+    assert_eq!((first.vcpu.get(), first.ip.get()), (0, 1));
+    // Each numbers its own, and both together are what stands there.
+    assert_eq!((first.sequence.get(), second.sequence.get()), (0, 0));
+    let counted: u64 = replies.iter().map(|reply| reply.value.get()).sum();
+    assert_eq!(counted, area.head());
+}
+
+#[test]
+fn bytes_written_and_lost_are_what_was_produced() {
+    let mut rig = Rig::new();
+    // The commands of the test are none of these.
+    let io = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
+    let trace = rig.open(&io).expect("open");
+    let mut area = map(&mut rig, trace, 1);
+    rig.command(0, COMMAND_ENABLE, trace);
+    let mut exits = Vec::new();
+    for round in 1..20_u64 {
+        for ip in 0..round * 10 {
+            rig.exit(0, ExitReason::Io, &mut At(ip));
+        }
+        let reply = rig.read(0, trace);
+        assert_eq!(reply.value.get(), area.head() + reply.lost.get());
+        exits.extend(area.take());
+    }
+    let reply = rig.command(0, COMMAND_DISABLE, trace);
+    exits.extend(area.take());
+    assert_eq!(reply.value.get(), area.head() + reply.lost.get());
+    let mut next = 0;
+    let mut lost = 0;
+    for packet in exits {
+        match packet {
+            Packet::Sync(sync) if sync.flags & SYNC_LOSS != 0 => {
+                // The packets that are missing have had their numbers.
+                let missing = sync.sequence.get() - next;
+                assert_eq!(sync.lost.get() - lost, missing * 64);
+                (next, lost) = (sync.sequence.get(), sync.lost.get());
+            }
+            Packet::Sync(sync) => assert_eq!(sync.sequence.get(), next),
+            Packet::Exit(exit) => {
+                assert_eq!(exit.sequence.get(), next);
+                next += 1;
+            }
+            Packet::Sample(_) => panic!("a sample"),
+        }
+    }
+    let unsaid = reply.lost.get() - lost;
+    assert_eq!(next + unsaid / 64, (1..20).sum::<u64>() * 10);
+}
+
+#[test]
+fn what_goes_away_during_an_exit_cuts_it() {
+    for end in ["close", "unmap the area", "unmap the ring"] {
+        let mut rig = Rig::new();
+        let trace = on(&mut rig, 0);
+        let mut area = map(&mut rig, trace, 1);
+        rig.command(0, COMMAND_ENABLE, trace);
+        rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+        match end {
+            "close" => rig.close(trace).expect("closed"),
+            "unmap the ring" => rig.unmap(trace).expect("unmapped"),
+            _ => {
+                let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
+                rig.control(&unmap).expect("unmapped");
+            }
+        }
+        assert_eq!(told(&mut area), [(1, true)], "{end}");
+        let before = rig.snapshot();
+        rig.vpmu.enter(0);
+        rig.exit(0, ExitReason::Io, &mut At(2));
+        assert!(before == rig.snapshot(), "nothing is written after: {end}");
+    }
+}
+
+#[test]
+fn a_reset_during_an_exit_writes_nothing() {
+    let mut rig = Rig::new();
+    let trace = on(&mut rig, 0);
+    map(&mut rig, trace, 1);
+    rig.command(0, COMMAND_ENABLE, trace);
+    rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+    rig.vpmu.reset();
+    let before = rig.snapshot();
+    rig.vpmu.enter(0);
+    rig.exit(0, ExitReason::Io, &mut At(2));
+    assert!(before == rig.snapshot());
+}
+
+#[test]
+fn without_an_area_everything_is_lost() {
+    let mut rig = Rig::new();
+    let trace = on(&mut rig, 0);
+    rig.command(0, COMMAND_ENABLE, trace);
+    for ip in 0..5 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    let reply = rig.command(0, COMMAND_DISABLE, trace);
+    assert_eq!((reply.value.get(), reply.lost.get()), (6 * 64, 6 * 64));
+}
+
+#[test]
+fn registers_are_wanted_while_a_trace_may_tell_them() {
+    let mut rig = Rig::new();
+    let trace = on(&mut rig, 0);
+    assert!(!rig.vpmu.wants_registers(0));
+    rig.command(0, COMMAND_ENABLE, trace);
+    assert!(rig.vpmu.wants_registers(0) && !rig.vpmu.wants_registers(1));
+    rig.command(0, COMMAND_DISABLE, trace);
+    assert!(!rig.vpmu.wants_registers(0));
+}
+
+#[test]
+fn a_trace_of_exits_has_no_period_and_one_of_samples_does() {
+    let mut rig = Rig::new();
+    let with_period = OpenRequest {
+        period: 5.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
+    };
+    assert_eq!(rig.open(&with_period), Err(libc::EOPNOTSUPP));
+    let without = open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0);
+    assert_eq!(rig.open(&without), Err(libc::EINVAL));
+    let batched = OpenRequest {
+        period: 5.into(),
+        engine: ENGINE_BATCHED.into(),
+        ..without
+    };
+    assert_eq!(rig.open(&batched), Err(libc::EOPNOTSUPP));
+    for (kind, config, errno) in [
+        (KIND_HOST_TRACE, 0, libc::EOPNOTSUPP),
+        (KIND_EXIT_TRACE, EXIT_OTHER + 1, libc::ENOENT),
+        // This host has no such counter that samples.
+        (KIND_SAMPLE_TRACE, PACE_INSTRUCTIONS, libc::ENOENT),
+    ] {
+        assert_eq!(rig.open(&open_of(kind, config, 0)), Err(errno));
+    }
+    // A driver that knows no areas has no traces.
+    let mut rig = Rig::with(vpmu::Limits::default(), 1 << 32 | 7);
+    let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
+    assert_eq!(rig.open(&trace), Err(libc::EOPNOTSUPP));
+}
+
+#[test]
+fn the_catalogue_names_formats() {
+    let mut rig = Rig::new();
+    for entry in rig.catalogue() {
+        let flags = entry.flags.get();
+        let format = u16::try_from(flags >> CATALOGUE_FORMAT_SHIFT & 0xff).expect("eight bits");
+        let expected = match entry.kind.get() {
+            KIND_EXIT_TRACE => FORMAT_EXITS,
+            KIND_SAMPLE_TRACE => FORMAT_SAMPLES,
+            _ => 0,
+        };
+        assert_eq!(format, expected);
+        assert_eq!(flags & CATALOGUE_AUX != 0, expected != 0);
+    }
+}
