@@ -117,6 +117,18 @@ static inline int vpmu_anchor_task_context(struct task_struct *task)
 	return 0;
 }
 
+/**
+ * vpmu_aux_disable() - have an event disabled whose AUX area is full
+ * @event: its turn there has just ended with PERF_AUX_FLAG_TRUNCATED
+ *
+ * perf core does this by itself, but marked the event with the CPU's number until 6.16,
+ * by which on the first CPU it was not marked at all.
+ */
+static inline void vpmu_aux_disable(struct perf_event *event)
+{
+	event->pending_disable = 1;
+}
+
 /*
  * From 6.2 on perf core disables the PMU round the whole of a context's scheduling.
  * Before, it does so round each event by itself where the PMU shares its contexts

@@ -347,7 +347,7 @@ struct vpmu_reply {
 #define VPMU_NOTICE_WAKEUP	1	/* with its record the ring has crossed the mark */
 #define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
 #define VPMU_NOTICE_LIMIT	3	/* what VPMU_COMMAND_REFRESH gave is used up */
-#define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or is full */
+#define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or fills */
 
 /**
  * struct vpmu_notice - what the device tells the driver on the event queue

@@ -17,6 +17,7 @@
 #include <linux/slab.h>
 #include <linux/virtio_config.h>
 
+#include "compat.h"
 #include "vpmu.h"
 
 /**
@@ -118,6 +119,7 @@ static struct vpmu_area *trace_room(struct vpmu_trace *trace)
 	/* The reader has moved the tail to where no packet ends. */
 	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
+	vpmu_aux_disable(event);
 	return NULL;
 }
 
@@ -134,6 +136,8 @@ static bool trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 
 	if (!trace_room(trace))
 		return false;
+	/* perf core tells once that a trace begins, if told so; it does not export how. */
+	own->event->attach_state |= PERF_ATTACH_ITRACE;
 	WRITE_ONCE(trace->noticed, false);
 	WRITE_ONCE(trace->cpu, smp_processor_id());
 	list_add(&trace->active, &vcpu->traces);
@@ -194,6 +198,8 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 	WRITE_ONCE(trace->cpu, -1);
 	/* Never more than perf core has given. */
 	perf_aux_output_end(handle, min(head - trace->head, trace->room));
+	if (truncated)
+		vpmu_aux_disable(own->event);
 	return !truncated;
 }
 

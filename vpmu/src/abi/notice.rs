@@ -22,6 +22,6 @@ pub const NOTICE_ERROR: u32 = 2;
 /// [`Notice::kind`]: the overflows that [`COMMAND_REFRESH`](super::COMMAND_REFRESH) gave it are
 /// used up; the event is in [`STATE_OFF`](super::STATE_OFF).
 pub const NOTICE_LIMIT: u32 = 3;
-/// [`Notice::kind`]: in an AUX area that the driver drives, the event has crossed the wakeup mark or
-/// found no room; to be answered with [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
+/// [`Notice::kind`]: in an AUX area that the driver drives, the event has crossed the wakeup mark,
+/// has used half of its room, or found none; to be answered with [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;

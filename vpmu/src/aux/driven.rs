@@ -8,7 +8,7 @@ use crate::pages::{GuestPages, Pages};
 #[derive(Debug)]
 pub(super) struct Driven {
     writer: Writer,
-    /// The driver is told at a multiple of it.
+    /// The driver is told at a multiple of it, or when half of the room is used.
     watermark: u64,
     turn: Option<Turn>,
 }
@@ -17,6 +17,8 @@ pub(super) struct Driven {
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     event: u64,
+    /// Bytes that it was given.
+    room: u64,
     /// Bytes that found no room.
     lost: u64,
     /// The driver has been told to look.
@@ -45,6 +47,7 @@ impl Driven {
         self.writer.begin_at(head, room)?;
         self.turn = Some(Turn {
             event,
+            room,
             lost: 0,
             told: false,
         });
@@ -75,7 +78,11 @@ impl Driven {
         let placed = self.writer.write(pages, entry);
         let head = self.writer.head();
         let due = match &placed {
-            Ok(()) => !self.writer.overwrites() && before / self.watermark != head / self.watermark,
+            Ok(()) => {
+                let marked = before / self.watermark != head / self.watermark;
+                // Where the next mark is beyond the room, the driver still has to come in time.
+                !self.writer.overwrites() && (marked || self.writer.room() <= turn.room / 2)
+            }
             Err(refused) => {
                 if !matches!(refused, Refused::NoRoom) {
                     log::debug!("an area: {refused}");

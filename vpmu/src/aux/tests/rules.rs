@@ -283,8 +283,8 @@ fn a_driver_says_from_where_and_how_much() {
         .collect();
     assert_eq!(
         told,
-        [false, true, false, false],
-        "of what found no room, once in a turn"
+        [true, false, false, false],
+        "when little room is left, once in a turn"
     );
     assert_eq!(area.finish(6).expect("begun"), (256, 384));
 }
@@ -298,6 +298,20 @@ fn a_driver_is_told_at_the_watermark() {
         .collect();
     assert_eq!(told.iter().position(|&told| told), Some(0));
     assert_eq!(told.iter().filter(|&&told| told).count(), 1);
+}
+
+#[test]
+fn a_driver_is_told_before_its_room_ends() {
+    let (mut area, mut pages) = driven(false, 1 << 20);
+    area.begin(5, 64, 1024).expect("begun");
+    let told: Vec<bool> = (0..17)
+        .map(|_| area.append(&mut pages, 5, &entry(&filled(1, 64))).wake)
+        .collect();
+    let half: Vec<bool> = (1..=17).map(|packet| packet == 8).collect();
+    assert_eq!(
+        told, half,
+        "when half of it is used, and not at the loss again"
+    );
 }
 
 #[test]
