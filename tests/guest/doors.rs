@@ -24,6 +24,8 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
+/// The PMU of what writes to AUX areas.
+const TRACES: &str = "/sys/bus/event_source/devices/vpmu_trace";
 
 fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn std::error::Error>> {
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
@@ -103,18 +105,26 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
         .trim()
         .parse()?;
     ensure_eq!(pmu_type, vpmu.info().pmu_type, "the PMU's type");
+    let mut listed = [0, 0];
     for entry in vpmu.catalogue().entries() {
-        let file = Path::new(SYSFS).join("events").join(&entry.name);
-        ensure!(file.exists(), "{} is missing", file.display());
+        let traces = entry.trace.is_some();
+        for (pmu, has) in [(SYSFS, !traces), (TRACES, traces)] {
+            let file = Path::new(pmu).join("events").join(&entry.name);
+            ensure_eq!(file.exists(), has, "{} is there", file.display());
+        }
+        listed[usize::from(traces)] += 1;
     }
-    for format in ["event", "kind"] {
-        let text = fs::read_to_string(Path::new(SYSFS).join("format").join(format))?;
-        ensure!(text.starts_with("config:"), "format/{format} is {text:?}");
+    ensure!(!listed.contains(&0), "events and traces: {listed:?}");
+    for pmu in [SYSFS, TRACES].map(Path::new) {
+        for format in ["event", "kind"] {
+            let text = fs::read_to_string(pmu.join("format").join(format))?;
+            ensure!(text.starts_with("config:"), "format/{format} is {text:?}");
+        }
+        ensure!(
+            !pmu.join("cpumask").exists(),
+            "a cpumask would make it uncore"
+        );
     }
-    ensure!(
-        !Path::new(SYSFS).join("cpumask").exists(),
-        "a cpumask would make it uncore"
-    );
     Ok(())
 }
 
