@@ -100,6 +100,8 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
     if written == 0 {
         return Err(DemoError::Report("any sample written"));
     }
+    let traced = number(vpmu, "aux_written")?;
+    let untraced = number(vpmu, "aux_lost")?;
     let boot = number(report, "boot_to_init_ns")?;
     let all: u64 = report["vcpus"]
         .as_array()
@@ -125,6 +127,11 @@ fn summary(outcome: &Outcome) -> Result<String, DemoError> {
         "by the host, into the guest's pages",
     );
     row("records lost", lost.to_string(), "");
+    row(
+        "trace of exits, bytes",
+        traced.to_string(),
+        &format!("by the host, into the guest's pages; {untraced} lost"),
+    );
     row("exits for samples", exits.to_string(), &per_thousand(exits));
     row(
         "interrupts",
@@ -191,6 +198,7 @@ mod tests {
             "vpmu": {
                 "samples_written": written, "samples_lost": 3, "overflow_exits": 500,
                 "interrupts": 25, "control_requests": 10, "notices": 15,
+                "aux_written": 640, "aux_lost": 64,
             },
         })
     }
@@ -203,6 +211,8 @@ mod tests {
             "1000 per 1,000",
             "50 per 1,000",
             "42",
+            "640",
+            "64 lost",
             "direct KVM",
         ] {
             assert!(text.contains(part), "{part} is not in:\n{text}");

@@ -49,7 +49,7 @@ pub(crate) enum SamplingError {
         "event {0:?} counts, but takes no samples: `vperf list` shows which do, `vperf stat` counts it"
     )]
     NoSamples(String),
-    #[error("event {0:?} is a trace: name it with --aux instead of -e")]
+    #[error("event {0:?} is a trace, not sampled: `vperf record --aux {0}` records it")]
     Trace(String),
     #[error("event {0:?} is in a group: groups are counted (`vperf stat`), not sampled")]
     Group(String),
