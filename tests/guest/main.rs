@@ -3,7 +3,15 @@
 //! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
 //! framed line for each; the tests of the same names on the host boot a guest and read them.
 
+mod accesses;
+mod areas;
+mod aux_core;
+mod aux_exits;
+mod aux_mapping;
+mod aux_pausing;
+mod aux_samples;
 mod aux_vperf;
+mod aux_writer;
 mod counting;
 mod cpu;
 mod doors;
@@ -25,6 +33,7 @@ mod output_redirect;
 mod output_wakeup;
 mod output_who;
 mod output_writer;
+mod packets;
 mod pages;
 mod profiles;
 mod programs;
@@ -78,6 +87,9 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
+        "aux-area" => Some([aux_mapping::TESTS, aux_writer::TESTS].concat()),
+        "aux-core" => Some(aux_core::TESTS.to_vec()),
+        "aux-traces" => Some([aux_exits::TESTS, aux_samples::TESTS, aux_pausing::TESTS].concat()),
         "output-batched" => Some(output_who::BATCHED.to_vec()),
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
@@ -125,6 +137,7 @@ fn usage() -> ExitCode {
 fn run(name: &str, tests: &[Test]) -> ExitCode {
     let mut failed = false;
     for (test, _) in tests {
+        os::drain_console();
         let began = Instant::now();
         let verdict = one(name, test);
         failed |= verdict != Verdict::Passed;

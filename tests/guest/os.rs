@@ -113,6 +113,12 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
     }))
 }
 
+/// Waits until all that this program said on a console has left it: its driver works on exits.
+pub(crate) fn drain_console() {
+    // SAFETY: no memory. Where the output is no terminal there is nothing to wait for.
+    unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
+}
+
 /// Runs `child` in a forked process and returns its exit code. This process has one thread.
 pub(crate) fn forked(child: impl FnOnce() -> i32) -> io::Result<i32> {
     // SAFETY: the one thread of the process is the one that goes on in the child.
@@ -137,6 +143,14 @@ pub(crate) fn is_mapped(address: *mut u8) -> bool {
     let mut resident = 0;
     // SAFETY: asks of one page; one byte is written to `resident`.
     unsafe { libc::mincore(address.cast(), 4096, &raw mut resident) == 0 }
+}
+
+/// munmap(2) of a part of a mapping that must not go.
+pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
+    // SAFETY: the caller expects a refusal; what goes all the same is only ever read atomically,
+    // and faults.
+    checked(unsafe { libc::munmap(address.cast(), bytes) })?;
+    Ok(())
 }
 
 /// Becomes nobody, who has no capability.

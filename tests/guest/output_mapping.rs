@@ -201,7 +201,7 @@ fn a_ring_lives_as_long_as_any_map() -> Outcome {
 }
 
 /// Fresh pages, such as a ring's may become when it is gone: nobody may write them.
-fn settle_on(freed: usize) -> Vec<u64> {
+pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }
 
@@ -259,7 +259,7 @@ fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
 }
 
 /// Pages that a user may have in rings beyond `RLIMIT_MEMLOCK`, all CPUs' together.
-fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
+pub(crate) fn allowance() -> Result<usize, Box<dyn std::error::Error>> {
     let kib = fs::read_to_string("/sys/module/virtio_pmu/parameters/mlock_kb")?;
     let online = fs::read_to_string("/proc/cpuinfo")?;
     let online = online

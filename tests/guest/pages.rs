@@ -28,6 +28,10 @@ pub(crate) const DATA_HEAD: usize = 1024;
 pub(crate) const DATA_TAIL: usize = 1032;
 pub(crate) const DATA_OFFSET: usize = 1040;
 pub(crate) const DATA_SIZE: usize = 1048;
+pub(crate) const AUX_HEAD: usize = 1056;
+pub(crate) const AUX_TAIL: usize = 1064;
+pub(crate) const AUX_OFFSET: usize = 1072;
+pub(crate) const AUX_SIZE: usize = 1080;
 
 /// A record as it stands: the header taken apart, the rest as words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +84,9 @@ impl Pages {
             bytes,
             tail: 0,
         };
-        pages.tail = pages.load(DATA_TAIL);
+        if offset == 0 {
+            pages.tail = pages.load(DATA_TAIL);
+        }
         Ok(pages)
     }
 
@@ -112,8 +118,18 @@ impl Pages {
         self.word(offset).load(Ordering::Relaxed)
     }
 
+    /// The same, with what the host wrote before it.
+    pub(crate) fn load_acquire(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    /// Writes it, after all that was loaded before.
+    pub(crate) fn store_release(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
     pub(crate) fn head(&self) -> u64 {
-        self.word(DATA_HEAD).load(Ordering::Acquire)
+        self.load_acquire(DATA_HEAD)
     }
 
     pub(crate) fn tail(&self) -> u64 {
@@ -123,6 +139,11 @@ impl Pages {
     /// Bytes of data.
     pub(crate) fn size(&self) -> u64 {
         (self.bytes - PAGE) as u64
+    }
+
+    /// Bytes of the mapping.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes as u64
     }
 
     /// Where the mapping lies.
@@ -168,8 +189,8 @@ impl Pages {
             return Err(format!("a record of {size} bytes, {available} published"));
         }
         self.tail = self.tail.wrapping_add(size);
-        // Release: the host may write there only after all loads of the record.
-        self.word(DATA_TAIL).store(self.tail, Ordering::Release);
+        // The host may write there only after all loads of the record.
+        self.store_release(DATA_TAIL, self.tail);
         Ok(Some(record))
     }
 

@@ -1,0 +1,37 @@
+//! AUX areas through the doors that users have, exact on counts and bytes: how an area is mapped and
+//! written.
+
+/// How an area is mapped, written and told of.
+mod area {
+    tests::guest_tests! {
+        "aux-area":
+        an_area_is_mapped_as_it_was_announced,
+        an_area_is_a_power_of_two_of_pages,
+        only_traces_have_areas,
+        later_maps_of_an_area_are_equal_until_all_are_gone,
+        two_maps_of_an_area_are_one,
+        a_forked_child_maps_the_area_anew,
+        an_area_outlives_the_rings_last_map,
+        an_area_lives_as_long_as_any_map,
+        a_part_of_an_area_is_not_unmapped,
+        unmapping_an_area_while_the_host_writes_harms_nothing,
+        closing_while_the_host_writes_harms_nothing,
+        areas_are_accounted_and_given_back,
+        a_trace_wraps_whole,
+        a_stalled_reader_loses_what_is_told,
+        written_and_lost_are_all_that_was_produced,
+        a_lying_tail_is_a_full_area,
+        a_snapshot_keeps_the_newest,
+        the_start_is_told_once,
+        pieces_without_a_record_are_told_later,
+        a_ring_without_data_has_an_area,
+        without_an_area_all_is_lost,
+        a_trace_that_starts_anew_says_so,
+        records_of_an_area_tell_whose_they_are,
+        traces_write_into_anothers_area,
+        children_write_into_their_parents_area,
+        a_number_of_aux_bytes_wakes,
+        half_an_area_wakes,
+        the_first_loss_in_an_area_wakes,
+    }
+}

@@ -1,0 +1,167 @@
+//! Mapped AUX areas, as `<linux/perf_event.h>` has a program map and read them.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+
+use std::io;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::fields;
+use crate::packets::{self, Placed};
+use crate::pages::{AUX_HEAD, AUX_OFFSET, AUX_SIZE, AUX_TAIL, Pages, Record};
+use crate::raw::{Event, PAGE};
+
+pub(crate) const AUX: u32 = 11;
+pub(crate) const ITRACE_START: u32 = 12;
+
+pub(crate) const TRUNCATED: u64 = 1 << 0;
+pub(crate) const OVERWRITE: u64 = 1 << 1;
+pub(crate) const PARTIAL: u64 = 1 << 2;
+pub(crate) const COLLISION: u64 = 1 << 3;
+
+/// An area that is mapped; unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Area {
+    pages: Pages,
+    /// This reader's own place.
+    tail: u64,
+}
+
+/// Says in the ring's page where an area will be asked for.
+pub(crate) fn announce(ring: &Pages, offset: u64, size: u64) {
+    ring.store_release(AUX_OFFSET, offset);
+    ring.store_release(AUX_SIZE, size);
+}
+
+impl Area {
+    /// mmap(2) with nothing announced before it.
+    pub(crate) fn map_raw(
+        event: &Event,
+        bytes: usize,
+        protection: i32,
+        offset: u64,
+    ) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED;
+        let pages = Pages::map_raw(event, bytes, protection, flags, offset.cast_signed())?;
+        Ok(Self { pages, tail: 0 })
+    }
+
+    /// So many pages behind the ring.
+    pub(crate) fn map(
+        event: &Event,
+        ring: &Pages,
+        pages: usize,
+        protection: i32,
+    ) -> io::Result<Self> {
+        let (offset, bytes) = (PAGE as u64 + ring.size(), pages * PAGE);
+        announce(ring, offset, bytes as u64);
+        let mut area = Self::map_raw(event, bytes, protection, offset)?;
+        area.tail = ring.load(AUX_TAIL);
+        Ok(area)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.pages.bytes()
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.pages.address()
+    }
+
+    /// The word at a position that counts on round and round.
+    pub(crate) fn word(&self, position: u64) -> u64 {
+        self.pages.load((position % self.size()) as usize)
+    }
+
+    /// Takes the packets out that the ring's page tells.
+    pub(crate) fn take(&mut self, ring: &Pages) -> Result<Vec<Placed>, String> {
+        let head = ring.load_acquire(AUX_HEAD);
+        let available = head.wrapping_sub(self.tail);
+        if available > self.size() {
+            return Err(format!("{available} bytes in an area of {}", self.size()));
+        }
+        let packets = packets::decode(self.tail, head, |at| self.word(at))?;
+        self.tail = head;
+        ring.store_release(AUX_TAIL, head);
+        Ok(packets)
+    }
+
+    /// What a snapshot holds: the packets from the oldest whole page on.
+    pub(crate) fn newest(&self, ring: &Pages) -> Result<Vec<Placed>, String> {
+        let head = ring.load_acquire(AUX_HEAD);
+        let oldest = head.saturating_sub(self.size());
+        packets::decode(oldest.next_multiple_of(PAGE as u64), head, |at| {
+            self.word(at)
+        })
+    }
+}
+
+/// How far the ring's page tells that the area is written.
+pub(crate) fn head(ring: &Pages) -> u64 {
+    ring.load_acquire(AUX_HEAD)
+}
+
+/// `PERF_RECORD_AUX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) flags: u64,
+}
+
+/// What the ring tells of its area.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Told {
+    pub(crate) chunks: Vec<Chunk>,
+    /// Process and thread of each `PERF_RECORD_ITRACE_START`.
+    pub(crate) starts: Vec<(u32, u32)>,
+    /// Whose trailers the records have.
+    pub(crate) trailers: Vec<fields::Trailer>,
+}
+
+impl Told {
+    /// Bytes of all chunks.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.size).sum()
+    }
+
+    pub(crate) fn flags(&self) -> Vec<u64> {
+        self.chunks.iter().map(|chunk| chunk.flags).collect()
+    }
+}
+
+/// Takes the records out of a ring that has none but those of its area.
+pub(crate) fn told(records: &[Record], attr: &perf_event_attr) -> Result<Told, String> {
+    let mut told = Told::default();
+    for record in records {
+        let body = match record.kind {
+            AUX => 3,
+            ITRACE_START => 1,
+            _ => return Err(format!("a record of another kind: {record:?}")),
+        };
+        let (own, trailer) = fields::trailer(record, body, attr)?;
+        match own[..] {
+            [offset, size, flags] => told.chunks.push(Chunk {
+                offset,
+                size,
+                flags,
+            }),
+            _ => told.starts.push((own[0] as u32, (own[0] >> 32) as u32)),
+        }
+        told.trailers.push(trailer);
+    }
+    Ok(told)
+}
+
+/// Whether each chunk begins where the one before ended, the first at `from`; where they end.
+pub(crate) fn contiguous(chunks: &[Chunk], from: u64) -> Result<u64, String> {
+    chunks.iter().try_fold(from, |at, chunk| {
+        if chunk.offset == at {
+            Ok(at + chunk.size)
+        } else {
+            Err(format!("{chunk:x?} where {at:#x} was to be"))
+        }
+    })
+}

@@ -1,0 +1,598 @@
+//! AUX areas through the kernel's own door: `perf_event_open(2)` and a stock perf core, with its
+//! own writer of records, on the PMU of traces.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::accesses;
+use crate::areas::{self, Area, OVERWRITE, PARTIAL, TRUNCATED, announce, contiguous, told};
+use crate::aux_mapping::{ports, untouched};
+use crate::ensure::{ensure, ensure_eq};
+use crate::packets::{EXIT_BYTES, Ledger, SYNC_LOSS, exits, samples, syncs};
+use crate::pages::{Pages, READ as READ_ONLY, READ_WRITE};
+use crate::raw::{
+    Device, EXIT_IO, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE,
+    aux_watermark, kernels, refused, sampling, silent,
+};
+use crate::{Outcome, Test, cpu, stubs};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("perf_lists_the_traces", perf_lists_the_traces),
+    (
+        "each_pmu_takes_its_own_events",
+        each_pmu_takes_its_own_events,
+    ),
+    ("perf_traces_a_task", perf_traces_a_task),
+    ("perf_traces_a_cpu", perf_traces_a_cpu),
+    ("perfs_reader_keeps_up", perfs_reader_keeps_up),
+    (
+        "a_watermark_wakes_perfs_reader",
+        a_watermark_wakes_perfs_reader,
+    ),
+    (
+        "a_stalled_reader_disables_perfs_event",
+        a_stalled_reader_disables_perfs_event,
+    ),
+    (
+        "perfs_snapshot_keeps_the_newest",
+        perfs_snapshot_keeps_the_newest,
+    ),
+    (
+        "perfs_children_write_into_the_area",
+        perfs_children_write_into_the_area,
+    ),
+    ("perf_traces_samples", perf_traces_samples),
+    (
+        "perfs_maps_are_refused_as_ever",
+        perfs_maps_are_refused_as_ever,
+    ),
+    (
+        "perfs_area_goes_while_the_host_writes",
+        perfs_area_goes_while_the_host_writes,
+    ),
+    ("both_doors_trace_at_once", both_doors_trace_at_once),
+];
+
+const P: u64 = PAGE as u64;
+const LONG: i32 = 10_000;
+
+fn sysfs(pmu: &str) -> PathBuf {
+    Path::new("/sys/bus/event_source/devices").join(pmu)
+}
+
+fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
+    Ok(fs::read_to_string(sysfs(pmu).join("type"))?
+        .trim()
+        .parse()?)
+}
+
+/// An event of the PMU of traces, off.
+fn attr(
+    device: &Device,
+    kind: u64,
+    config: u64,
+) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
+    Ok(perf_event_attr {
+        type_: pmu_type("vpmu_trace")?,
+        ..silent(device.attr(kind, config))
+    })
+}
+
+/// An event with a ring and an area that perf core keeps.
+struct Kept {
+    event: Event,
+    ring: Pages,
+    area: Area,
+    ledger: Ledger,
+    attr: perf_event_attr,
+    told: u64,
+}
+
+impl Kept {
+    fn open(
+        attr: perf_event_attr,
+        how: How<'_>,
+        pages: usize,
+        protection: i32,
+    ) -> std::io::Result<Self> {
+        let event = kernels(&attr, how)?;
+        let ring = Pages::map(&event, 4, READ_WRITE)?;
+        let area = Area::map(&event, &ring, pages, protection)?;
+        Ok(Self {
+            event,
+            ring,
+            area,
+            ledger: Ledger::default(),
+            attr,
+            told: 0,
+        })
+    }
+
+    /// Takes the exits out, and the records: pieces that go on, up to the head. Flags of those.
+    fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
+        let packets = self.area.take(&self.ring)?;
+        self.ledger.follow(&packets)?;
+        let told = told(&self.ring.take()?, &self.attr)?;
+        self.told = contiguous(&told.chunks, self.told)?;
+        let head = areas::head(&self.ring);
+        if self.told != head {
+            return Err(format!("pieces up to {}, head {head}", self.told));
+        }
+        Ok((exits(&packets), told.flags()))
+    }
+}
+
+fn perf_lists_the_traces() -> Outcome {
+    let pmu = sysfs("vpmu_trace");
+    let kinds = |pmu: &str| -> Result<Vec<u64>, Box<dyn std::error::Error>> {
+        let mut kinds = Vec::new();
+        for file in fs::read_dir(sysfs(pmu).join("events"))? {
+            let file = file?;
+            let terms = fs::read_to_string(file.path())?;
+            // The names of units and scales stand beside those of events.
+            let kind = terms
+                .trim()
+                .split(',')
+                .find_map(|term| term.strip_prefix("kind=0x"));
+            if let Some(kind) = kind {
+                kinds.push(u64::from_str_radix(kind, 16)?);
+            }
+        }
+        Ok(kinds)
+    };
+    let traces = kinds("vpmu_trace")?;
+    ensure!(
+        traces.contains(&KIND_EXIT_TRACE) && traces.contains(&KIND_SAMPLE_TRACE),
+        "kinds of vpmu_trace: {traces:x?}"
+    );
+    ensure!(
+        traces.iter().all(|kind| (0x105..=0x107).contains(kind)),
+        "kinds of vpmu_trace: {traces:x?}"
+    );
+    let others = kinds("vpmu")?;
+    ensure!(
+        !others.is_empty() && others.iter().all(|kind| !traces.contains(kind)),
+        "kinds of vpmu: {others:x?}"
+    );
+    for format in ["event", "kind"] {
+        let text = fs::read_to_string(pmu.join("format").join(format))?;
+        ensure!(text.starts_with("config:"), "format/{format} is {text:?}");
+    }
+    Ok(())
+}
+
+fn each_pmu_takes_its_own_events() -> Outcome {
+    let device = Device::open()?;
+    let open = |attr: &perf_event_attr| refused(kernels(attr, How::OWN));
+    ensure_eq!(
+        open(&attr(&device, KIND_EXIT_TRACE, EXIT_IO)?),
+        None,
+        "a trace"
+    );
+    ensure_eq!(
+        open(&attr(&device, KIND_MARK, 3)?),
+        Some(libc::ENOENT),
+        "marks of the PMU of traces"
+    );
+    ensure_eq!(
+        open(&device.attr(KIND_EXIT_TRACE, EXIT_IO)),
+        Some(libc::ENOENT),
+        "a trace of the other PMU"
+    );
+    ensure!(
+        open(&attr(&device, KIND_EXIT_TRACE, 77)?).is_some(),
+        "a trace of no kind"
+    );
+    ensure!(
+        open(&attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?).is_some(),
+        "samples without a period"
+    );
+    let mut frequency = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 100, 0);
+    frequency.set_freq(1);
+    ensure!(open(&frequency).is_some(), "a frequency");
+    // perf core gives events that have no area nothing to write to: they never run.
+    let event = kernels(&attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, How::OWN)?;
+    cpu::allow_ports()?;
+    event.enable(0)?;
+    ports(10);
+    event.disable(0)?;
+    ensure_eq!(event.count()?, 0, "a trace without an area");
+    Ok(())
+}
+
+fn perf_traces_a_task() -> Outcome {
+    const MADE: u64 = 500;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut kept = Kept::open(attr, How::OWN, 32, READ_WRITE)?;
+    // Off: nothing.
+    ports(3);
+    kept.event.enable(0)?;
+    for hop in 0..10 {
+        cpu::pin(hop % 2)?;
+        accesses::out_loop(MADE / 10);
+    }
+    kept.event.disable(0)?;
+    ports(3);
+    let packets = kept.area.take(&kept.ring)?;
+    kept.ledger.follow(&packets)?;
+    let own = exits(&packets);
+    ensure_eq!(own.len() as u64, MADE, "exits");
+    let who = (std::process::id(), cpu::thread_id());
+    for (number, exit) in own.iter().enumerate() {
+        ensure_eq!(exit.ip, accesses::out_loop_ip(), "the IP");
+        ensure_eq!(exit.qualification, u64::from(cpu::IDLE_PORT), "the port");
+        ensure_eq!(exit.pid_tid, who, "who");
+        ensure_eq!(
+            exit.vcpu as usize,
+            number / 50 % 2,
+            "the vCPU of exit {number}"
+        );
+    }
+    let told = told(&kept.ring.take()?, &attr)?;
+    let head = areas::head(&kept.ring);
+    ensure_eq!(contiguous(&told.chunks, 0)?, head, "where the pieces end");
+    ensure!(told.flags().iter().all(|&flags| flags == 0), "{told:x?}");
+    ensure_eq!(told.starts, [who], "whose trace started");
+    ensure_eq!(kept.event.count()?, head, "bytes counted");
+    Ok(())
+}
+
+fn perf_traces_a_cpu() -> Outcome {
+    const MADE: u64 = 300;
+    let device = Device::open()?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut both = [
+        Kept::open(attr, How::on_cpu(0), 32, READ_WRITE)?,
+        Kept::open(attr, How::on_cpu(1), 32, READ_WRITE)?,
+    ];
+    both[0].event.enable(0)?;
+    both[1].event.enable(0)?;
+    let made = thread::scope(|scope| {
+        let makers = [0, 1].map(|cpu| {
+            scope.spawn(move || -> std::io::Result<()> {
+                cpu::pin(cpu)?;
+                cpu::allow_ports()?;
+                accesses::out_loop(MADE + cpu as u64);
+                Ok(())
+            })
+        });
+        makers.into_iter().try_for_each(|maker| {
+            maker
+                .join()
+                .map_err(|_| "a maker panicked".to_owned())?
+                .map_err(|error| error.to_string())
+        })
+    });
+    made?;
+    for (vcpu, kept) in (0..).zip(&mut both) {
+        kept.event.disable(0)?;
+        let (exits, _) = kept.take()?;
+        ensure!(exits.iter().all(|exit| exit.vcpu == vcpu), "another vCPU's");
+        let own = exits.iter().filter(|e| e.ip == accesses::out_loop_ip());
+        ensure_eq!(
+            own.count() as u64,
+            MADE + u64::from(vcpu),
+            "exits of {vcpu}"
+        );
+        ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+    }
+    Ok(())
+}
+
+fn perfs_reader_keeps_up() -> Outcome {
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut kept = Kept::open(attr, How::on_cpu(1), 2, READ_WRITE)?;
+    let mut made = 0;
+    for burst in (0..60).map(|round| 1 + round * 29 % 100) {
+        kept.event.enable(0)?;
+        ports(burst);
+        kept.event.disable(0)?;
+        made += burst;
+        let (exits, flags) = kept.take()?;
+        ensure_eq!(exits.len() as u64, burst, "exits of a burst");
+        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
+    }
+    ensure_eq!(kept.ledger.packets, made, "exits");
+    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+    ensure!(kept.told > 10 * kept.area.size(), "wrapped too seldom");
+    Ok(())
+}
+
+fn a_watermark_wakes_perfs_reader() -> Outcome {
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, 2048);
+    let mut kept = Kept::open(attr, How::on_cpu(1), 4, READ_WRITE)?;
+    kept.event.enable(0)?;
+    let mut made = 0;
+    for _ in 0..20 {
+        // A sync and 31 exits reach it, wherever the piece before has ended.
+        ports(40);
+        made += 40;
+        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll past the mark");
+        let (exits, flags) = kept.take()?;
+        ensure!(!exits.is_empty(), "woken for nothing");
+        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
+    }
+    kept.event.disable(0)?;
+    kept.take()?;
+    ensure_eq!(kept.ledger.packets, made, "exits");
+    Ok(())
+}
+
+fn a_stalled_reader_disables_perfs_event() -> Outcome {
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut kept = Kept::open(attr, How::on_cpu(1), 1, READ_WRITE)?;
+    kept.event.enable(0)?;
+    ports(300);
+    ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll of a full area");
+    let (exits, flags) = kept.take()?;
+    ensure!(
+        exits.len() as u64 >= P / EXIT_BYTES / 2,
+        "{} exits",
+        exits.len()
+    );
+    ensure_eq!(
+        flags.last().map(|flags| flags & TRUNCATED),
+        Some(TRUNCATED),
+        "flags {flags:x?} of the last piece"
+    );
+    // perf core has disabled it: there is room now, and nothing comes.
+    ports(50);
+    let count = kept.event.count()?;
+    ports(50);
+    ensure_eq!(kept.event.count()?, count, "bytes of a disabled event");
+    ensure_eq!(
+        areas::head(&kept.ring),
+        kept.told,
+        "the head of a disabled event"
+    );
+    kept.event.enable(0)?;
+    ports(5);
+    kept.event.disable(0)?;
+    let packets = kept.area.take(&kept.ring)?;
+    kept.ledger.follow(&packets)?;
+    ensure_eq!(
+        crate::packets::exits(&packets).len(),
+        5,
+        "exits once it is enabled"
+    );
+    let lost = syncs(&packets)
+        .iter()
+        .any(|sync| sync.flags & SYNC_LOSS != 0);
+    ensure!(lost && kept.ledger.lost > 0, "a loss that no sync tells");
+    let told = told(&kept.ring.take()?, &kept.attr)?;
+    ensure!(
+        told.flags().iter().any(|flags| flags & PARTIAL != 0),
+        "{told:x?}"
+    );
+    let produced = areas::head(&kept.ring) + kept.ledger.lost;
+    ensure_eq!(kept.event.count()?, produced, "bytes written and lost");
+    Ok(())
+}
+
+fn perfs_snapshot_keeps_the_newest() -> Outcome {
+    const MADE: u64 = 500;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut kept = Kept::open(attr, How::on_cpu(1), 2, READ_ONLY)?;
+    kept.event.enable(0)?;
+    ports(MADE);
+    kept.event.disable(0)?;
+    let head = areas::head(&kept.ring);
+    ensure_eq!(kept.event.count()?, head, "bytes");
+    let newest = kept.area.newest(&kept.ring)?;
+    let numbers: Vec<u64> = exits(&newest).iter().map(|exit| exit.sequence).collect();
+    let held = numbers.len() as u64;
+    ensure!((60..=126).contains(&held), "{held} exits in two pages");
+    ensure_eq!(
+        numbers,
+        (MADE - held..MADE).collect::<Vec<u64>>(),
+        "numbers of the exits"
+    );
+    let told = told(&kept.ring.take()?, &attr)?;
+    ensure!(
+        !told.chunks.is_empty() && told.flags().iter().all(|&flags| flags == OVERWRITE),
+        "{told:x?}"
+    );
+    Ok(())
+}
+
+fn perfs_children_write_into_the_area() -> Outcome {
+    const EACH: u64 = 60;
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let mut attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    attr.set_inherit(1);
+    // perf core maps no inherited event of a task on any CPU.
+    let anywhere = kernels(&attr, How::OWN)?;
+    ensure_eq!(
+        refused(Pages::map(&anywhere, 1, READ_WRITE)),
+        Some(libc::EINVAL),
+        "a ring of a family on any CPU"
+    );
+    drop(anywhere);
+    let how = How { cpu: 1, ..How::OWN };
+    let mut kept = Kept::open(attr, how, 64, READ_WRITE)?;
+    kept.event.enable(0)?;
+    let threads = (0..3)
+        .map(|_| {
+            let child = thread::spawn(|| -> std::io::Result<u32> {
+                cpu::allow_ports()?;
+                ports(EACH);
+                Ok(cpu::thread_id())
+            });
+            child
+                .join()
+                .map_err(|_| "a child panicked")?
+                .map_err(|_| "a child's ports")
+        })
+        .collect::<Result<Vec<u32>, _>>()?;
+    kept.event.disable(0)?;
+    let packets = kept.area.take(&kept.ring)?;
+    let exits = exits(&packets);
+    for tid in &threads {
+        let own = exits.iter().filter(|exit| exit.pid_tid.1 == *tid);
+        let numbers: Vec<u64> = own.map(|exit| exit.sequence).collect();
+        ensure_eq!(
+            numbers,
+            (0..EACH).collect::<Vec<u64>>(),
+            "numbers of thread {tid}'s exits"
+        );
+    }
+    ensure_eq!(exits.len() as u64, 3 * EACH, "exits of the family");
+    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
+    Ok(())
+}
+
+fn perf_traces_samples() -> Outcome {
+    const MADE: u64 = 100;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let mut attr = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);
+    attr.set_exclude_kernel(1);
+    let mut kept = Kept::open(attr, How::OWN, 16, READ_WRITE)?;
+    kept.event.enable(0)?;
+    let stacks: Vec<u64> = (0..MADE).map(|_| stubs::out_known()).collect();
+    kept.event.disable(0)?;
+    let packets = kept.area.take(&kept.ring)?;
+    kept.ledger.follow(&packets)?;
+    let own: Vec<_> = samples(&packets)
+        .into_iter()
+        .filter(|sample| sample.ip == stubs::out_known_ip())
+        .collect();
+    ensure_eq!(own.len() as u64, MADE, "packets");
+    for (sample, sp) in own.iter().zip(stacks) {
+        ensure_eq!(sample.regs[stubs::REG_SP], sp, "the stack pointer");
+        ensure_eq!(sample.regs[stubs::REG_AX], stubs::known(0), "register AX");
+    }
+    // No packet is a sample of perf's as well.
+    let told = told(&kept.ring.take()?, &attr)?;
+    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes told");
+    Ok(())
+}
+
+fn perfs_maps_are_refused_as_ever() -> Outcome {
+    let device = Device::open()?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let event = kernels(&attr, How::OWN)?;
+    ensure_eq!(
+        refused(Area::map_raw(&event, PAGE, READ_WRITE, 2 * P)),
+        Some(libc::EINVAL),
+        "before the ring"
+    );
+    let ring = Pages::map(&event, 1, READ_WRITE)?;
+    let most = u64::from(device.info.max_aux_pages);
+    // (what, offset announced, bytes announced, pages, offset, error)
+    let cases = [
+        ("nothing announced", 0, 0, 4, 2 * P, libc::EINVAL),
+        ("in the data", P, 4 * P, 4, P, libc::EINVAL),
+        ("another size", 2 * P, 4 * P, 2, 2 * P, libc::EINVAL),
+        ("three pages", 2 * P, 3 * P, 3, 2 * P, libc::EINVAL),
+        (
+            "too many",
+            2 * P,
+            2 * most * P,
+            2 * most,
+            2 * P,
+            libc::ENOMEM,
+        ),
+    ];
+    for (what, offset, bytes, pages, at, errno) in cases {
+        announce(&ring, offset, bytes);
+        let map = Area::map_raw(&event, usize::try_from(pages * P)?, READ_WRITE, at);
+        ensure_eq!(refused(map), Some(errno), "{what}");
+    }
+    let first = Area::map(&event, &ring, 4, READ_WRITE)?;
+    drop(Area::map(&event, &ring, 4, READ_WRITE)?);
+    announce(&ring, 2 * P, 8 * P);
+    ensure_eq!(
+        refused(Area::map_raw(&event, 8 * PAGE, READ_WRITE, 2 * P)),
+        Some(libc::EINVAL),
+        "another size beside it"
+    );
+    drop(first);
+    Area::map(&event, &ring, 8, READ_WRITE)?;
+    Ok(())
+}
+
+fn perfs_area_goes_while_the_host_writes() -> Outcome {
+    let device = Device::open()?;
+    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, 512);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Outcome {
+        let maker = scope.spawn(|| -> std::io::Result<()> {
+            cpu::pin(1)?;
+            cpu::allow_ports()?;
+            while !stop.load(Ordering::Relaxed) {
+                cpu::port_write();
+            }
+            Ok(())
+        });
+        cpu::pin(0)?;
+        let done = (0..24_usize).try_for_each(|round| -> Outcome {
+            let pages = 1 << (round % 4);
+            let Kept {
+                event, ring, area, ..
+            } = Kept::open(attr, How::on_cpu(1), pages, READ_WRITE)?;
+            event.enable(0)?;
+            while area.word(0) == 0 && !maker.is_finished() {
+                std::hint::spin_loop();
+            }
+            match round % 3 {
+                0 => drop((event, ring, area)),
+                1 => drop((area, event, ring)),
+                _ => drop((ring, area, event)),
+            }
+            untouched(pages, round)
+        });
+        stop.store(true, Ordering::Relaxed);
+        maker.join().map_err(|_| "the maker panicked")??;
+        done
+    })
+}
+
+fn both_doors_trace_at_once() -> Outcome {
+    const MADE: u64 = 200;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let core = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut kept = Kept::open(core, How::OWN, 8, READ_WRITE)?;
+    let mut shared = crate::aux_writer::Traced::open(
+        &device,
+        crate::aux_mapping::io_trace(&device),
+        How::OWN,
+        8,
+        READ_WRITE,
+    )?;
+    shared.event.enable(0)?;
+    kept.event.enable(0)?;
+    accesses::out_loop(MADE);
+    kept.event.disable(0)?;
+    shared.event.disable(0)?;
+    let (core, _) = kept.take()?;
+    let own = shared.take()?;
+    let what = |exits: &[crate::packets::Exit]| -> Vec<(u64, u64)> {
+        exits.iter().map(|exit| (exit.time, exit.outside)).collect()
+    };
+    ensure_eq!(core.len() as u64, MADE, "exits by perf's door");
+    ensure_eq!(what(&core), what(&own), "the same exits by both doors");
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Sample packets: one for each period of the pace, with the registers of that moment.
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::areas::{self, Area, told};
+use crate::aux_mapping::ports;
+use crate::ensure::{ensure, ensure_eq};
+use crate::packets::{COLLISION, HAS_IP, HAS_REGS, Ledger, Sample, USER, samples, syncs};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{
+    Device, EXIT_USER, FORMAT_LOST, How, KIND_EXITS, KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS,
+    refused, sampling, silent,
+};
+use crate::stubs::{self, REG_CS, REG_FLAGS, REG_IP, REG_SP, REG_SS};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("each_period_makes_a_packet", each_period_makes_a_packet),
+    ("a_packet_holds_all_registers", a_packet_holds_all_registers),
+    ("a_clock_paces_packets", a_clock_paces_packets),
+    (
+        "a_stalled_readers_samples_are_counted",
+        a_stalled_readers_samples_are_counted,
+    ),
+    (
+        "sample_traces_that_cannot_be_are_refused",
+        sample_traces_that_cannot_be_are_refused,
+    ),
+];
+
+/// A packet every so many of what the pace counts, in user mode.
+fn paced(device: &Device, pace: u64, period: u64) -> perf_event_attr {
+    let mut attr = sampling(silent(device.attr(KIND_SAMPLE_TRACE, pace)), period, 0);
+    attr.set_exclude_kernel(1);
+    attr.read_format = FORMAT_LOST;
+    attr
+}
+
+fn each_period_makes_a_packet() -> Outcome {
+    const MADE: u64 = 500;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    for period in [1, 2, 7, 100] {
+        // What paces, counted: a signal may have been among the port writes.
+        let mut counting = device.attr(KIND_EXITS, EXIT_USER);
+        counting.set_exclude_kernel(1);
+        let counter = device.open_event(&counting, How::on_cpu(1))?;
+        let event = device.open_event(&paced(&device, PACE_EXITS, period), How::on_cpu(1))?;
+        let ring = Pages::map(&event, 1, READ_WRITE)?;
+        let mut area = Area::map(&event, &ring, 64, READ_WRITE)?;
+        event.enable(0)?;
+        counter.enable(0)?;
+        ports(MADE);
+        counter.disable(0)?;
+        event.disable(0)?;
+        let exits = counter.count()?;
+        ensure!(exits >= MADE, "{exits} exits of {MADE}");
+        let packets = area.take(&ring)?;
+        let mut ledger = Ledger::default();
+        ledger.follow(&packets)?;
+        let own = samples(&packets);
+        ensure_eq!(own.len() as u64, exits / period, "packets of {exits} exits");
+        ensure!(
+            own.iter().all(|sample| sample.period == period),
+            "another period than {period}"
+        );
+        ensure!(
+            syncs(&packets)
+                .iter()
+                .all(|sync| sync.format == 2 && sync.config == PACE_EXITS),
+            "syncs of another trace"
+        );
+        let reading = event.read()?;
+        ensure_eq!(reading, [areas::head(&ring), 0], "produced, lost");
+        let chunks = told(&{ ring }.take()?, &paced(&device, PACE_EXITS, period))?;
+        ensure_eq!(chunks.bytes(), reading[0], "bytes that the ring told of");
+        ensure!(
+            chunks.flags().iter().all(|&flags| flags == 0),
+            "{chunks:x?}"
+        );
+    }
+    Ok(())
+}
+
+fn a_packet_holds_all_registers() -> Outcome {
+    const MADE: usize = 40;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(0)?;
+    let event = device.open_event(&paced(&device, PACE_EXITS, 1), How::OWN)?;
+    let ring = Pages::map(&event, 1, READ_WRITE)?;
+    let mut area = Area::map(&event, &ring, 16, READ_WRITE)?;
+    event.enable(0)?;
+    let before = device.time_of(cpu::tsc());
+    let stacks: Vec<u64> = (0..MADE).map(|_| stubs::out_known()).collect();
+    let after = device.time_of(cpu::tsc());
+    event.disable(0)?;
+    let packets = area.take(&ring)?;
+    // A signal between two writes is an exit as well.
+    let own: Vec<Sample> = samples(&packets)
+        .into_iter()
+        .filter(|sample| sample.ip == stubs::out_known_ip())
+        .collect();
+    ensure_eq!(own.len(), MADE, "packets of {} in all", packets.len());
+    for (sample, sp) in own.iter().zip(stacks) {
+        known(sample, sp).map_err(|error| format!("{error}: {sample:x?}"))?;
+        ensure!(
+            (before..=after).contains(&sample.time),
+            "{} between {before} and {after}",
+            sample.time
+        );
+    }
+    Ok(())
+}
+
+/// Whether a packet has what [`stubs::out_known`] has put everywhere.
+fn known(sample: &Sample, sp: u64) -> Outcome {
+    ensure_eq!(sample.flags, USER | HAS_IP | HAS_REGS, "flags");
+    ensure_eq!(
+        sample.pid_tid,
+        (std::process::id(), cpu::thread_id()),
+        "who"
+    );
+    ensure_eq!(sample.vcpu, 0, "the vCPU");
+    let port = stubs::known(3) & !0xffff | u64::from(cpu::IDLE_PORT);
+    for (number, &value) in sample.regs.iter().enumerate() {
+        let expected = match number {
+            REG_SP => sp,
+            REG_IP => stubs::out_known_ip(),
+            stubs::REG_DX => port,
+            // 64-bit user code and its stack.
+            REG_CS => 0x33,
+            REG_SS => 0x2b,
+            // Interrupts on; the others are as the code before has left them.
+            REG_FLAGS => {
+                ensure_eq!(value & 0x200, 0x200, "flags of the CPU");
+                continue;
+            }
+            // Flat segments have no known value.
+            12..=15 => continue,
+            _ => stubs::known(number),
+        };
+        ensure_eq!(value, expected, "register {number}");
+    }
+    Ok(())
+}
+
+fn a_clock_paces_packets() -> Outcome {
+    const PERIOD: u64 = 200_000;
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    // The hosts' clocks run in both modes.
+    let mut attr = paced(&device, PACE_CPU_CLOCK, PERIOD);
+    attr.set_exclude_kernel(0);
+    let event = device.open_event(&attr, How::OWN)?;
+    ensure_eq!(event.engine()?, crate::raw::ENGINE_EXIT, "the engine");
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let mut area = Area::map(&event, &ring, 256, READ_WRITE)?;
+    let spun = stubs::loops()[0].clone();
+    let before = device.time_of(cpu::tsc());
+    let mut own = Vec::new();
+    let mut ledger = Ledger::default();
+    while own.len() < 20 {
+        event.enable(0)?;
+        spun.run(2_000_000);
+        event.disable(0)?;
+        let packets = area.take(&ring)?;
+        ledger.follow(&packets)?;
+        let told = told(&ring.take()?, &attr)?;
+        let some = samples(&packets);
+        ensure_eq!(
+            told.flags()
+                .iter()
+                .any(|flags| flags & areas::COLLISION != 0),
+            some.iter().any(|sample| sample.flags & COLLISION != 0),
+            "collisions: the ring's, the packets'"
+        );
+        own.extend(some);
+    }
+    let took = device.time_of(cpu::tsc()) - before;
+    let most = took / PERIOD + 1;
+    ensure!(
+        own.len() as u64 <= most,
+        "{} packets in {took} ns",
+        own.len()
+    );
+    let inside = own.iter().filter(|sample| spun.code.contains(&sample.ip));
+    let inside = inside.count();
+    ensure!(
+        inside * 2 > own.len(),
+        "{inside} of {} packets in the loop",
+        own.len()
+    );
+    for sample in &own {
+        let user = if sample.ip >> 63 == 0 { USER } else { 0 };
+        ensure_eq!(sample.flags & !COLLISION, user | HAS_IP | HAS_REGS, "flags");
+        ensure_eq!(sample.regs[REG_IP], sample.ip, "the IP among the registers");
+        ensure_eq!(sample.vcpu, 1, "the vCPU");
+    }
+    Ok(())
+}
+
+fn a_stalled_readers_samples_are_counted() -> Outcome {
+    const MADE: u64 = 100;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let event = device.open_event(&paced(&device, PACE_EXITS, 1), How::on_cpu(1))?;
+    let ring = Pages::map(&event, 1, READ_WRITE)?;
+    let mut area = Area::map(&event, &ring, 2, READ_WRITE)?;
+    event.enable(0)?;
+    ports(MADE);
+    event.disable(0)?;
+    let [count, lost] = event.read()?[..] else {
+        return Err("no reading".into());
+    };
+    let head = areas::head(&ring);
+    // A page holds a sync and 15 packets, and padding behind them where another page follows.
+    ensure_eq!(count, head + lost, "produced");
+    ensure!(
+        lost % 256 == 0 && lost >= (MADE - 30) * 256,
+        "{lost} bytes lost"
+    );
+    let mut ledger = Ledger::default();
+    let packets = area.take(&ring)?;
+    ledger.follow(&packets)?;
+    ensure_eq!(ledger.packets, 30, "packets of two pages");
+    event.enable(0)?;
+    ports(1);
+    event.disable(0)?;
+    ledger.follow(&area.take(&ring)?)?;
+    ensure_eq!(ledger.lost, lost, "what the sync tells lost");
+    Ok(())
+}
+
+fn sample_traces_that_cannot_be_are_refused() -> Outcome {
+    let device = Device::open()?;
+    let open = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
+    let plain = device.attr(KIND_SAMPLE_TRACE, PACE_EXITS);
+    ensure_eq!(open(&plain), Some(libc::EINVAL), "no period");
+    ensure_eq!(
+        open(&paced(&device, 17, 1)),
+        Some(libc::ENOENT),
+        "a pace of no kind"
+    );
+    let mut clock = paced(&device, PACE_CPU_CLOCK, 1_000_000);
+    clock.set_exclude_kernel(0);
+    ensure_eq!(open(&clock), None, "a clock");
+    let batched = How {
+        engine: crate::raw::ENGINE_BATCHED,
+        ..How::OWN
+    };
+    ensure_eq!(
+        refused(device.open_event(&clock, batched)),
+        Some(libc::EOPNOTSUPP),
+        "the batched engine"
+    );
+    clock = sampling(clock, 1, 0);
+    ensure_eq!(
+        open(&clock),
+        Some(libc::EOPNOTSUPP),
+        "a clock of a nanosecond"
+    );
+    Ok(())
+}

@@ -1,0 +1,364 @@
+//! What an AUX area holds, taken apart by the layouts of `<vpmu_uapi.h>`; what breaks a rule of
+//! all traces is no packet, but an error.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+
+use crate::raw::PAGE;
+
+pub(crate) const ALIGN: u64 = 64;
+/// Bytes of an exit, and of a sync.
+pub(crate) const EXIT_BYTES: u64 = 64;
+pub(crate) const SYNC_BYTES: u64 = 64;
+/// Bytes of a sample.
+pub(crate) const SAMPLE_BYTES: u64 = 256;
+
+pub(crate) const FORMAT_EXITS: u16 = 1;
+pub(crate) const FORMAT_SAMPLES: u16 = 2;
+
+pub(crate) const SYNC_START: u8 = 1 << 0;
+pub(crate) const SYNC_LOSS: u8 = 1 << 1;
+pub(crate) const SYNC_RESUME: u8 = 1 << 2;
+pub(crate) const SYNC_PAGE: u8 = 1 << 3;
+
+pub(crate) const USER: u8 = 1 << 0;
+pub(crate) const HAS_IP: u8 = 1 << 1;
+pub(crate) const CUT: u8 = 1 << 2;
+pub(crate) const HARDWARE: u8 = 1 << 3;
+pub(crate) const HAS_REGS: u8 = 1 << 4;
+pub(crate) const COLLISION: u8 = 1 << 5;
+
+/// Bit 8 of an exit's detail.
+pub(crate) const DETAIL_WRITE: u64 = 1 << 8;
+
+const PADDING: u8 = 0;
+const EXIT: u8 = 1;
+const SAMPLE: u8 = 2;
+const SYNC: u8 = 3;
+const MAGIC: u64 = 0x434e_5953_554d_5056;
+
+/// `struct vpmu_sync_packet`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sync {
+    pub(crate) flags: u8,
+    pub(crate) format: u16,
+    pub(crate) vcpu: u32,
+    pub(crate) event: u64,
+    pub(crate) time: u64,
+    pub(crate) tsc: u64,
+    pub(crate) sequence: u64,
+    pub(crate) lost: u64,
+    pub(crate) config: u64,
+}
+
+/// `struct vpmu_exit_packet`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Exit {
+    pub(crate) flags: u8,
+    pub(crate) reason: u16,
+    pub(crate) vcpu: u32,
+    pub(crate) time: u64,
+    pub(crate) ip: u64,
+    pub(crate) outside: u64,
+    pub(crate) qualification: u64,
+    pub(crate) detail: u64,
+    pub(crate) pid_tid: (u32, u32),
+    pub(crate) sequence: u64,
+}
+
+/// `struct vpmu_sample_packet`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    pub(crate) flags: u8,
+    pub(crate) vcpu: u32,
+    pub(crate) time: u64,
+    pub(crate) ip: u64,
+    pub(crate) period: u64,
+    pub(crate) pid_tid: (u32, u32),
+    pub(crate) sequence: u64,
+    pub(crate) regs: [u64; 24],
+}
+
+/// One packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packet {
+    Padding,
+    Exit(Exit),
+    Sample(Sample),
+    Sync(Sync),
+}
+
+impl Packet {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Padding => ALIGN,
+            Self::Exit(_) => EXIT_BYTES,
+            Self::Sample(_) => SAMPLE_BYTES,
+            Self::Sync(_) => SYNC_BYTES,
+        }
+    }
+
+    pub(crate) fn sync(&self) -> Option<&Sync> {
+        match self {
+            Self::Sync(sync) => Some(sync),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn exit(&self) -> Option<&Exit> {
+        match self {
+            Self::Exit(exit) => Some(exit),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn sample(&self) -> Option<&Sample> {
+        match self {
+            Self::Sample(sample) => Some(sample),
+            _ => None,
+        }
+    }
+}
+
+/// A packet and where it began, counted from the first byte that the trace ever wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) at: u64,
+    pub(crate) packet: Packet,
+}
+
+/// The exits among them.
+pub(crate) fn exits(packets: &[Placed]) -> Vec<Exit> {
+    packets
+        .iter()
+        .filter_map(|placed| placed.packet.exit().copied())
+        .collect()
+}
+
+/// The samples among them.
+pub(crate) fn samples(packets: &[Placed]) -> Vec<Sample> {
+    packets
+        .iter()
+        .filter_map(|placed| placed.packet.sample().copied())
+        .collect()
+}
+
+/// The syncs among them.
+pub(crate) fn syncs(packets: &[Placed]) -> Vec<Sync> {
+    packets
+        .iter()
+        .filter_map(|placed| placed.packet.sync().copied())
+        .collect()
+}
+
+/// Low and high half.
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+/// The first word of each packet: kind, flags, a half, a word.
+fn first(word: u64) -> (u8, u8, u16, u32) {
+    (
+        word as u8,
+        (word >> 8) as u8,
+        (word >> 16) as u16,
+        (word >> 32) as u32,
+    )
+}
+
+fn exit(words: &[u64]) -> Result<Exit, String> {
+    let (_, flags, reason, vcpu) = first(words[0]);
+    let known = USER | HAS_IP | CUT | HARDWARE;
+    if flags & !known != 0 {
+        return Err(format!("flags {flags:#x} of an exit"));
+    }
+    Ok(Exit {
+        flags,
+        reason,
+        vcpu,
+        time: words[1],
+        ip: words[2],
+        outside: words[3],
+        qualification: words[4],
+        detail: words[5],
+        pid_tid: halves(words[6]),
+        sequence: words[7],
+    })
+}
+
+fn sync(words: &[u64]) -> Result<Sync, String> {
+    let (_, flags, format, vcpu) = first(words[0]);
+    if words[1] != MAGIC {
+        return Err(format!("magic {:#x}", words[1]));
+    }
+    let known = SYNC_START | SYNC_LOSS | SYNC_RESUME | SYNC_PAGE;
+    if flags & !known != 0 || flags == 0 {
+        return Err(format!("flags {flags:#x} of a sync"));
+    }
+    Ok(Sync {
+        flags,
+        format,
+        vcpu,
+        event: words[2],
+        time: words[3],
+        tsc: words[4],
+        sequence: words[5],
+        lost: words[6],
+        config: words[7],
+    })
+}
+
+fn sample(words: &[u64]) -> Result<Sample, String> {
+    let (_, flags, reserved, vcpu) = first(words[0]);
+    let known = USER | HAS_IP | HAS_REGS | COLLISION;
+    if flags & !known != 0 || reserved != 0 || words[6..8] != [0, 0] {
+        return Err(format!("flags and reserved words of a sample: {words:x?}"));
+    }
+    let mut regs = [0; 24];
+    regs.copy_from_slice(&words[8..32]);
+    Ok(Sample {
+        flags,
+        vcpu,
+        time: words[1],
+        ip: words[2],
+        period: words[3],
+        pid_tid: halves(words[4]),
+        sequence: words[5],
+        regs,
+    })
+}
+
+/// The packet that begins at `at`, of which `words` gives the words by their place.
+fn packet(at: u64, end: u64, word: &impl Fn(u64) -> u64) -> Result<Packet, String> {
+    let head = word(at);
+    let bytes = match head as u8 {
+        PADDING => ALIGN,
+        EXIT | SYNC => EXIT_BYTES,
+        SAMPLE => SAMPLE_BYTES,
+        kind => return Err(format!("a packet of kind {kind} at {at:#x}")),
+    };
+    let page = PAGE as u64;
+    if at + bytes > end || at / page != (at + bytes - 1) / page {
+        return Err(format!(
+            "{bytes} bytes at {at:#x} leave their page or what is told ({end:#x})"
+        ));
+    }
+    let words: Vec<u64> = (at..at + bytes).step_by(8).map(word).collect();
+    match head as u8 {
+        PADDING if words.iter().any(|&word| word != 0) => {
+            Err(format!("padding that says something: {words:x?}"))
+        }
+        PADDING => Ok(Packet::Padding),
+        EXIT => exit(&words).map(Packet::Exit),
+        SYNC => sync(&words).map(Packet::Sync),
+        _ => sample(&words).map(Packet::Sample),
+    }
+    .map_err(|error| format!("at {at:#x}: {error}"))
+}
+
+/// All packets of `[begin, end)`, of which `word` gives the words by their place. Each page
+/// begins with a sync that says so, and no other sync does.
+pub(crate) fn decode(
+    begin: u64,
+    end: u64,
+    word: impl Fn(u64) -> u64,
+) -> Result<Vec<Placed>, String> {
+    if !begin.is_multiple_of(ALIGN) || !end.is_multiple_of(ALIGN) {
+        return Err(format!("data from {begin:#x} to {end:#x}"));
+    }
+    let mut packets = Vec::new();
+    let mut at = begin;
+    while at < end {
+        let packet = packet(at, end, &word)?;
+        let leads = at.is_multiple_of(PAGE as u64);
+        let says = packet
+            .sync()
+            .is_some_and(|sync| sync.flags & SYNC_PAGE != 0);
+        if leads != says {
+            return Err(format!("{packet:?} at {at:#x}"));
+        }
+        packets.push(Placed { at, packet });
+        at += packet.bytes();
+    }
+    Ok(packets)
+}
+
+/// What one event's packets told so far, each number of them once.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// The number that the next packet must have.
+    next: u64,
+    /// Bytes that syncs told lost.
+    pub(crate) lost: u64,
+    /// The sync before the next packet.
+    due: Option<Sync>,
+    /// Time of the packet before, by its vCPU.
+    times: [u64; 2],
+    pub(crate) packets: u64,
+}
+
+impl Ledger {
+    /// Takes the next packets of one trace: numbers go on, or a sync has told how many bytes
+    /// of packets are missing; times do not go back on a vCPU; a trace begins with its start.
+    pub(crate) fn follow(&mut self, packets: &[Placed]) -> Result<(), String> {
+        packets.iter().try_for_each(|placed| {
+            self.one(&placed.packet)
+                .map_err(|error| format!("{error}: {placed:x?} after {self:x?}"))
+        })
+    }
+
+    fn one(&mut self, packet: &Packet) -> Result<(), String> {
+        let (vcpu, time, sequence, bytes) = match packet {
+            Packet::Padding => return Ok(()),
+            Packet::Sync(sync) => return self.sync(sync),
+            Packet::Exit(exit) => (exit.vcpu, exit.time, exit.sequence, EXIT_BYTES),
+            Packet::Sample(sample) => (sample.vcpu, sample.time, sample.sequence, SAMPLE_BYTES),
+        };
+        let due = self.due.take();
+        if self.packets == 0 && due.is_none_or(|sync| sync.flags & SYNC_START == 0) {
+            return Err("a trace without a start".into());
+        }
+        if due.is_some_and(|sync| (sync.vcpu, sync.time) != (vcpu, time)) {
+            return Err(format!("its sync tells another moment: {due:x?}"));
+        }
+        if sequence != self.next {
+            return Err(format!("not number {} ({bytes} bytes each)", self.next));
+        }
+        let before = self.times.get_mut(vcpu as usize).ok_or("which vCPU?")?;
+        if time < *before {
+            return Err(format!("{time} ns after {before}"));
+        }
+        *before = time;
+        self.next += 1;
+        self.packets += 1;
+        Ok(())
+    }
+
+    fn sync(&mut self, sync: &Sync) -> Result<(), String> {
+        let bytes = match sync.format {
+            FORMAT_EXITS => EXIT_BYTES,
+            FORMAT_SAMPLES => SAMPLE_BYTES,
+            format => return Err(format!("format {format}")),
+        };
+        let lost = sync
+            .lost
+            .checked_sub(self.lost)
+            .ok_or("a loss taken back")?;
+        let missing = sync
+            .sequence
+            .checked_sub(self.next)
+            .ok_or("a number twice")?;
+        if lost != missing * bytes {
+            return Err(format!("{missing} packets of {lost} bytes are missing"));
+        }
+        if (lost > 0) != (sync.flags & SYNC_LOSS != 0) {
+            return Err(format!("{lost} bytes lost"));
+        }
+        if let Some(first) = self.due.replace(*sync) {
+            return Err(format!("two syncs for a packet, after {first:x?}"));
+        }
+        (self.lost, self.next) = (sync.lost, sync.sequence);
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! Attributes by what they ask for.
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+/// perf's attributes as some later kernel may have them.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Later {
+    pub(crate) attr: perf_event_attr,
+    pub(crate) more: [u64; 8],
+}
+
+/// An attr that samples.
+pub(crate) fn sampling(attr: perf_event_attr, period: u64, sample_type: u64) -> perf_event_attr {
+    let mut attr = perf_event_attr {
+        sample_type,
+        ..attr
+    };
+    attr.__bindgen_anon_1 = bindings::perf_event_attr__bindgen_ty_1 {
+        sample_period: period,
+    };
+    attr
+}
+
+/// A wakeup every so many records.
+pub(crate) fn waking(mut attr: perf_event_attr, records: u32) -> perf_event_attr {
+    attr.set_watermark(0);
+    attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
+        wakeup_events: records,
+    };
+    attr
+}
+
+/// A wakeup every so many bytes.
+pub(crate) fn watermark(mut attr: perf_event_attr, bytes: u32) -> perf_event_attr {
+    attr.set_watermark(1);
+    attr.__bindgen_anon_2 = bindings::perf_event_attr__bindgen_ty_2 {
+        wakeup_watermark: bytes,
+    };
+    attr
+}
+
+/// Never a wakeup before something is lost.
+pub(crate) fn silent(attr: perf_event_attr) -> perf_event_attr {
+    watermark(attr, u32::MAX)
+}
+
+/// A trace's wakeup every so many bytes of its area.
+pub(crate) fn aux_watermark(attr: perf_event_attr, bytes: u32) -> perf_event_attr {
+    perf_event_attr {
+        aux_watermark: bytes,
+        ..attr
+    }
+}
+
+/// What [`acting`] takes.
+pub(crate) const AUX_START_PAUSED: u32 = 1 << 0;
+/// As above.
+pub(crate) const AUX_PAUSE: u32 = 1 << 1;
+/// As above.
+pub(crate) const AUX_RESUME: u32 = 1 << 2;
+
+/// With these in `aux_action`.
+pub(crate) fn acting(mut attr: perf_event_attr, aux_action: u32) -> perf_event_attr {
+    attr.__bindgen_anon_5 = bindings::perf_event_attr__bindgen_ty_5 { aux_action };
+    attr
+}

@@ -1,0 +1,165 @@
+//! `/dev/vpmu`, and the kernel's own door beside it.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "takes words apart; guests are 64-bit machines"
+)]
+#![expect(unsafe_code, reason = "the edge to the kernel")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+use super::{Event, How, KIND_MARK, Later, checked, sampling};
+
+const IOC_INFO: u64 = 0x8040_b600;
+const IOC_OPEN: u64 = 0x4020_b601;
+/// Also for the assembly that places marks with registers of its own.
+pub(crate) const IOC_MARK: u64 = 0xb603;
+
+/// `struct vpmu_info`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Info {
+    pub(crate) version: u32,
+    pub(crate) vcpus: u32,
+    pub(crate) max_events: u32,
+    pub(crate) max_ring_pages: u32,
+    pub(crate) catalogue_len: u32,
+    pub(crate) count_mode: u32,
+    pub(crate) time_zero: u64,
+    pub(crate) time_mult: u32,
+    pub(crate) time_shift: u32,
+    pub(crate) pmu_type: u32,
+    pub(crate) tsc_khz: u32,
+    pub(crate) max_sample_rate: u32,
+    pub(crate) max_aux_pages: u32,
+    pub(crate) reserved: [u32; 2],
+}
+
+/// `struct vpmu_open`.
+#[repr(C)]
+struct RawOpen {
+    attr: u64,
+    pid: i32,
+    cpu: i32,
+    group_fd: i32,
+    engine: u32,
+    flags: u64,
+}
+
+/// `/dev/vpmu`.
+#[derive(Debug)]
+pub(crate) struct Device {
+    file: File,
+    pub(crate) info: Info,
+}
+
+impl Device {
+    pub(crate) fn open() -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open("/dev/vpmu")?;
+        let mut info = Info::default();
+        // SAFETY: the request writes one Info, which `info` has room for.
+        checked(unsafe { libc::ioctl(file.as_raw_fd(), IOC_INFO, &raw mut info) })?;
+        Ok(Self { file, info })
+    }
+
+    /// An event of the PMU: disabled, counting, its reading the count alone.
+    pub(crate) fn attr(&self, kind: u64, event: u64) -> perf_event_attr {
+        let mut attr = perf_event_attr {
+            type_: self.info.pmu_type,
+            size: size_of::<perf_event_attr>() as u32,
+            config: kind << 48 | event,
+            ..perf_event_attr::default()
+        };
+        attr.set_disabled(1);
+        attr
+    }
+
+    /// A sample of these fields every `period` marks of `value`.
+    pub(crate) fn marks(&self, value: u64, period: u64, sample_type: u64) -> perf_event_attr {
+        sampling(self.attr(KIND_MARK, value), period, sample_type)
+    }
+
+    /// Opens it; the kernel may write the attr's size.
+    pub(crate) fn open_raw(&self, attr: &mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
+        self.open_at(ptr::from_mut(attr), how)
+    }
+
+    /// Opens by attributes that have more behind them, as a later kernel's may.
+    pub(crate) fn open_later(&self, later: &mut Later) -> io::Result<Event> {
+        self.open_at(ptr::from_mut(later).cast(), How::OWN)
+    }
+
+    /// `attr` may be written to, and what its size says is behind it may be read.
+    fn open_at(&self, attr: *mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
+        let request = RawOpen {
+            attr: attr.expose_provenance() as u64,
+            pid: how.pid,
+            cpu: how.cpu,
+            group_fd: how.group.map_or(-1, |fd| fd.as_raw_fd()),
+            engine: how.engine,
+            flags: how.flags | u64::from(bindings::PERF_FLAG_FD_CLOEXEC),
+        };
+        // SAFETY: the driver reads the request and the attr, and may write the attr's size;
+        // the callers' references to them live until it returns.
+        let fd =
+            checked(unsafe { libc::ioctl(self.file.as_raw_fd(), IOC_OPEN, &raw const request) })?;
+        // SAFETY: a descriptor that the kernel has just given to this call alone.
+        Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn open_event(&self, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
+        self.open_raw(&mut { *attr }, how)
+    }
+
+    /// The same, enabled.
+    pub(crate) fn start(&self, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
+        let event = self.open_event(attr, how)?;
+        event.enable(0)?;
+        Ok(event)
+    }
+
+    pub(crate) fn mark(&self, value: u64) -> io::Result<()> {
+        // SAFETY: the request takes its argument by value.
+        checked(unsafe { libc::ioctl(self.file.as_raw_fd(), IOC_MARK, value) })?;
+        Ok(())
+    }
+
+    /// Many of them.
+    pub(crate) fn place(&self, value: u64, times: u64) -> io::Result<()> {
+        (0..times).try_for_each(|_| self.mark(value))
+    }
+
+    /// Record time of a value of the TSC.
+    pub(crate) fn time_of(&self, tsc: u64) -> u64 {
+        let scaled = (u128::from(tsc) * u128::from(self.info.time_mult)) >> self.info.time_shift;
+        self.info.time_zero.wrapping_add(scaled as u64)
+    }
+}
+
+impl AsRawFd for Device {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+/// The kernel's own door: `perf_event_open(2)` as it is.
+pub(crate) fn kernels(attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
+    let flags = u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | how.flags;
+    let group = how.group.map_or(-1, |fd| fd.as_raw_fd());
+    let mut attr = *attr;
+    // SAFETY: the kernel reads the attr and may write its size; the copy lives until it returns.
+    let fd = unsafe {
+        perf_event_open_sys::perf_event_open(&raw mut attr, how.pid, how.cpu, group, flags)
+    };
+    // SAFETY: as in `Device::open_at`.
+    Ok(Event(unsafe { OwnedFd::from_raw_fd(checked(fd)?) }))
+}
+
+/// perf's own event of the guest's kernel: what others' code makes of the same program.
+pub(crate) fn kernels_own(attr: &perf_event_attr) -> io::Result<Event> {
+    kernels(attr, How::OWN)
+}

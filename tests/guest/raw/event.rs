@@ -1,0 +1,121 @@
+//! An open event: what its descriptor can do.
+#![expect(unsafe_code, reason = "the edge to the kernel")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+use super::checked;
+
+const IOC_ENGINE: u64 = 0x8004_b604;
+
+/// An open event.
+#[derive(Debug)]
+pub(crate) struct Event(pub(super) OwnedFd);
+
+impl Event {
+    fn ioctl(&self, request: bindings::perf_event_ioctls, argument: u64) -> io::Result<i32> {
+        // SAFETY: none of the requests that come here writes memory; those that read it get
+        // an address that their caller below keeps alive.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), u64::from(request), argument) })
+    }
+
+    pub(crate) fn enable(&self, flags: u64) -> io::Result<i32> {
+        self.ioctl(bindings::ENABLE, flags)
+    }
+
+    pub(crate) fn disable(&self, flags: u64) -> io::Result<i32> {
+        self.ioctl(bindings::DISABLE, flags)
+    }
+
+    pub(crate) fn reset(&self, flags: u64) -> io::Result<i32> {
+        self.ioctl(bindings::RESET, flags)
+    }
+
+    pub(crate) fn refresh(&self, overflows: u64) -> io::Result<i32> {
+        self.ioctl(bindings::REFRESH, overflows)
+    }
+
+    pub(crate) fn period(&self, period: u64) -> io::Result<i32> {
+        let address = ptr::from_ref(&period).expose_provenance() as u64;
+        self.ioctl(bindings::PERIOD, address)
+    }
+
+    /// Records go to `target`'s ring; -1: to its own again.
+    pub(crate) fn output_to(&self, target: RawFd) -> io::Result<i32> {
+        self.ioctl(bindings::SET_OUTPUT, i64::from(target).cast_unsigned())
+    }
+
+    pub(crate) fn pause(&self, paused: bool) -> io::Result<i32> {
+        self.ioctl(bindings::PAUSE_OUTPUT, paused.into())
+    }
+
+    pub(crate) fn modify(&self, attr: &perf_event_attr) -> io::Result<i32> {
+        let address = ptr::from_ref(attr).expose_provenance() as u64;
+        self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
+    }
+
+    pub(crate) fn id(&self) -> io::Result<u64> {
+        let mut id = 0_u64;
+        // SAFETY: the request writes one u64.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), u64::from(bindings::ID), &raw mut id) })?;
+        Ok(id)
+    }
+
+    pub(crate) fn engine(&self) -> io::Result<u32> {
+        let mut engine = 0_u32;
+        // SAFETY: the request writes one u32.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_ENGINE, &raw mut engine) })?;
+        Ok(engine)
+    }
+
+    /// read(2) with a buffer of `bytes`, as words.
+    pub(crate) fn read_into(&self, bytes: usize) -> io::Result<Vec<u64>> {
+        let mut words = vec![0_u64; bytes.div_ceil(8)];
+        // SAFETY: the buffer has at least `bytes` bytes.
+        let got = unsafe { libc::read(self.0.as_raw_fd(), words.as_mut_ptr().cast(), bytes) };
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        words.truncate(got / 8);
+        Ok(words)
+    }
+
+    /// All that a reading has.
+    pub(crate) fn read(&self) -> io::Result<Vec<u64>> {
+        self.read_into(1024)
+    }
+
+    /// The first word of a reading.
+    pub(crate) fn count(&self) -> io::Result<u64> {
+        let words = self.read()?;
+        words
+            .first()
+            .copied()
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// What poll(2) says within `millis`; zero if nothing.
+    pub(crate) fn poll(&self, millis: i32) -> io::Result<i16> {
+        let mut fd = libc::pollfd {
+            fd: self.0.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one pollfd, alive until the call returns.
+        checked(unsafe { libc::poll(&raw mut fd, 1, millis) })?;
+        Ok(fd.revents)
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Event {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

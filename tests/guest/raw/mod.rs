@@ -1,0 +1,94 @@
+//! The system interface as it is: ioctls, mmap and words, with nothing between a test and the
+//! rule it tests. What the client library would hide or repair is in plain sight here.
+
+mod attrs;
+mod device;
+mod event;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+pub(crate) use attrs::{
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Later, acting, aux_watermark, sampling, silent,
+    waking, watermark,
+};
+pub(crate) use device::{Device, IOC_MARK, kernels, kernels_own};
+pub(crate) use event::Event;
+
+pub(crate) const PAGE: usize = 4096;
+
+/// What marks, exits and clocks are opened by: `VPMU_CONFIG(kind, event)`.
+pub(crate) const KIND_SOFTWARE: u64 = 1;
+pub(crate) const KIND_TSC: u64 = 0x100;
+pub(crate) const KIND_EXITS: u64 = 0x101;
+pub(crate) const KIND_MARK: u64 = 0x104;
+pub(crate) const KIND_EXIT_TRACE: u64 = 0x105;
+pub(crate) const KIND_SAMPLE_TRACE: u64 = 0x106;
+pub(crate) const KIND_HOST_TRACE: u64 = 0x107;
+pub(crate) const EXIT_ALL: u64 = 0;
+pub(crate) const EXIT_USER: u64 = 1;
+pub(crate) const EXIT_IO: u64 = 2;
+pub(crate) const EXIT_MMIO: u64 = 3;
+pub(crate) const EXIT_SIGNAL: u64 = 5;
+pub(crate) const SW_CPU_CLOCK: u64 = 0;
+pub(crate) const SW_TASK_CLOCK: u64 = 1;
+pub(crate) const PACE_CPU_CLOCK: u64 = 0;
+pub(crate) const PACE_EXITS: u64 = 1;
+
+pub(crate) const ENGINE_ANY: u32 = 0;
+pub(crate) const ENGINE_EXIT: u32 = 1;
+pub(crate) const ENGINE_BATCHED: u32 = 2;
+
+/// perf's numbers, in the width of the fields that hold them.
+pub(crate) const FORMAT_ENABLED: u64 = 1 << 0;
+pub(crate) const FORMAT_RUNNING: u64 = 1 << 1;
+pub(crate) const FORMAT_ID: u64 = 1 << 2;
+pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
+pub(crate) const FORMAT_LOST: u64 = 1 << 4;
+pub(crate) const FLAG_NO_GROUP: u64 = 1 << 0;
+pub(crate) const FLAG_OUTPUT: u64 = 1 << 1;
+/// The argument of an ioctl that means the whole group.
+pub(crate) const GROUP: u64 = 1;
+
+/// Whose event, in which group, by which engine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How<'a> {
+    pub(crate) pid: i32,
+    pub(crate) cpu: i32,
+    pub(crate) group: Option<BorrowedFd<'a>>,
+    pub(crate) engine: u32,
+    pub(crate) flags: u64,
+}
+
+impl How<'_> {
+    /// The calling thread's.
+    pub(crate) const OWN: Self = Self {
+        pid: 0,
+        cpu: -1,
+        group: None,
+        engine: ENGINE_ANY,
+        flags: 0,
+    };
+
+    /// Everything on a CPU.
+    pub(crate) const fn on_cpu(cpu: i32) -> Self {
+        Self {
+            pid: -1,
+            cpu,
+            ..Self::OWN
+        }
+    }
+}
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// The errno of what must be refused, `None` if it was not.
+pub(crate) fn refused<T>(result: io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
