@@ -339,22 +339,23 @@ fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
     ensure_eq!(line, "done\n", "the command's own word");
+    let pid = recorder.id().to_string();
     let kill = |signal: &str| -> Outcome {
-        let pid = recorder.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status()?;
         ensure!(sent.success(), "kill {signal}");
         Ok(())
     };
     kill("-USR2")?;
+    let mut said = BufReader::new(recorder.stderr.take().ok_or("no standard error")?);
+    let mut line = String::new();
+    while !line.contains("snapshot taken") {
+        line.clear();
+        ensure!(said.read_line(&mut line)? > 0, "no snapshot was told of");
+    }
     kill("-INT")?;
-    let output = recorder.wait_with_output()?;
+    let status = recorder.wait()?;
     // As the command, which the signal ended.
-    ensure_eq!(
-        output.status.code(),
-        Some(128 + 2),
-        "{}",
-        text(&output.stderr)
-    );
+    ensure_eq!(status.code(), Some(128 + 2), "vperf's end");
     let trace = report(file, "what,task")?;
     let row = |row: &&Value| row["what"] == port() && row["task"] == "guest-tests";
     let row = rows(&trace)?.iter().find(row);

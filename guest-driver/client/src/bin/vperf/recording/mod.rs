@@ -187,6 +187,8 @@ impl<'a> Recording<'a> {
             self.drain()?;
             if measuring.snapshots() > 0 {
                 self.take_snapshots()?;
+                self.flush()?;
+                self.tell_snapshot();
             }
             if !measuring.has_command() {
                 self.show_progress();
@@ -297,6 +299,10 @@ impl<'a> Recording<'a> {
         let kernel = symbols::kernel(Path::new("/proc/kallsyms"), &ips);
         self.line(&Line::Kernel(kernel))?;
         self.line(&Line::End(self.end))?;
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<(), RecordingError> {
         let flushed = self.writer.flush();
         flushed.map_err(|source| RecordingError::Data {
             path: self.path.into(),

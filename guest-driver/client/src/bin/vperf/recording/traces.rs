@@ -171,6 +171,11 @@ impl Recording<'_> {
         let _ = write!(io::stderr(), "\rvperf: {}", self.taken.describe());
     }
 
+    /// What whoever asked for it wants to know.
+    pub(super) fn tell_snapshot(&self) {
+        say(&format!("snapshot taken: so far {}", self.taken.describe()));
+    }
+
     pub(super) fn tell_traces(&self) {
         if self.sources.traced.is_empty() {
             return;
