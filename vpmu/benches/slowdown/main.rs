@@ -33,6 +33,8 @@ use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Source, Vpmu};
 use driver::Driver;
 use guest::{Exited, Guest};
 
+/// `again: inc qword [rdi]; jmp again`: no exit of its own.
+const LOOP: [u8; 5] = [0x48, 0xff, 0x07, 0xeb, 0xfb];
 const EVENTS: [u64; 3] = [1, 6, 10];
 const SLICE: Duration = Duration::from_millis(50);
 /// Slices with sampling, each between two without.
@@ -235,7 +237,7 @@ fn run_slices(
     engine: u32,
 ) -> io::Result<Run> {
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
-    let mut guest = Guest::new(kvm)?;
+    let mut guest = Guest::new(kvm, &LOOP)?;
     vpmu.attach(0, 0).map_err(io::Error::other)?;
     let mut driver = Driver::new(vpmu, &guest.memory)?;
     driver.open(events, engine)?;

@@ -1,0 +1,187 @@
+//! What an exit costs that stands in a trace, and how much slower a guest gets that does nothing but
+//! exit.
+//!
+//! Another VMM than ours carries the device here: a vCPU in ring 3 on this machine's `/dev/kvm` that
+//! writes to a port at each round. Slices with the trace off and on alternate in one run, and each is
+//! compared with its neighbours: whole runs drift on a machine that others use too. Time is CPU time
+//! of the vCPU's thread, which does not hold what other programs take.
+
+#![expect(
+    clippy::expect_used,
+    reason = "a benchmark that cannot begin has nothing to report"
+)]
+#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
+
+#[expect(dead_code, reason = "the device's tests need more of a driver")]
+#[path = "../../tests/device/driver.rs"]
+mod driver;
+#[path = "../slowdown/guest.rs"]
+mod guest;
+mod trace;
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use kvm_ioctls::{Kvm, SyncReg, VcpuExit};
+use vmm_sys_util::signal::SIGRTMIN;
+use vpmu::host::PerfSource;
+use vpmu::{Access, Engines, Exit, ExitReason, Limits, Machine, Settings, Source, Vpmu};
+
+use guest::{Exited, Guest};
+use trace::Trace;
+
+/// `again: inc qword [rdi]; out 0x80, al; jmp again`
+const LOOP: [u8; 7] = [0x48, 0xff, 0x07, 0xe6, 0x80, 0xeb, 0xf9];
+/// Exits of a slice.
+const EXITS: u64 = 5_000;
+/// Slices with the trace on, each between two without.
+const SLICES: usize = 60;
+
+#[derive(Debug)]
+struct Host;
+
+impl Machine for Host {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+fn main() -> ExitCode {
+    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let wanted = filter.is_none_or(|filter| "aux_exits".contains(filter.as_str()));
+    if !wanted || !arguments.iter().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    if !Path::new("/dev/kvm").exists() {
+        println!("aux: exits: not measured, this machine has no /dev/kvm");
+        return ExitCode::SUCCESS;
+    }
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("aux: exits: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure() -> io::Result<()> {
+    let module = ["kvm_intel", "kvm_amd", "kvm_pvm"]
+        .into_iter()
+        .find(|name| Path::new("/sys/module").join(name).exists())
+        .unwrap_or("of unknown kind");
+    let kvm = Kvm::new().map_err(system)?;
+    let settings = Settings {
+        vcpus: 1,
+        tsc_khz: 1_000_000,
+        limits: Limits::default(),
+        engines: Engines::Exit,
+    };
+    let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
+    let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
+    let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
+    let mut guest = Guest::new(&kvm, &LOOP)?;
+    vpmu.attach(0, 0).map_err(io::Error::other)?;
+    let mut trace = Trace::open(&vpmu, &guest.memory);
+    let mut slice = |on: bool| -> io::Result<f64> {
+        if on {
+            trace.turn(&vpmu, true);
+        }
+        choose_sync(&vpmu, &mut guest);
+        let (rounds, spent) = (guest.count(), clock.thread_time().unwrap_or(0));
+        run(&vpmu, &mut guest)?;
+        let spent = clock.thread_time().unwrap_or(0) - spent;
+        assert_eq!(guest.count() - rounds, EXITS, "an exit each round");
+        if on {
+            trace.turn(&vpmu, false);
+            trace.check(EXITS);
+        }
+        Ok(spent as f64 / EXITS as f64)
+    };
+    slice(true)?;
+    let mut off = vec![slice(false)?];
+    let mut on = Vec::new();
+    for _ in 0..SLICES {
+        on.push(slice(true)?);
+        off.push(slice(false)?);
+    }
+    let beside = off.windows(2).map(|both| (both[0] + both[1]) / 2.0);
+    let pairs: Vec<(f64, f64)> = on.iter().copied().zip(beside).collect();
+    let costs = quartiles(pairs.iter().map(|(on, off)| on - off));
+    let slower = quartiles(pairs.iter().map(|(on, off)| 100.0 * (on / off - 1.0)));
+    println!(
+        "aux: an exit to a VMM on /dev/kvm ({module}): {:.0} ns with the trace off, {:.0} ns with it on",
+        quartiles(off.iter().copied())[1],
+        quartiles(on.iter().copied())[1],
+    );
+    println!(
+        "aux: a traced exit costs {:.0} ns (quartiles {:.0} to {:.0}); a guest that does nothing but \
+         exit is {:.2} % slower (quartiles {:.2} to {:.2}); every exit was in the trace, {} bytes each",
+        costs[1],
+        costs[0],
+        costs[2],
+        slower[1],
+        slower[0],
+        slower[2],
+        trace::PACKET,
+    );
+    Ok(())
+}
+
+/// A slice of the guest's life, as a VMM lives it.
+fn run(vpmu: &Vpmu, guest: &mut Guest) -> io::Result<()> {
+    for _ in 0..EXITS {
+        vpmu.enter(0);
+        let access = match guest.vcpu.run().map_err(system)? {
+            VcpuExit::IoOut(port, data) => Access {
+                address: port.into(),
+                size: u8::try_from(data.len()).unwrap_or(u8::MAX),
+                write: true,
+                count: 1,
+            },
+            other => return Err(io::Error::other(format!("the guest left: {other:?}"))),
+        };
+        let exit = Exit {
+            reason: ExitReason::Io,
+            access: Some(access),
+        };
+        vpmu.leave(0, exit, &mut Exited(&guest.vcpu));
+    }
+    // The last one is over, too.
+    vpmu.enter(0);
+    Ok(())
+}
+
+/// Registers come with each exit while a trace wants them, and else not.
+fn choose_sync(vpmu: &Vpmu, guest: &mut Guest) {
+    let wanted = vpmu.wants_registers(0);
+    for set in [SyncReg::Register, SyncReg::SystemRegister] {
+        if wanted {
+            guest.vcpu.set_sync_valid_reg(set);
+        } else {
+            guest.vcpu.clear_sync_valid_reg(set);
+        }
+    }
+}
+
+fn quartiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
+}
+
+fn system(error: kvm_ioctls::Error) -> io::Error {
+    io::Error::from_raw_os_error(error.errno())
+}
