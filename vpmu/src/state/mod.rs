@@ -334,6 +334,7 @@ impl State {
     fn fail(&mut self, host: &Host<'_>, id: u64, error: io::Error) -> Errno {
         // It may be active, or gone.
         let _ = self.deactivate(host, id);
+        self.flush(host, id);
         if let Some(event) = self.events.get_mut(&id)
             && !event.has_failed()
         {

@@ -1,10 +1,12 @@
 //! What the reader of an area is told, and when.
 
+use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{ITRACE_START, Traced, exits, pages, pieces, trace};
 use crate::rig::{Rig, command, open_of};
 use crate::traces::area::{Packet, map_aux};
+use crate::world::Nowhere;
 
 const TRUNCATED: u64 = 1;
 const OVERWRITE: u64 = 2;
@@ -207,6 +209,21 @@ fn a_snapshot_holds_the_newest() {
     });
     assert_eq!(last, Some(999));
     assert_eq!(rig.vpmu.metrics().wakeups, 0);
+}
+
+#[test]
+fn a_trace_in_error_has_shown_what_it_wrote() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
+        ..trace()
+    };
+    let mut traced = Traced::new(&mut rig, &request, 1, MAP_WRITABLE);
+    exits(&rig, 0, 3);
+    rig.exit(0, ExitReason::Io, &mut Nowhere);
+    assert_eq!(traced.area.exits().len(), 3);
+    assert_eq!(traced.pieces(), [[0, 256, 0]]);
+    assert_eq!(rig.read(0, traced.event).state.get(), STATE_ERROR);
 }
 
 #[test]
