@@ -35,3 +35,20 @@ mod area {
         the_first_loss_in_an_area_wakes,
     }
 }
+
+/// What people see of traces.
+mod vperf {
+    tests::guest_tests! {
+        "aux-vperf":
+        exits_of_a_command_are_all_there,
+        exits_name_who_caused_them,
+        exits_alone_records_and_shows,
+        a_timeline_has_every_exit,
+        a_trace_beside_samples_is_in_the_file,
+        a_trace_of_samples_is_a_profile,
+        a_snapshot_holds_the_newest_exits,
+        a_signal_takes_a_snapshot_and_another_ends_it,
+        a_recorder_that_stalls_tells_what_it_lost,
+        wrong_traces_name_the_remedy,
+    }
+}
