@@ -6,6 +6,7 @@
 #define _VPMU_COMPAT_H
 
 #include <linux/err.h>
+#include <linux/irq_work.h>
 #include <linux/mm.h>
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -118,15 +119,19 @@ static inline int vpmu_anchor_task_context(struct task_struct *task)
 }
 
 /**
- * vpmu_aux_disable() - have an event disabled whose AUX area is full
- * @event: its turn there has just ended with PERF_AUX_FLAG_TRUNCATED
+ * vpmu_aux_disable() - have an event disabled that has no room in its AUX area
+ * @event: the event, on this CPU; interrupts are off
  *
- * perf core does this by itself, but marked the event with the CPU's number until 6.16,
- * by which on the first CPU it was not marked at all.
+ * perf core does this by itself where it has PERF_AUX_FLAG_TRUNCATED, but until 6.16
+ * marked the event with the CPU's number, by which on the first CPU it was not marked
+ * at all, and later queued what looks at the mark no more.
  */
 static inline void vpmu_aux_disable(struct perf_event *event)
 {
 	event->pending_disable = 1;
+#ifdef VPMU_EVENT_HAS_DISABLE_IRQ
+	irq_work_queue(&event->pending_disable_irq);
+#endif
 }
 
 /*

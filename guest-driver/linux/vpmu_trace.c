@@ -116,10 +116,10 @@ static struct vpmu_area *trace_room(struct vpmu_trace *trace)
 		trace->room = round_down(trace->handle.size, VPMU_PACKET_ALIGN);
 	if (trace->room)
 		return area;
-	/* The reader has moved the tail to where no packet ends. */
-	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
+	/* For no packet, though for a byte: of an event that was on this has to be told. */
+	if (!(event->hw.state & PERF_HES_STOPPED))
+		perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
-	vpmu_aux_disable(event);
 	return NULL;
 }
 
@@ -217,9 +217,11 @@ void vpmu_trace_service(void *vcpu)
 	list_for_each_entry_safe(trace, next, &here->traces, active) {
 		if (!READ_ONCE(trace->noticed))
 			continue;
-		/* Where no room was left perf core disables the event, soon. */
-		if (!trace_end(trace, here, true) || !trace_begin(trace, here))
-			trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+		if (trace_end(trace, here, true) && trace_begin(trace, here))
+			continue;
+		/* Who makes room again has to enable it, too, as with any of perf core's. */
+		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+		vpmu_aux_disable(trace->own->event);
 	}
 }
 
