@@ -115,3 +115,16 @@ impl Producer {
         written
     }
 }
+
+/// How many exits and losses a host ring tells of, written by tracepoints whose `format` files say
+/// `formats`, of exits and of entries; `None` where those are no such files. The rest is as of
+/// [`crate::host::records::take`].
+pub fn exits_in(
+    formats: [&str; 2],
+    word: impl Fn(u64) -> u64,
+    size: u64,
+    tail: u64,
+    head: u64,
+) -> Option<u64> {
+    crate::host::tracepoint::count(formats, word, size, tail, head)
+}

@@ -9,7 +9,7 @@ mod probe;
 pub mod records;
 mod ring;
 mod sys;
-mod tracepoint;
+pub(crate) mod tracepoint;
 
 use std::io;
 use std::sync::Arc;

@@ -161,6 +161,23 @@ impl Tracepoints {
     }
 }
 
+/// How many exits and losses a ring says that was written by tracepoints of these formats; `None`
+/// where they are none.
+#[cfg(feature = "internals")]
+pub(crate) fn count(
+    formats: [&str; 2],
+    word: impl Fn(u64) -> u64,
+    size: u64,
+    tail: u64,
+    head: u64,
+) -> Option<u64> {
+    let found = Tracepoints::parse(formats[0], formats[1]).ok()?;
+    let (mut pairs, mut told) = (pairs::Pairs::default(), 0);
+    pairs.take(&found.layout, word, size, tail, head, |_| told += 1);
+    pairs.finish(&mut |_| told += 1);
+    Some(told)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
