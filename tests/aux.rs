@@ -1,5 +1,5 @@
 //! AUX areas through the doors that users have, exact on counts and bytes: how an area is mapped and
-//! written.
+//! written, what the traces in it hold, perf core's own areas, and vperf on top of them.
 
 /// How an area is mapped, written and told of.
 mod area {
@@ -10,10 +10,10 @@ mod area {
         only_traces_have_areas,
         later_maps_of_an_area_are_equal_until_all_are_gone,
         two_maps_of_an_area_are_one,
+        a_part_of_an_area_is_not_unmapped,
         a_forked_child_maps_the_area_anew,
         an_area_outlives_the_rings_last_map,
         an_area_lives_as_long_as_any_map,
-        a_part_of_an_area_is_not_unmapped,
         unmapping_an_area_while_the_host_writes_harms_nothing,
         closing_while_the_host_writes_harms_nothing,
         areas_are_accounted_and_given_back,
@@ -22,17 +22,37 @@ mod area {
         written_and_lost_are_all_that_was_produced,
         a_lying_tail_is_a_full_area,
         a_snapshot_keeps_the_newest,
+        without_an_area_all_is_lost,
+        a_trace_that_starts_anew_says_so,
         the_start_is_told_once,
         pieces_without_a_record_are_told_later,
         a_ring_without_data_has_an_area,
-        without_an_area_all_is_lost,
-        a_trace_that_starts_anew_says_so,
         records_of_an_area_tell_whose_they_are,
         traces_write_into_anothers_area,
         children_write_into_their_parents_area,
         a_number_of_aux_bytes_wakes,
         half_an_area_wakes,
         the_first_loss_in_an_area_wakes,
+    }
+}
+
+/// The same device by the kernel's own door.
+mod perf_core {
+    tests::guest_tests! {
+        "aux-core":
+        perf_lists_the_traces,
+        each_pmu_takes_its_own_events,
+        perf_traces_a_task,
+        perf_traces_a_cpu,
+        perfs_maps_are_refused_as_ever,
+        perfs_area_goes_while_the_host_writes,
+        perfs_reader_keeps_up,
+        a_watermark_wakes_perfs_reader,
+        a_stalled_reader_disables_perfs_event,
+        perfs_snapshot_keeps_the_newest,
+        perfs_children_write_into_the_area,
+        perf_traces_samples,
+        both_doors_trace_at_once,
     }
 }
 

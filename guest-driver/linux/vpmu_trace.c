@@ -153,6 +153,8 @@ static bool trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 	commands[count++] = trace_command(own, on);
 	err = vpmu_vcpu_commands(vcpu, commands, replies, count);
 	own->started = true;
+	/* perf core says once, before it adds an event, that its trace starts. */
+	own->event->attach_state |= PERF_ATTACH_ITRACE;
 	vpmu_event_answer(own->event, on, err ? NULL : &replies[count - 1]);
 	return true;
 }

@@ -9,16 +9,17 @@ use std::thread;
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::accesses;
-use crate::areas::{self, Area, OVERWRITE, PARTIAL, TRUNCATED, announce, contiguous, told};
-use crate::aux_mapping::{ports, untouched};
+use crate::areas::{self, Area, announce, contiguous, told};
+use crate::aux_life::untouched;
+use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
-use crate::packets::{EXIT_BYTES, Ledger, SYNC_LOSS, exits, samples, syncs};
-use crate::pages::{Pages, READ as READ_ONLY, READ_WRITE};
+use crate::packets::{Ledger, exits};
+use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
     Device, EXIT_IO, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE,
     aux_watermark, kernels, refused, sampling, silent,
 };
-use crate::{Outcome, Test, cpu, stubs};
+use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
     ("perf_lists_the_traces", perf_lists_the_traces),
@@ -28,24 +29,6 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("perf_traces_a_task", perf_traces_a_task),
     ("perf_traces_a_cpu", perf_traces_a_cpu),
-    ("perfs_reader_keeps_up", perfs_reader_keeps_up),
-    (
-        "a_watermark_wakes_perfs_reader",
-        a_watermark_wakes_perfs_reader,
-    ),
-    (
-        "a_stalled_reader_disables_perfs_event",
-        a_stalled_reader_disables_perfs_event,
-    ),
-    (
-        "perfs_snapshot_keeps_the_newest",
-        perfs_snapshot_keeps_the_newest,
-    ),
-    (
-        "perfs_children_write_into_the_area",
-        perfs_children_write_into_the_area,
-    ),
-    ("perf_traces_samples", perf_traces_samples),
     (
         "perfs_maps_are_refused_as_ever",
         perfs_maps_are_refused_as_ever,
@@ -54,11 +37,9 @@ pub(crate) const TESTS: &[Test] = &[
         "perfs_area_goes_while_the_host_writes",
         perfs_area_goes_while_the_host_writes,
     ),
-    ("both_doors_trace_at_once", both_doors_trace_at_once),
 ];
 
-const P: u64 = PAGE as u64;
-const LONG: i32 = 10_000;
+pub(crate) const P: u64 = PAGE as u64;
 
 fn sysfs(pmu: &str) -> PathBuf {
     Path::new("/sys/bus/event_source/devices").join(pmu)
@@ -71,7 +52,7 @@ fn pmu_type(pmu: &str) -> Result<u32, Box<dyn std::error::Error>> {
 }
 
 /// An event of the PMU of traces, off.
-fn attr(
+pub(crate) fn attr(
     device: &Device,
     kind: u64,
     config: u64,
@@ -83,17 +64,17 @@ fn attr(
 }
 
 /// An event with a ring and an area that perf core keeps.
-struct Kept {
-    event: Event,
-    ring: Pages,
-    area: Area,
-    ledger: Ledger,
-    attr: perf_event_attr,
-    told: u64,
+pub(crate) struct Kept {
+    pub(crate) event: Event,
+    pub(crate) ring: Pages,
+    pub(crate) area: Area,
+    pub(crate) ledger: Ledger,
+    pub(crate) attr: perf_event_attr,
+    pub(crate) told: u64,
 }
 
 impl Kept {
-    fn open(
+    pub(crate) fn open(
         attr: perf_event_attr,
         how: How<'_>,
         pages: usize,
@@ -113,7 +94,7 @@ impl Kept {
     }
 
     /// Takes the exits out, and the records: pieces that go on, up to the head. Flags of those.
-    fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
+    pub(crate) fn take(&mut self) -> Result<(Vec<crate::packets::Exit>, Vec<u64>), String> {
         let packets = self.area.take(&self.ring)?;
         self.ledger.follow(&packets)?;
         let told = told(&self.ring.take()?, &self.attr)?;
@@ -285,209 +266,6 @@ fn perf_traces_a_cpu() -> Outcome {
     Ok(())
 }
 
-fn perfs_reader_keeps_up() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
-    let mut kept = Kept::open(attr, How::on_cpu(1), 2, READ_WRITE)?;
-    let mut made = 0;
-    for burst in (0..60).map(|round| 1 + round * 29 % 100) {
-        kept.event.enable(0)?;
-        ports(burst);
-        kept.event.disable(0)?;
-        made += burst;
-        let (exits, flags) = kept.take()?;
-        ensure_eq!(exits.len() as u64, burst, "exits of a burst");
-        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
-    }
-    ensure_eq!(kept.ledger.packets, made, "exits");
-    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
-    ensure!(kept.told > 10 * kept.area.size(), "wrapped too seldom");
-    Ok(())
-}
-
-fn a_watermark_wakes_perfs_reader() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, 2048);
-    let mut kept = Kept::open(attr, How::on_cpu(1), 4, READ_WRITE)?;
-    kept.event.enable(0)?;
-    let mut made = 0;
-    for _ in 0..20 {
-        // A sync and 31 exits reach it, wherever the piece before has ended.
-        ports(40);
-        made += 40;
-        ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll past the mark");
-        let (exits, flags) = kept.take()?;
-        ensure!(!exits.is_empty(), "woken for nothing");
-        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
-    }
-    kept.event.disable(0)?;
-    kept.take()?;
-    ensure_eq!(kept.ledger.packets, made, "exits");
-    Ok(())
-}
-
-fn a_stalled_reader_disables_perfs_event() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
-    let mut kept = Kept::open(attr, How::on_cpu(1), 1, READ_WRITE)?;
-    kept.event.enable(0)?;
-    ports(300);
-    ensure_eq!(kept.event.poll(LONG)?, libc::POLLIN, "poll of a full area");
-    let (exits, flags) = kept.take()?;
-    ensure!(
-        exits.len() as u64 >= P / EXIT_BYTES / 2,
-        "{} exits",
-        exits.len()
-    );
-    ensure_eq!(
-        flags.last().map(|flags| flags & TRUNCATED),
-        Some(TRUNCATED),
-        "flags {flags:x?} of the last piece"
-    );
-    // perf core has disabled it: there is room now, and nothing comes.
-    ports(50);
-    let count = kept.event.count()?;
-    ports(50);
-    ensure_eq!(kept.event.count()?, count, "bytes of a disabled event");
-    ensure_eq!(
-        areas::head(&kept.ring),
-        kept.told,
-        "the head of a disabled event"
-    );
-    kept.event.enable(0)?;
-    ports(5);
-    kept.event.disable(0)?;
-    let packets = kept.area.take(&kept.ring)?;
-    kept.ledger.follow(&packets)?;
-    ensure_eq!(
-        crate::packets::exits(&packets).len(),
-        5,
-        "exits once it is enabled"
-    );
-    let lost = syncs(&packets)
-        .iter()
-        .any(|sync| sync.flags & SYNC_LOSS != 0);
-    ensure!(lost && kept.ledger.lost > 0, "a loss that no sync tells");
-    let told = told(&kept.ring.take()?, &kept.attr)?;
-    ensure!(
-        told.flags().iter().any(|flags| flags & PARTIAL != 0),
-        "{told:x?}"
-    );
-    let produced = areas::head(&kept.ring) + kept.ledger.lost;
-    ensure_eq!(kept.event.count()?, produced, "bytes written and lost");
-    Ok(())
-}
-
-fn perfs_snapshot_keeps_the_newest() -> Outcome {
-    const MADE: u64 = 500;
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
-    let mut kept = Kept::open(attr, How::on_cpu(1), 2, READ_ONLY)?;
-    kept.event.enable(0)?;
-    ports(MADE);
-    kept.event.disable(0)?;
-    let head = areas::head(&kept.ring);
-    ensure_eq!(kept.event.count()?, head, "bytes");
-    let newest = kept.area.newest(&kept.ring)?;
-    let numbers: Vec<u64> = exits(&newest).iter().map(|exit| exit.sequence).collect();
-    let held = numbers.len() as u64;
-    ensure!((60..=126).contains(&held), "{held} exits in two pages");
-    ensure_eq!(
-        numbers,
-        (MADE - held..MADE).collect::<Vec<u64>>(),
-        "numbers of the exits"
-    );
-    let told = told(&kept.ring.take()?, &attr)?;
-    ensure!(
-        !told.chunks.is_empty() && told.flags().iter().all(|&flags| flags == OVERWRITE),
-        "{told:x?}"
-    );
-    Ok(())
-}
-
-fn perfs_children_write_into_the_area() -> Outcome {
-    const EACH: u64 = 60;
-    let device = Device::open()?;
-    cpu::pin(1)?;
-    let mut attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
-    attr.set_inherit(1);
-    // perf core maps no inherited event of a task on any CPU.
-    let anywhere = kernels(&attr, How::OWN)?;
-    ensure_eq!(
-        refused(Pages::map(&anywhere, 1, READ_WRITE)),
-        Some(libc::EINVAL),
-        "a ring of a family on any CPU"
-    );
-    drop(anywhere);
-    let how = How { cpu: 1, ..How::OWN };
-    let mut kept = Kept::open(attr, how, 64, READ_WRITE)?;
-    kept.event.enable(0)?;
-    let threads = (0..3)
-        .map(|_| {
-            let child = thread::spawn(|| -> std::io::Result<u32> {
-                cpu::allow_ports()?;
-                ports(EACH);
-                Ok(cpu::thread_id())
-            });
-            child
-                .join()
-                .map_err(|_| "a child panicked")?
-                .map_err(|_| "a child's ports")
-        })
-        .collect::<Result<Vec<u32>, _>>()?;
-    kept.event.disable(0)?;
-    let packets = kept.area.take(&kept.ring)?;
-    let exits = exits(&packets);
-    for tid in &threads {
-        let own = exits.iter().filter(|exit| exit.pid_tid.1 == *tid);
-        let numbers: Vec<u64> = own.map(|exit| exit.sequence).collect();
-        ensure_eq!(
-            numbers,
-            (0..EACH).collect::<Vec<u64>>(),
-            "numbers of thread {tid}'s exits"
-        );
-    }
-    ensure_eq!(exits.len() as u64, 3 * EACH, "exits of the family");
-    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
-    Ok(())
-}
-
-fn perf_traces_samples() -> Outcome {
-    const MADE: u64 = 100;
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let mut attr = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);
-    attr.set_exclude_kernel(1);
-    let mut kept = Kept::open(attr, How::OWN, 16, READ_WRITE)?;
-    kept.event.enable(0)?;
-    let stacks: Vec<u64> = (0..MADE).map(|_| stubs::out_known()).collect();
-    kept.event.disable(0)?;
-    let packets = kept.area.take(&kept.ring)?;
-    kept.ledger.follow(&packets)?;
-    let own: Vec<_> = samples(&packets)
-        .into_iter()
-        .filter(|sample| sample.ip == stubs::out_known_ip())
-        .collect();
-    ensure_eq!(own.len() as u64, MADE, "packets");
-    for (sample, sp) in own.iter().zip(stacks) {
-        ensure_eq!(sample.regs[stubs::REG_SP], sp, "the stack pointer");
-        ensure_eq!(sample.regs[stubs::REG_AX], stubs::known(0), "register AX");
-    }
-    // No packet is a sample of perf's as well.
-    let told = told(&kept.ring.take()?, &attr)?;
-    ensure_eq!(told.bytes(), areas::head(&kept.ring), "bytes told");
-    Ok(())
-}
-
 fn perfs_maps_are_refused_as_ever() -> Outcome {
     let device = Device::open()?;
     let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
@@ -566,33 +344,4 @@ fn perfs_area_goes_while_the_host_writes() -> Outcome {
         maker.join().map_err(|_| "the maker panicked")??;
         done
     })
-}
-
-fn both_doors_trace_at_once() -> Outcome {
-    const MADE: u64 = 200;
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let core = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
-    let mut kept = Kept::open(core, How::OWN, 8, READ_WRITE)?;
-    let mut shared = crate::aux_writer::Traced::open(
-        &device,
-        crate::aux_mapping::io_trace(&device),
-        How::OWN,
-        8,
-        READ_WRITE,
-    )?;
-    shared.event.enable(0)?;
-    kept.event.enable(0)?;
-    accesses::out_loop(MADE);
-    kept.event.disable(0)?;
-    shared.event.disable(0)?;
-    let (core, _) = kept.take()?;
-    let own = shared.take()?;
-    let what = |exits: &[crate::packets::Exit]| -> Vec<(u64, u64)> {
-        exits.iter().map(|exit| (exit.time, exit.outside)).collect()
-    };
-    ensure_eq!(core.len() as u64, MADE, "exits by perf's door");
-    ensure_eq!(what(&core), what(&own), "the same exits by both doors");
-    Ok(())
 }

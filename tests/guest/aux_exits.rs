@@ -1,21 +1,18 @@
 //! What an exit trace holds: each exit of the guest once, in order, as the guest made it.
 
-use std::sync::Barrier;
-use std::thread;
-
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::accesses::{self, Access, IdleMemory};
 use crate::aux_mapping::{io_trace, ports};
-use crate::aux_writer::{Traced, start};
 use crate::cpu::IDLE_PORT;
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{CUT, Exit, HAS_IP, USER};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    Device, EXIT_ALL, EXIT_IO, EXIT_MMIO, EXIT_SIGNAL, EXIT_USER, How, KIND_EXIT_TRACE, KIND_EXITS,
-    aux_watermark, refused, sampling, silent,
+    Device, EXIT_ALL, EXIT_IO, EXIT_MMIO, EXIT_USER, How, KIND_EXIT_TRACE, refused, sampling,
+    silent,
 };
+use crate::traced::start;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -32,22 +29,13 @@ pub(crate) const TESTS: &[Test] = &[
         "time_outside_is_part_of_the_time",
         time_outside_is_part_of_the_time,
     ),
-    ("a_task_is_traced_alone", a_task_is_traced_alone),
-    ("a_cpu_is_traced_whole", a_cpu_is_traced_whole),
-    ("each_vcpu_has_its_own_trace", each_vcpu_has_its_own_trace),
     (
         "the_exit_that_ends_a_trace_is_cut",
         the_exit_that_ends_a_trace_is_cut,
     ),
-    ("a_trace_follows_its_task", a_trace_follows_its_task),
-    ("a_trace_makes_no_exits", a_trace_makes_no_exits),
     (
         "a_trace_of_all_is_the_traces_of_each",
         a_trace_of_all_is_the_traces_of_each,
-    ),
-    (
-        "a_mode_that_is_left_out_is_not_traced",
-        a_mode_that_is_left_out_is_not_traced,
     ),
     (
         "traces_that_cannot_be_are_refused",
@@ -199,148 +187,6 @@ fn time_outside_is_part_of_the_time() -> Outcome {
     Ok(())
 }
 
-/// Makes exits on `cpu` while `body` runs.
-fn beside<R>(cpu: usize, body: impl FnOnce() -> R) -> Result<(R, u32, u64), String> {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
-        let other = scope.spawn(|| -> std::io::Result<u32> {
-            cpu::pin(cpu)?;
-            cpu::allow_ports()?;
-            while !stop.load(Ordering::Relaxed) {
-                cpu::port_write();
-                made.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(cpu::thread_id())
-        });
-        while made.load(Ordering::Relaxed) == 0 && !other.is_finished() {
-            thread::yield_now();
-        }
-        let result = body();
-        stop.store(true, Ordering::Relaxed);
-        let tid = other.join().map_err(|_| "the other panicked")?;
-        let tid = tid.map_err(|error| error.to_string())?;
-        Ok((result, tid, made.load(Ordering::Relaxed)))
-    })
-}
-
-fn a_task_is_traced_alone() -> Outcome {
-    const MADE: u64 = 400;
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let mut traced = Traced::open(&device, io_trace(&device), How::OWN, 64, READ_WRITE)?;
-    // Another thread on the same CPU makes the same exits all the time.
-    let (done, _, others) = beside(1, || -> std::io::Result<()> {
-        traced.event.enable(0)?;
-        for _ in 0..MADE / 10 {
-            ports(10);
-            crate::os::yield_cpu();
-        }
-        traced.event.disable(0)?;
-        Ok(())
-    })?;
-    done?;
-    ensure!(
-        others > 10,
-        "{others} exits of the other: nothing was shown"
-    );
-    traced.balance()?;
-    let exits = traced.take()?;
-    let own = (std::process::id(), cpu::thread_id());
-    ensure!(
-        exits.iter().all(|exit| exit.pid_tid == own),
-        "another's exit"
-    );
-    ensure_eq!(exits.len() as u64, MADE, "exits");
-    Ok(())
-}
-
-fn a_cpu_is_traced_whole() -> Outcome {
-    const MADE: u64 = 400;
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    cpu::pin(1)?;
-    let mut traced = Traced::open(&device, io_trace(&device), How::on_cpu(1), 512, READ_WRITE)?;
-    traced.event.enable(0)?;
-    let ((), tid, others) = beside(1, || {
-        for _ in 0..MADE / 10 {
-            ports(10);
-            crate::os::yield_cpu();
-        }
-    })?;
-    traced.event.disable(0)?;
-    traced.balance()?;
-    let exits = traced.take()?;
-    let lost = traced.read()?.1 / 64;
-    let of = |tid| exits.iter().filter(|exit| exit.pid_tid.1 == tid).count() as u64;
-    let (own, other) = (of(cpu::thread_id()), of(tid));
-    ensure_eq!(own + other, exits.len() as u64, "exits of third ones");
-    ensure_eq!(
-        own + other + lost,
-        MADE + others,
-        "exits of both, {lost} lost"
-    );
-    ensure!(own > 0 && other > 0, "{own} and {other} exits");
-    Ok(())
-}
-
-fn each_vcpu_has_its_own_trace() -> Outcome {
-    const EACH: [u64; 2] = [700, 900];
-    let device = Device::open()?;
-    let mut traces = [0, 1]
-        .into_iter()
-        .map(|cpu| Traced::open(&device, io_trace(&device), How::on_cpu(cpu), 32, READ_WRITE))
-        .collect::<Result<Vec<_>, _>>()?;
-    traces
-        .iter()
-        .try_for_each(|traced| traced.event.enable(0).map(drop))?;
-    let together = Barrier::new(2);
-    let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
-        let makers: Vec<_> = (0..2)
-            .map(|cpu| {
-                let together = &together;
-                scope.spawn(move || -> std::io::Result<u32> {
-                    let pinned = cpu::pin(cpu).and_then(|()| cpu::allow_ports());
-                    together.wait();
-                    pinned?;
-                    accesses::out_loop(EACH[cpu]);
-                    Ok(cpu::thread_id())
-                })
-            })
-            .collect();
-        makers
-            .into_iter()
-            .map(|maker| Ok(maker.join().map_err(|_| "a maker panicked")??))
-            .collect()
-    })?;
-    for (vcpu, (traced, tid)) in (0..).zip(traces.iter_mut().zip(threads)) {
-        traced.event.disable(0)?;
-        traced.balance()?;
-        let exits = traced.take()?;
-        // The kernel may have had something to say on its console.
-        let own: Vec<&Exit> = exits
-            .iter()
-            .filter(|exit| exit.ip == accesses::out_loop_ip())
-            .collect();
-        ensure_eq!(
-            own.len() as u64,
-            EACH[vcpu as usize],
-            "exits of vCPU {vcpu}"
-        );
-        ensure!(
-            exits.iter().all(|exit| exit.vcpu == vcpu),
-            "another vCPU's exit in the trace of vCPU {vcpu}"
-        );
-        ensure!(
-            own.iter()
-                .all(|exit| exit.pid_tid == (std::process::id(), tid)),
-            "another's exit on vCPU {vcpu}"
-        );
-    }
-    Ok(())
-}
-
 fn the_exit_that_ends_a_trace_is_cut() -> Outcome {
     let device = Device::open()?;
     let mut traced = start(&device, trace(&device, EXIT_MMIO), 2, READ_WRITE)?;
@@ -359,64 +205,6 @@ fn the_exit_that_ends_a_trace_is_cut() -> Outcome {
         ensure!(rest.iter().all(|exit| exit.flags & CUT == 0), "{rest:x?}");
         traced.balance()?;
     }
-    Ok(())
-}
-
-fn a_trace_follows_its_task() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    let mut traced = Traced::open(&device, io_trace(&device), How::OWN, 16, READ_WRITE)?;
-    traced.event.enable(0)?;
-    let mut expected = Vec::new();
-    for hop in 0..40_u32 {
-        let vcpu = hop % 2;
-        cpu::pin(vcpu as usize)?;
-        ports(u64::from(hop % 5 + 1));
-        expected.extend((0..=hop % 5).map(|_| vcpu));
-    }
-    traced.event.disable(0)?;
-    traced.balance()?;
-    let exits = traced.take()?;
-    let vcpus: Vec<u32> = exits.iter().map(|exit| exit.vcpu).collect();
-    ensure_eq!(vcpus, expected, "vCPUs of the exits");
-    ensure!(
-        exits.windows(2).all(|pair| pair[0].time < pair[1].time),
-        "exits out of order"
-    );
-    Ok(())
-}
-
-/// Exits of CPU 1 by kind while `body` runs there.
-fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std::error::Error>> {
-    let counters = [EXIT_IO, EXIT_MMIO, EXIT_SIGNAL]
-        .map(|exits| device.start(&device.attr(KIND_EXITS, exits), How::on_cpu(1)));
-    let [io, mmio, signal] = counters;
-    let counters = [io?, mmio?, signal?];
-    let before = counters.each_ref().map(|counter| counter.count());
-    body();
-    let mut counts = [0; 3];
-    for ((count, counter), before) in counts.iter_mut().zip(&counters).zip(before) {
-        *count = counter.count()? - before?;
-    }
-    Ok(counts)
-}
-
-fn a_trace_makes_no_exits() -> Outcome {
-    const MADE: u64 = 2_000;
-    let device = Device::open()?;
-    cpu::pin(1)?;
-    cpu::allow_ports()?;
-    let without = counted(&device, || ports(MADE))?;
-    // Nobody asks to be woken: an interrupt that is taken is exits, too.
-    let attr = aux_watermark(trace(&device, EXIT_USER), u32::MAX);
-    let mut traced = start(&device, attr, 64, READ_WRITE)?;
-    let with = counted(&device, || ports(MADE))?;
-    traced.event.disable(0)?;
-    ensure_eq!(without[0], MADE, "exits of port writes");
-    ensure_eq!(with, without, "exits (I/O, MMIO, signals) with the trace");
-    let exits = traced.take()?;
-    let io = exits.iter().filter(|e| u64::from(e.reason) == EXIT_IO);
-    ensure_eq!(io.count() as u64, MADE, "exits in the trace");
     Ok(())
 }
 
@@ -452,33 +240,6 @@ fn a_trace_of_all_is_the_traces_of_each() -> Outcome {
         wide.len(),
         narrow.len()
     );
-    Ok(())
-}
-
-fn a_mode_that_is_left_out_is_not_traced() -> Outcome {
-    const VALUE: u64 = 8;
-    let device = Device::open()?;
-    for user in [true, false] {
-        let mut attr = trace(&device, EXIT_USER);
-        attr.set_exclude_kernel(user.into());
-        attr.set_exclude_user((!user).into());
-        let mut traced = start(&device, attr, 16, READ_WRITE)?;
-        for _ in 0..50 {
-            ports(1);
-            device.mark(VALUE)?;
-        }
-        traced.event.disable(0)?;
-        traced.balance()?;
-        let exits = traced.take()?;
-        ensure!(
-            exits.iter().all(|exit| (exit.flags & USER != 0) == user),
-            "an exit of the mode that was left out"
-        );
-        let reason = if user { EXIT_IO } else { EXIT_MMIO };
-        let of = exits.iter().filter(|e| u64::from(e.reason) == reason);
-        let least = if user { 50 } else { 51 };
-        ensure_eq!(of.count(), least, "exits, user {user}");
-    }
     Ok(())
 }
 

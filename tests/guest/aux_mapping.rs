@@ -1,16 +1,12 @@
 //! How an AUX area is mapped: announced first, by the rules of perf; its life, and whose memory
 //! it is.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
-
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::areas::{self, Area, announce};
 use crate::ensure::{ensure, ensure_eq};
-use crate::output_mapping::{allowance, settle_on};
-use crate::packets::{Ledger, exits};
-use crate::pages::{AUX_OFFSET, AUX_SIZE, Pages, READ as READ_ONLY, READ_WRITE};
+use crate::packets::exits;
+use crate::pages::{AUX_OFFSET, AUX_SIZE, Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_IO, Event, How, KIND_EXIT_TRACE, PAGE, refused, silent};
 use crate::{Outcome, Test, cpu, os};
 
@@ -30,32 +26,8 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("two_maps_of_an_area_are_one", two_maps_of_an_area_are_one),
     (
-        "a_forked_child_maps_the_area_anew",
-        a_forked_child_maps_the_area_anew,
-    ),
-    (
-        "an_area_outlives_the_rings_last_map",
-        an_area_outlives_the_rings_last_map,
-    ),
-    (
-        "an_area_lives_as_long_as_any_map",
-        an_area_lives_as_long_as_any_map,
-    ),
-    (
         "a_part_of_an_area_is_not_unmapped",
         a_part_of_an_area_is_not_unmapped,
-    ),
-    (
-        "unmapping_an_area_while_the_host_writes_harms_nothing",
-        unmapping_an_area_while_the_host_writes_harms_nothing,
-    ),
-    (
-        "closing_while_the_host_writes_harms_nothing",
-        closing_while_the_host_writes_harms_nothing,
-    ),
-    (
-        "areas_are_accounted_and_given_back",
-        areas_are_accounted_and_given_back,
     ),
 ];
 
@@ -67,7 +39,7 @@ pub(crate) fn io_trace(device: &Device) -> perf_event_attr {
 }
 
 /// A trace of this thread's port I/O, off.
-fn event(device: &Device) -> std::io::Result<Event> {
+pub(crate) fn event(device: &Device) -> std::io::Result<Event> {
     device.open_event(&io_trace(device), How::OWN)
 }
 
@@ -242,100 +214,6 @@ fn two_maps_of_an_area_are_one() -> Outcome {
     Ok(())
 }
 
-fn a_forked_child_maps_the_area_anew() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    let event = event(&device)?;
-    let ring = Pages::map(&event, 1, READ_WRITE)?;
-    let mut area = Area::map(&event, &ring, 2, READ_WRITE)?;
-    event.enable(0)?;
-    ports(3);
-    event.disable(0)?;
-    let code = os::forked(|| {
-        if os::is_mapped(area.address()) || os::is_mapped(ring.address()) {
-            return 1;
-        }
-        let Ok(ring) = Pages::map(&event, 1, READ_WRITE) else {
-            return 2;
-        };
-        let Ok(mut own) = Area::map(&event, &ring, 2, READ_WRITE) else {
-            return 3;
-        };
-        match own.take(&ring) {
-            Ok(packets) if exits(&packets).len() == 3 => 0,
-            _ => 4,
-        }
-    })?;
-    ensure_eq!(code, 0, "what the child found");
-    event.enable(0)?;
-    ports(4);
-    event.disable(0)?;
-    let mut ledger = Ledger::default();
-    let packets = area.take(&ring)?;
-    ledger.follow(&packets)?;
-    ensure_eq!(exits(&packets).len(), 7, "exits that the parent reads");
-    Ok(())
-}
-
-fn an_area_outlives_the_rings_last_map() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    let event = event(&device)?;
-    let ring = Pages::map(&event, 1, READ_WRITE)?;
-    let mut area = Area::map(&event, &ring, 2, READ_WRITE)?;
-    event.enable(0)?;
-    ports(2);
-    drop(ring);
-    ports(3);
-    // As perf's: the area's map holds the ring, whose size stays.
-    ensure_eq!(
-        refused(Pages::map(&event, 2, READ_WRITE)),
-        Some(libc::EINVAL),
-        "another size of the ring"
-    );
-    let ring = Pages::map(&event, 1, READ_WRITE)?;
-    event.disable(0)?;
-    let packets = area.take(&ring)?;
-    Ledger::default().follow(&packets)?;
-    ensure_eq!(exits(&packets).len(), 5, "exits");
-    // In the other order the ring stays, and is without an area.
-    drop(area);
-    event.enable(0)?;
-    ports(6);
-    event.disable(0)?;
-    let fresh = Area::map(&event, &ring, 4, READ_WRITE)?;
-    ensure_eq!(areas::head(&ring), 0, "the head of a fresh area");
-    drop(fresh);
-    drop(ring);
-    ensure_eq!(
-        refused(Pages::map(&event, 2, READ_WRITE)),
-        None,
-        "another size when all is gone"
-    );
-    Ok(())
-}
-
-fn an_area_lives_as_long_as_any_map() -> Outcome {
-    let device = Device::open()?;
-    cpu::allow_ports()?;
-    let event = event(&device)?;
-    event.enable(0)?;
-    let ring = Pages::map(&event, 1, READ_WRITE)?;
-    let first = Area::map(&event, &ring, 1, READ_WRITE)?;
-    let mut second = Area::map(&event, &ring, 1, READ_WRITE)?;
-    ports(2);
-    drop(first);
-    ports(2);
-    drop(event);
-    // The map holds the file, so the trace goes on. Half of the area, a sync and 31 exits, is shown
-    // without anybody's asking.
-    ports(27);
-    let packets = second.take(&ring)?;
-    Ledger::default().follow(&packets)?;
-    ensure_eq!(exits(&packets).len(), 31, "exits");
-    Ok(())
-}
-
 fn a_part_of_an_area_is_not_unmapped() -> Outcome {
     let device = Device::open()?;
     let event = event(&device)?;
@@ -350,144 +228,5 @@ fn a_part_of_an_area_is_not_unmapped() -> Outcome {
         );
     }
     ensure!(os::is_mapped(area.address()), "it is gone");
-    Ok(())
-}
-
-/// Runs `body` while CPU 1 makes exits without end.
-fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
-    let stop = AtomicBool::new(false);
-    let ready = AtomicU64::new(0);
-    let made = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
-        let maker = scope.spawn(|| -> std::io::Result<u64> {
-            cpu::pin(1)?;
-            cpu::allow_ports()?;
-            let mut made = 0;
-            while !stop.load(Ordering::Relaxed) {
-                cpu::port_write();
-                made += 1;
-                ready.store(made, Ordering::Release);
-            }
-            Ok(made)
-        });
-        cpu::pin(0)?;
-        while ready.load(Ordering::Acquire) == 0 && !maker.is_finished() {
-            thread::yield_now();
-        }
-        let done = body();
-        stop.store(true, Ordering::Relaxed);
-        let made = maker.join().map_err(|_| "the maker panicked")??;
-        done.map(|()| made)
-    })?;
-    ensure!(made > 60, "{made} exits: nothing was shown");
-    Ok(())
-}
-
-/// What came where an area was must be as it was laid there.
-pub(crate) fn untouched(pages: usize, round: usize) -> Outcome {
-    let memory = settle_on(pages);
-    for _ in 0..200 {
-        std::hint::spin_loop();
-    }
-    ensure!(
-        memory.iter().all(|&word| word == memory[0]),
-        "round {round}: the memory that came after the area was written to"
-    );
-    Ok(())
-}
-
-fn unmapping_an_area_while_the_host_writes_harms_nothing() -> Outcome {
-    let device = Device::open()?;
-    while_writing(|| {
-        let mut attr = io_trace(&device);
-        attr.aux_watermark = 512;
-        let event = device.start(&attr, How::on_cpu(1))?;
-        let ring = Pages::map(&event, 1, READ_WRITE)?;
-        for round in 0..60_usize {
-            let pages = 1 << (round % 4);
-            let protection = if round % 3 == 2 {
-                READ_ONLY
-            } else {
-                READ_WRITE
-            };
-            let area = Area::map(&event, &ring, pages, protection)?;
-            while area.word(0) == 0 {
-                std::hint::spin_loop();
-            }
-            drop(area);
-            untouched(pages, round)?;
-        }
-        event.disable(0)?;
-        Ok(())
-    })
-}
-
-fn closing_while_the_host_writes_harms_nothing() -> Outcome {
-    let device = Device::open()?;
-    while_writing(|| {
-        for round in 0..24_usize {
-            let pages = 1 << (round % 4);
-            let mut attr = io_trace(&device);
-            attr.aux_watermark = 512;
-            let event = device.start(&attr, How::on_cpu(1))?;
-            let ring = Pages::map(&event, 1, READ_WRITE)?;
-            let area = Area::map(&event, &ring, pages, READ_WRITE)?;
-            while area.word(0) == 0 {
-                std::hint::spin_loop();
-            }
-            // The file goes with whatever is last.
-            match round % 3 {
-                0 => drop((event, ring, area)),
-                1 => drop((area, event, ring)),
-                _ => drop((ring, area, event)),
-            }
-            untouched(pages, round)?;
-        }
-        Ok(())
-    })
-}
-
-fn areas_are_accounted_and_given_back() -> Outcome {
-    let device = Device::open()?;
-    let allowance = allowance()?;
-    let beyond = 64;
-    os::limit_locked((beyond * PAGE) as u64)?;
-    os::become_nobody()?;
-    let pair = || -> std::io::Result<(Event, Pages)> {
-        // Nobody may be told of the kernel.
-        let mut attr = io_trace(&device);
-        attr.set_exclude_kernel(1);
-        let event = device.open_event(&attr, How::OWN)?;
-        let ring = Pages::map(&event, 1, READ_WRITE)?;
-        Ok((event, ring))
-    };
-    // Each two pages of a ring and 64 of an area.
-    let whole = (allowance + beyond) / 66;
-    let left = (allowance + beyond) % 66;
-    for round in 0..2 {
-        let mut kept = Vec::new();
-        for number in 0..whole {
-            let (event, ring) = pair()?;
-            let area = Area::map(&event, &ring, 64, READ_WRITE)
-                .map_err(|error| format!("round {round}, area {number}: {error}"))?;
-            kept.push((area, ring, event));
-        }
-        // A ring takes two of what is left; the area must not find 64.
-        if left >= 2 {
-            let (event, ring) = pair()?;
-            ensure_eq!(
-                refused(Area::map(&event, &ring, 64, READ_WRITE)),
-                Some(libc::EPERM),
-                "round {round}: an area more than {allowance} + {beyond} pages allow"
-            );
-            let fits = (left - 2).checked_ilog2().map(|order| 1 << order);
-            if let Some(fits) = fits {
-                let area = Area::map(&event, &ring, fits, READ_WRITE)?;
-                kept.push((area, ring, event));
-            }
-        }
-        // A further map of an area is no further memory.
-        let (_, ring, event) = &kept[0];
-        Area::map(event, ring, 64, READ_WRITE)?;
-    }
     Ok(())
 }

@@ -7,7 +7,6 @@ use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::aux_exits::trace;
 use crate::aux_mapping::{io_trace, ports};
-use crate::aux_writer::Traced;
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, SYNC_RESUME, SYNC_START, exits, syncs};
 use crate::pages::READ_WRITE;
@@ -15,6 +14,7 @@ use crate::raw::{
     AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_IO, EXIT_MMIO, Event, How, KIND_EXITS,
     acting, refused, sampling,
 };
+use crate::traced::Traced;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -6,11 +6,17 @@
 mod accesses;
 mod areas;
 mod aux_core;
+mod aux_core_writer;
 mod aux_exits;
+mod aux_life;
 mod aux_mapping;
 mod aux_pausing;
+mod aux_records;
 mod aux_samples;
+mod aux_scope;
+mod aux_sharing;
 mod aux_vperf;
+mod aux_wakeup;
 mod aux_writer;
 mod counting;
 mod cpu;
@@ -43,6 +49,7 @@ mod sampling;
 mod stock_perf;
 mod stubs;
 mod tasks;
+mod traced;
 
 use std::env;
 use std::error::Error;
@@ -87,9 +94,27 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
-        "aux-area" => Some([aux_mapping::TESTS, aux_writer::TESTS].concat()),
-        "aux-core" => Some(aux_core::TESTS.to_vec()),
-        "aux-traces" => Some([aux_exits::TESTS, aux_samples::TESTS, aux_pausing::TESTS].concat()),
+        "aux-area" => Some(
+            [
+                aux_mapping::TESTS,
+                aux_life::TESTS,
+                aux_writer::TESTS,
+                aux_records::TESTS,
+                aux_sharing::TESTS,
+                aux_wakeup::TESTS,
+            ]
+            .concat(),
+        ),
+        "aux-core" => Some([aux_core::TESTS, aux_core_writer::TESTS].concat()),
+        "aux-traces" => Some(
+            [
+                aux_exits::TESTS,
+                aux_scope::TESTS,
+                aux_samples::TESTS,
+                aux_pausing::TESTS,
+            ]
+            .concat(),
+        ),
         "output-batched" => Some(output_who::BATCHED.to_vec()),
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),

@@ -1,0 +1,155 @@
+//! Traces that write into one area: of several events, of a family, of both vCPUs.
+
+use std::os::fd::AsRawFd;
+use std::thread;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::areas::{self, Area, contiguous, told};
+use crate::aux_mapping::{io_trace, ports};
+use crate::ensure::{ensure, ensure_eq};
+use crate::packets::{EXIT_BYTES, Exit, exits, syncs};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, EXIT_IO, EXIT_MMIO, FORMAT_LOST, How, KIND_EXIT_TRACE, silent};
+use crate::traced::start;
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "traces_write_into_anothers_area",
+        traces_write_into_anothers_area,
+    ),
+    (
+        "children_write_into_their_parents_area",
+        children_write_into_their_parents_area,
+    ),
+];
+
+fn traces_write_into_anothers_area() -> Outcome {
+    const VALUE: u64 = 3;
+    let device = Device::open()?;
+    let mut traced = start(&device, io_trace(&device), 4, READ_WRITE)?;
+    let attr = perf_event_attr {
+        read_format: FORMAT_LOST,
+        ..silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO))
+    };
+    let other = device.open_event(&attr, How::on_cpu(1))?;
+    other.output_to(traced.event.as_raw_fd())?;
+    // Its own commands are exits of its own kind, so it is looked at when it is off.
+    other.enable(0)?;
+    for _ in 0..50 {
+        ports(1);
+        device.mark(VALUE)?;
+    }
+    other.disable(0)?;
+    traced.event.disable(0)?;
+    let (io, mmio) = (traced.read()?, other.read()?);
+    ensure_eq!((io.1, mmio[1]), (0, 0), "lost");
+    let head = areas::head(&traced.ring);
+    ensure_eq!(io.0 + mmio[0], head, "bytes of both in {head}");
+    let packets = traced.area.take(&traced.ring)?;
+    let exits = exits(&packets);
+    let of = |reason: u64| -> Vec<Exit> {
+        let own = exits.iter().filter(|exit| u64::from(exit.reason) == reason);
+        own.copied().collect()
+    };
+    for (reason, least) in [(EXIT_IO, 50), (EXIT_MMIO, 51)] {
+        let numbers: Vec<u64> = of(reason).iter().map(|exit| exit.sequence).collect();
+        let all: Vec<u64> = (0..numbers.len() as u64).collect();
+        ensure_eq!(numbers, all, "numbers of exits of reason {reason}");
+        ensure_eq!(numbers.len(), least, "exits of reason {reason}");
+    }
+    let mut last = 0;
+    for exit in &exits {
+        ensure!(exit.time > last, "exits of both out of order");
+        last = exit.time;
+    }
+    let ids: Vec<u64> = syncs(&packets).iter().map(|sync| sync.event).collect();
+    let known = [traced.event.id()?, other.id()?];
+    ensure!(
+        known.iter().all(|id| ids.contains(id)) && ids.iter().all(|id| known.contains(id)),
+        "syncs of {ids:?}, events {known:?}"
+    );
+    traced.chunks()?;
+    ensure_eq!(traced.told, head, "where the chunks end");
+    // Back to its own, where there is none.
+    other.output_to(-1)?;
+    other.enable(0)?;
+    device.mark(VALUE)?;
+    other.disable(0)?;
+    ensure_eq!(
+        areas::head(&traced.ring),
+        head,
+        "the head it writes to no more"
+    );
+    let lost = other.read()?[1];
+    ensure_eq!(lost, 2 * EXIT_BYTES, "lost of a mark and its own end");
+    Ok(())
+}
+
+fn children_write_into_their_parents_area() -> Outcome {
+    const EACH: u64 = 400;
+    let device = Device::open()?;
+    let mut attr = io_trace(&device);
+    attr.set_inherit(1);
+    attr.aux_watermark = 1024;
+    let event = device.open_event(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let mut area = Area::map(&event, &ring, 4, READ_WRITE)?;
+    event.enable(0)?;
+    let mut packets = Vec::new();
+    let mut pieces = 0;
+    let threads = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
+        let makers = [0, 1].map(|cpu| {
+            scope.spawn(move || -> std::io::Result<u32> {
+                cpu::pin(cpu)?;
+                cpu::allow_ports()?;
+                ports(EACH);
+                Ok(cpu::thread_id())
+            })
+        });
+        while !makers.iter().all(|maker| maker.is_finished()) {
+            packets.extend(area.take(&ring)?);
+            pieces = contiguous(&told(&ring.take()?, &attr)?.chunks, pieces)?;
+        }
+        makers
+            .into_iter()
+            .map(|maker| Ok(maker.join().map_err(|_| "a maker panicked")??))
+            .collect()
+    })?;
+    event.disable(0)?;
+    let count = event.count()?;
+    packets.extend(area.take(&ring)?);
+    // A piece that the full ring had no record for is told by the next reading.
+    pieces = contiguous(&told(&ring.take()?, &attr)?.chunks, pieces)?;
+    event.count()?;
+    pieces = contiguous(&told(&ring.take()?, &attr)?.chunks, pieces)?;
+    let head = areas::head(&ring);
+    ensure_eq!(pieces, head, "where the chunks end");
+    let mut written = 0;
+    for (vcpu, tid) in (0..).zip(threads) {
+        let own: Vec<Exit> = exits(&packets)
+            .into_iter()
+            .filter(|exit| exit.pid_tid == (std::process::id(), tid))
+            .collect();
+        ensure!(
+            own.iter().all(|exit| exit.vcpu == vcpu),
+            "thread {tid} strayed from vCPU {vcpu}"
+        );
+        ensure!(
+            own.windows(2)
+                .all(|pair| pair[0].time < pair[1].time && pair[0].sequence < pair[1].sequence),
+            "exits of thread {tid} stand out of order"
+        );
+        ensure!(own.len() as u64 > EACH / 8, "{} exits alone", own.len());
+        written += own.len() as u64;
+    }
+    ensure_eq!(exits(&packets).len() as u64, written, "exits of others");
+    let lost = (2 * EACH - written) * EXIT_BYTES;
+    ensure_eq!(
+        count,
+        head + lost,
+        "bytes of the family, {lost} of them lost"
+    );
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! A trace with its ring and its area, as the tests of AUX areas read it.
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::areas::{self, Area, Chunk, contiguous, told};
+use crate::ensure::ensure_eq;
+use crate::packets::{Exit, Ledger, exits};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, Event, FORMAT_LOST, How};
+use crate::{Outcome, cpu};
+
+/// A trace with its ring and its area.
+pub(crate) struct Traced {
+    pub(crate) event: Event,
+    pub(crate) ring: Pages,
+    pub(crate) area: Area,
+    pub(crate) ledger: Ledger,
+    /// Where the last chunk ended that the ring told of.
+    pub(crate) told: u64,
+    attr: perf_event_attr,
+}
+
+impl Traced {
+    /// Off yet.
+    pub(crate) fn open(
+        device: &Device,
+        attr: perf_event_attr,
+        how: How<'_>,
+        pages: usize,
+        protection: i32,
+    ) -> std::io::Result<Self> {
+        let attr = perf_event_attr {
+            read_format: FORMAT_LOST,
+            ..attr
+        };
+        let event = device.open_event(&attr, how)?;
+        let ring = Pages::map(&event, 1, READ_WRITE)?;
+        let area = Area::map(&event, &ring, pages, protection)?;
+        Ok(Self {
+            event,
+            ring,
+            area,
+            ledger: Ledger::default(),
+            told: 0,
+            attr,
+        })
+    }
+
+    /// Bytes produced and bytes lost, as read(2) tells; what was written is shown then.
+    pub(crate) fn read(&self) -> Result<(u64, u64), Box<dyn std::error::Error>> {
+        match self.event.read()?[..] {
+            [count, lost] => Ok((count, lost)),
+            ref words => Err(format!("a reading of {words:?}").into()),
+        }
+    }
+
+    /// Takes out what is shown: exits that follow those before.
+    pub(crate) fn take(&mut self) -> Result<Vec<Exit>, String> {
+        let packets = self.area.take(&self.ring)?;
+        self.ledger.follow(&packets)?;
+        Ok(exits(&packets))
+    }
+
+    /// Takes out the records: chunks that follow those before.
+    pub(crate) fn chunks(&mut self) -> Result<Vec<Chunk>, String> {
+        let told = told(&self.ring.take()?, &self.attr)?;
+        self.told = contiguous(&told.chunks, self.told)?;
+        Ok(told.chunks)
+    }
+
+    /// What holds of every trace that is read: produced are what stands in the area and what was
+    /// lost, and the ring has told of all that stands there.
+    pub(crate) fn balance(&mut self) -> Outcome {
+        let (count, lost) = self.read()?;
+        let head = areas::head(&self.ring);
+        ensure_eq!(
+            count,
+            head + lost,
+            "produced, of {head} written and {lost} lost"
+        );
+        self.chunks()?;
+        // What the full ring had no record for is told now.
+        self.read()?;
+        self.chunks()?;
+        ensure_eq!(self.told, head, "where the chunks end");
+        Ok(())
+    }
+}
+
+/// A trace of CPU 1's port I/O, which this thread is to make there: no task switch shows anything
+/// before its time. Enabled.
+pub(crate) fn start(
+    device: &Device,
+    attr: perf_event_attr,
+    pages: usize,
+    protection: i32,
+) -> std::io::Result<Traced> {
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    let traced = Traced::open(device, attr, How::on_cpu(1), pages, protection)?;
+    traced.event.enable(0)?;
+    Ok(traced)
+}
