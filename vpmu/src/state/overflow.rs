@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{Pending, State};
-use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS};
+use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, SamplePacket};
 use crate::event::{Event, Facts, Host};
 use crate::machine::{self, CpuState, ExitReason, GuestRegs, Registers};
 use crate::output::Note;
@@ -361,11 +361,22 @@ impl State {
         Some(origin)
     }
 
-    /// Counts overflows of an event that no record can be made of.
+    /// Counts overflows of an event that no record or packet can be made of.
     pub(super) fn lose(&mut self, id: u64, overflows: u64) {
-        if let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) {
-            event.lost = event.lost.saturating_add(overflows);
-            self.output.lose(&event.facts, overflows);
+        let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) else {
+            return;
+        };
+        let paused = event.is_paused();
+        match &mut event.trace {
+            Some(trace) if !paused => {
+                let bytes = overflows.saturating_mul(size_of::<SamplePacket>() as u64);
+                self.output.aux_lose(&event.facts, trace, overflows, bytes);
+            }
+            Some(_) => {}
+            None => {
+                event.lost = event.lost.saturating_add(overflows);
+                self.output.lose(&event.facts, overflows);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use vpmu::abi::*;
 use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Limits, Registers};
 
-use super::area::{AreaReader, map};
+use super::area::{AreaReader, Packet, map};
 use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, open_of, thread};
 use crate::world::At;
 
@@ -137,6 +137,26 @@ fn what_is_excluded_is_lost_and_nothing_of_it_told() {
     let samples = area.samples();
     assert_eq!((samples.len(), samples[0].sequence.get()), (1, 1));
     assert_eq!(reply.value.get(), area.head() + reply.lost.get());
+}
+
+#[test]
+fn what_the_host_dropped_is_lost_by_the_packet() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, &paced(PACE_CYCLES, 100));
+    rig.world.drop_overflows(thread(0), 3);
+    let reply = rig.read(0, event);
+    assert_eq!((reply.value.get(), reply.lost.get()), (768, 768));
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut Everything(0x10));
+    let reply = rig.read(0, event);
+    assert_eq!(reply.value.get(), area.head() + 768);
+    let packets = area.take();
+    let [Packet::Sync(sync), Packet::Sample(sample)] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    assert_eq!(sync.flags, SYNC_START | SYNC_PAGE | SYNC_LOSS);
+    assert_eq!((sync.sequence.get(), sample.sequence.get()), (3, 3));
+    assert_eq!(rig.vpmu.metrics().samples_lost, 0, "no record of a ring's");
 }
 
 #[test]
