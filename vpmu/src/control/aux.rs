@@ -53,6 +53,7 @@ impl State {
         let area = Area::new(memory, pages, metadata, writable, facts.aux_watermark)
             .map_err(|_| Errno::EINVAL)?;
         self.output.add_area(id, area);
+        self.begin_in(id);
         self.announce_all(host, id);
         Ok(())
     }

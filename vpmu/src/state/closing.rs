@@ -1,7 +1,7 @@
 //! How events and rings end.
 
 use super::State;
-use crate::abi::OPEN_INHERIT_STAT;
+use crate::abi::{OPEN_INHERIT_STAT, SYNC_START};
 use crate::errno::Errno;
 use crate::event::{Event, Host};
 use crate::output::Note;
@@ -54,10 +54,17 @@ impl State {
             .values()
             .filter(|event| event.facts.owner == owner);
         let family: Vec<u64> = writers.map(|event| event.facts.id).collect();
-        for id in family {
+        for &id in &family {
             self.flush(host, id);
         }
         self.output.route(owner, ring);
+        for id in family {
+            let trace = self.events.get_mut(&id);
+            if let Some(trace) = trace.and_then(|event| event.trace.as_mut()) {
+                // Who reads the other area has to learn who it is.
+                trace.sync(SYNC_START);
+            }
+        }
         if let Some(before) = before.filter(|&before| self.writer(before).is_none()) {
             self.output.remove_ring(before);
         }

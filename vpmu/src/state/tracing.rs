@@ -1,7 +1,7 @@
 //! Traces and their areas, as events that begin, end and are asked.
 
 use super::State;
-use crate::abi::PACKET_ALIGN;
+use crate::abi::{PACKET_ALIGN, SYNC_START};
 use crate::aux::Refused;
 use crate::errno::Errno;
 use crate::event::Host;
@@ -35,6 +35,18 @@ impl State {
         let ids: Vec<u64> = writers.map(|event| event.facts.id).collect();
         for id in ids {
             self.announce(host, id);
+        }
+    }
+
+    /// The traces that write to the area mapped with `area` have not written there yet: whoever reads
+    /// it has to learn who they are.
+    pub(crate) fn begin_in(&mut self, area: u64) {
+        for event in self.events.values_mut() {
+            if self.output.area_of(event.facts.owner) == Some(area)
+                && let Some(trace) = &mut event.trace
+            {
+                trace.sync(SYNC_START);
+            }
         }
     }
 

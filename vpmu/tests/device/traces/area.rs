@@ -56,6 +56,12 @@ impl AreaReader {
         }
     }
 
+    /// Gives `event` the same pages again; the reader of what is then written.
+    pub(crate) fn again(&self, rig: &mut Rig, event: u64) -> Self {
+        map_aux(rig, event, MAP_WRITABLE, &self.pages).expect("an area");
+        Self::new(rig, self.metadata, self.pages.clone())
+    }
+
     /// Bytes ever written, as the reader is told.
     pub(crate) fn head(&self) -> u64 {
         self.memory

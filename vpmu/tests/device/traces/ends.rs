@@ -103,6 +103,44 @@ fn vcpus_and_children_share_an_area() {
 }
 
 #[test]
+fn a_trace_says_who_it_is_in_each_area() {
+    let mut rig = Rig::new();
+    let first = on(&mut rig, 0);
+    let mut area = map(&mut rig, first, 1);
+    let second = on(&mut rig, 0);
+    let mut other = map(&mut rig, second, 1);
+    let third = on(&mut rig, 0);
+    rig.redirect(third, second).expect("redirected");
+    rig.commands(
+        0,
+        &[first, second, third].map(|trace| command(COMMAND_ENABLE, trace)),
+    );
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.redirect(third, first).expect("redirected");
+    rig.exit(0, ExitReason::Io, &mut At(2));
+    rig.commands(
+        0,
+        &[first, second].map(|trace| command(COMMAND_READ, trace)),
+    );
+    let who = |packets: Vec<Packet>| -> Vec<(u64, u8)> {
+        let syncs = packets.into_iter().filter_map(|packet| match packet {
+            Packet::Sync(sync) => Some((sync.event.get(), sync.flags & SYNC_START)),
+            _ => None,
+        });
+        syncs.collect()
+    };
+    assert_eq!(who(area.take()), [(first, 1), (third, 1)]);
+    assert_eq!(who(other.take()), [(second, 1), (third, 1)]);
+    // An area mapped anew is one to learn of, too.
+    let unmap = Rig::header(CONTROL_UNMAP_AUX, second);
+    rig.control(&unmap).expect("unmapped");
+    let mut anew = other.again(&mut rig, second);
+    rig.exit(0, ExitReason::Io, &mut At(3));
+    rig.command(0, COMMAND_READ, second);
+    assert_eq!(who(anew.take()), [(second, 1)]);
+}
+
+#[test]
 fn bytes_written_and_lost_are_what_was_produced() {
     let mut rig = Rig::new();
     // The commands of the test are none of these.
