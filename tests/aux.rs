@@ -36,6 +36,37 @@ mod area {
     }
 }
 
+/// What the traces hold, and when they pause.
+mod traces {
+    tests::guest_tests! {
+        "aux-traces":
+        each_port_write_stands_in_the_trace_once,
+        accesses_are_told_as_made,
+        each_mark_stands_in_the_trace_once,
+        time_outside_is_part_of_the_time,
+        the_exit_that_ends_a_trace_is_cut,
+        a_trace_of_all_is_the_traces_of_each,
+        traces_that_cannot_be_are_refused,
+        a_task_is_traced_alone,
+        a_cpu_is_traced_whole,
+        each_vcpu_has_its_own_trace,
+        a_trace_follows_its_task,
+        a_trace_makes_no_exits,
+        a_mode_that_is_left_out_is_not_traced,
+        each_period_makes_a_packet,
+        a_packet_holds_all_registers,
+        a_clock_paces_packets,
+        a_stalled_readers_samples_are_counted,
+        sample_traces_that_cannot_be_are_refused,
+        the_trace_holds_the_regions_alone,
+        the_pausing_exit_is_in_the_resuming_is_not,
+        a_tasks_trace_is_paused,
+        exits_resume_and_pause_each_other,
+        a_paused_trace_stays_enabled,
+        pausing_is_for_members_of_a_trace,
+    }
+}
+
 /// The same device by the kernel's own door.
 mod perf_core {
     tests::guest_tests! {
