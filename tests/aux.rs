@@ -103,3 +103,15 @@ mod vperf {
         wrong_traces_name_the_remedy,
     }
 }
+
+/// The trace of every exit, against what the host's hypervisor counts. The host has to show the VMM
+/// its tracepoints, as the lab's does.
+mod hardware {
+    tests::guest_tests! {
+        "aux-hardware" in lab:
+        every_exit_is_traced,
+        exits_to_the_vmm_are_among_them,
+        a_task_has_the_exits_of_its_own_time,
+        a_stalled_reader_loses_what_is_counted,
+    }
+}

@@ -8,6 +8,7 @@ mod areas;
 mod aux_core;
 mod aux_core_writer;
 mod aux_exits;
+mod aux_hardware;
 mod aux_life;
 mod aux_mapping;
 mod aux_pausing;
@@ -119,6 +120,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
+        "aux-hardware" => Some(aux_hardware::TESTS.to_vec()),
         "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,

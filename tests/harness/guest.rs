@@ -6,8 +6,8 @@ use std::io::{Write, stderr};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use images::Boot;
 use images::foreign::{Files, ForeignError};
+use images::{Boot, PlaceChoice};
 use vpmu_client::error::chain;
 
 use crate::wire::{self, Verdict};
@@ -30,6 +30,7 @@ pub struct Group {
     name: &'static str,
     files: fn() -> Result<Files, ForeignError>,
     vmm_args: &'static [&'static str],
+    place: PlaceChoice,
     booted: OnceLock<Result<Booted, String>>,
 }
 
@@ -43,12 +44,18 @@ impl Group {
     /// The same in a machine that is started with more arguments for `vmm run`.
     #[must_use]
     pub const fn started(name: &'static str, vmm_args: &'static [&'static str]) -> Self {
-        Self {
-            name,
-            files: || Ok(Files::new()),
-            vmm_args,
-            booted: OnceLock::new(),
-        }
+        let mut group = Self::new(name);
+        group.vmm_args = vmm_args;
+        group
+    }
+
+    /// The same in the lab, whatever this machine can do: for what takes a host that shows the VMM
+    /// everything.
+    #[must_use]
+    pub const fn in_lab(name: &'static str) -> Self {
+        let mut group = Self::new(name);
+        group.place = PlaceChoice::Lab;
+        group
     }
 
     /// The same with more files for the guest.
@@ -58,6 +65,7 @@ impl Group {
             name,
             files,
             vmm_args: &[],
+            place: PlaceChoice::Auto,
             booted: OnceLock::new(),
         }
     }
@@ -117,6 +125,7 @@ fn run(group: &Group) -> Result<Booted, String> {
         memory_mib: usual.memory_mib.saturating_add(more),
         files,
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
+        place: group.place,
         timeout: LIMIT,
         ..usual
     };
@@ -152,6 +161,9 @@ macro_rules! guest_tests {
     };
     ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
+    };
+    ($group:literal in lab: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! { @of $crate::guest::Group::in_lab($group); $($test),+ }
     };
     (@of $made:expr; $($test:ident),+) => {
         static GROUP: $crate::guest::Group = $made;

@@ -1,0 +1,270 @@
+//! The trace of every exit, those included that the host's kernel handles by itself: against the
+//! host's own statistics, against the trace of those that reach the VMM, and against instructions
+//! whose exits are known.
+#![expect(unsafe_code, reason = "an instruction at a known address")]
+
+use std::arch::global_asm;
+use std::error::Error;
+
+use vpmu_client::trace::{Exit, Reason};
+use vpmu_client::{Area, Chunk, Event, EventAttr, Packet, Ring, Vpmu};
+
+use crate::cpu::{self, IDLE_PORT};
+use crate::ensure::{ensure, ensure_eq};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("every_exit_is_traced", every_exit_is_traced),
+    (
+        "exits_to_the_vmm_are_among_them",
+        exits_to_the_vmm_are_among_them,
+    ),
+    (
+        "a_task_has_the_exits_of_its_own_time",
+        a_task_has_the_exits_of_its_own_time,
+    ),
+    (
+        "a_stalled_reader_loses_what_is_counted",
+        a_stalled_reader_loses_what_is_counted,
+    ),
+];
+
+/// The hardware's numbers of CPUID and of port I/O: SVM's and VMX's.
+const CPUID: [u16; 2] = [0x72, 10];
+const PORT_IO: [u16; 2] = [0x7b, 30];
+const PACKET: u64 = 64;
+
+global_asm!(
+    ".global vpmu_hardware_cpuid",
+    ".global vpmu_hardware_cpuid_at",
+    // rdi: how often.
+    "vpmu_hardware_cpuid:",
+    "push rbx",
+    "2:",
+    "xor eax, eax",
+    "xor ecx, ecx",
+    "vpmu_hardware_cpuid_at:",
+    "cpuid",
+    "dec rdi",
+    "jnz 2b",
+    "pop rbx",
+    "ret",
+);
+
+unsafe extern "C" {
+    fn vpmu_hardware_cpuid(times: u64);
+    /// No function, but a place in one.
+    safe static vpmu_hardware_cpuid_at: u8;
+}
+
+/// Every one an exit that the host's kernel handles by itself.
+fn cpuid(times: u64) {
+    // SAFETY: keeps every register that a C function has to, for any number but zero.
+    unsafe { vpmu_hardware_cpuid(times.max(1)) };
+}
+
+/// A trace with its area, and an event that counts in its group.
+struct Traced {
+    trace: Event,
+    _ring: Ring,
+    area: Area,
+    counted: Event,
+}
+
+impl Traced {
+    /// Opens both on the calling thread, or where `place` says.
+    fn new(
+        vpmu: &Vpmu,
+        trace: &str,
+        counted: &str,
+        place: impl Fn(EventAttr) -> EventAttr,
+    ) -> Result<Self, Box<dyn Error>> {
+        let attr = vpmu
+            .attr(trace)
+            .map_err(|error| format!("{error}: 'vmm check' on the host says why"))?;
+        let trace = vpmu.open_event(&place(attr.tracing(0)))?;
+        let ring = trace.map(1)?;
+        let area = trace.map_aux(&ring, 8)?;
+        let counted = vpmu.open_member(&place(vpmu.attr(counted)?), &trace)?;
+        counted.enable()?;
+        Ok(Self {
+            trace,
+            _ring: ring,
+            area,
+            counted,
+        })
+    }
+
+    /// Its packets so far.
+    fn exits(&mut self) -> Result<Vec<Exit>, Box<dyn Error>> {
+        let mut exits = Vec::new();
+        let mut chunk = Chunk::default();
+        while self.area.read(&mut chunk)? {
+            for packet in chunk.packets() {
+                if let Packet::Exit(exit) = packet? {
+                    exits.push(*exit);
+                }
+            }
+        }
+        Ok(exits)
+    }
+}
+
+fn is(exit: &Exit, numbers: [u16; 2]) -> bool {
+    matches!(exit.reason(), Reason::Hardware(number) if numbers.contains(&number))
+}
+
+/// The port of a port access, as either kind of hardware has it.
+fn port(exit: &Exit) -> u64 {
+    exit.qualification() >> 16 & 0xffff
+}
+
+fn every_exit_is_traced() -> Outcome {
+    const TIMES: u64 = 300;
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let on_cpu = |attr: EventAttr| attr.on_cpu(0);
+    let mut both = Traced::new(&vpmu, "exit-trace", "exits", on_cpu)?;
+    for round in 0..3 {
+        let before = (both.counted.read()?.value, cpu::tsc());
+        both.trace.enable()?;
+        cpuid(TIMES);
+        both.trace.disable()?;
+        let counted = both.counted.read()?.value - before.0;
+        let exits = both.exits()?;
+        ensure_eq!(exits.len() as u64, counted, "exits traced, against counted");
+        let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
+        let ours: Vec<_> = exits.iter().filter(|exit| exit.ip() == Some(at)).collect();
+        // An interrupt can come there, too.
+        let cpuids = ours.iter().filter(|exit| is(exit, CPUID));
+        ensure_eq!(cpuids.count() as u64, TIMES, "CPUIDs, round {round}");
+        let me = (std::process::id(), cpu::thread_id());
+        for exit in ours {
+            ensure!(exit.user() && exit.vcpu() == 0, "{exit:?}");
+            ensure_eq!((exit.pid(), exit.tid()), me, "who ran");
+            ensure_eq!(
+                (exit.qualification(), exit.detail()),
+                (0, 0),
+                "CPUID says no more"
+            );
+        }
+        ensure!(exits.is_sorted_by_key(Exit::time), "time goes back");
+        let (first, last) = (exits.first(), exits.last());
+        let span = |exit: Option<&Exit>| exit.map_or(0, Exit::time);
+        let from = vpmu.info().time_of(before.1);
+        let until = vpmu.info().time_of(cpu::tsc());
+        ensure!(
+            from <= span(first) && span(last) <= until,
+            "{first:?} {last:?}"
+        );
+        let outside: u64 = exits.iter().map(Exit::outside).sum();
+        ensure!(
+            (1..=until - from).contains(&outside),
+            "{outside} ns outside, of {} ns",
+            until - from
+        );
+        let (Some(last), rest) = (last, &exits[..exits.len() - 1]) else {
+            return Err("no exit".into());
+        };
+        ensure!(last.is_cut(), "the exit that ends it is not over: {last:?}");
+        ensure!(!rest.iter().any(Exit::is_cut), "others are");
+    }
+    let reading = both.trace.read()?;
+    ensure_eq!(reading.value, both.area.head(), "bytes, none lost");
+    Ok(())
+}
+
+fn exits_to_the_vmm_are_among_them() -> Outcome {
+    const TIMES: usize = 200;
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    cpu::allow_ports()?;
+    let on_cpu = |attr: EventAttr| attr.on_cpu(0);
+    let mut all = Traced::new(&vpmu, "exit-trace", "exits-user", on_cpu)?;
+    let mut some = Traced::new(&vpmu, "exit-trace-io", "exits-io", on_cpu)?;
+    some.trace.enable()?;
+    all.trace.enable()?;
+    for _ in 0..TIMES {
+        cpu::port_write();
+    }
+    all.trace.disable()?;
+    some.trace.disable()?;
+    let ours = |exit: &&Exit| exit.user() && exit.tid() == cpu::thread_id();
+    let (all, some) = (all.exits()?, some.exits()?);
+    let hardware = all.iter().filter(ours).filter(|exit| is(exit, PORT_IO));
+    let hardware: Vec<_> = hardware.collect();
+    let reached = some
+        .iter()
+        .filter(ours)
+        .filter(|exit| exit.reason() == Reason::Io);
+    let reached: Vec<_> = reached.collect();
+    ensure_eq!(
+        (hardware.len(), reached.len()),
+        (TIMES, TIMES),
+        "port writes"
+    );
+    for (hardware, reached) in hardware.into_iter().zip(reached) {
+        ensure_eq!(port(hardware), u64::from(IDLE_PORT), "the port");
+        ensure_eq!(reached.qualification(), u64::from(IDLE_PORT), "the port");
+        ensure_eq!(hardware.ip(), reached.ip(), "its place");
+        // The host's kernel has it first, and gives it back last.
+        let ends = |exit: &Exit| exit.time() + exit.outside();
+        ensure!(
+            hardware.time() <= reached.time() + 1_000 && ends(reached) <= ends(hardware) + 1_000,
+            "{reached:?} is not within {hardware:?}"
+        );
+    }
+    Ok(())
+}
+
+fn a_task_has_the_exits_of_its_own_time() -> Outcome {
+    const TIMES: u64 = 100;
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let mut both = Traced::new(&vpmu, "exit-trace", "exits", |attr| attr)?;
+    both.trace.enable()?;
+    for _ in 0..TIMES {
+        cpuid(1);
+        // Another's turn.
+        std::thread::spawn(|| cpuid(1))
+            .join()
+            .map_err(|_| "a panic")?;
+    }
+    both.trace.disable()?;
+    let exits = both.exits()?;
+    ensure_eq!(
+        exits.len() as u64,
+        both.counted.read()?.value,
+        "exits traced, against counted"
+    );
+    let me = cpu::thread_id();
+    ensure!(exits.iter().all(|exit| exit.tid() == me), "another's exit");
+    let at = (&raw const vpmu_hardware_cpuid_at).addr() as u64;
+    let ours = exits
+        .iter()
+        .filter(|exit| exit.ip() == Some(at) && is(exit, CPUID));
+    ensure_eq!(ours.count() as u64, TIMES, "CPUIDs of this thread");
+    Ok(())
+}
+
+fn a_stalled_reader_loses_what_is_counted() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::pin(0)?;
+    let on_cpu = |attr: EventAttr| attr.on_cpu(0);
+    let mut both = Traced::new(&vpmu, "exit-trace", "exits", on_cpu)?;
+    both.trace.enable()?;
+    // More than the area has room for, and maybe than the host has.
+    cpuid(2 * both.area.size() / PACKET);
+    both.trace.disable()?;
+    let (reading, counted) = (both.trace.read()?, both.counted.read()?.value);
+    let lost = reading.lost;
+    ensure!(lost > 0 && lost.is_multiple_of(PACKET), "{lost} bytes lost");
+    ensure_eq!(reading.value, both.area.head() + lost, "written and lost");
+    let exits = both.exits()?;
+    ensure_eq!(
+        exits.len() as u64 + lost / PACKET,
+        counted,
+        "exits, each told or lost"
+    );
+    Ok(())
+}
