@@ -221,7 +221,7 @@ impl Boot {
     /// Boots the lab with `run` over its archive.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let exact = self.place == PlaceChoice::Exact;
-        let lab = Lab::find(exact)?;
+        let lab = Lab::get(&parts.cache, exact)?;
         let place = Place::Lab {
             qemu: lab.version(),
             exact,

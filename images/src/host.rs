@@ -43,12 +43,30 @@ pub enum HostError {
 /// Something the host must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The machine of the lab.
-    Qemu,
-    /// For the kernel module.
+    /// What the lab's machine starts with: its BIOS, and the loader of kernels.
+    Firmware,
+    /// For the kernel module and the lab.
     Gcc,
-    /// For the kernel module.
+    /// For the kernel module and the lab.
     Make,
+    /// For the lab.
+    Ninja,
+    /// For the lab.
+    Meson,
+    /// For the lab.
+    PkgConfig,
+    /// For the lab.
+    Glib,
+    /// For the lab.
+    Pixman,
+    /// For the lab.
+    Fdt,
+    /// For the lab.
+    Python,
+    /// For the lab's fix.
+    Patch,
+    /// Unpacks Debian's sources.
+    DpkgSource,
     /// The kernel's build tools load it.
     LibElf,
     /// The shell and tools of guests; linked statically.
@@ -66,7 +84,16 @@ pub enum Need {
 impl Need {
     fn what(self) -> &'static str {
         match self {
-            Self::Qemu => "qemu-system-x86_64",
+            Self::Firmware => "QEMU's firmware",
+            Self::Ninja => "ninja",
+            Self::Meson => "meson",
+            Self::PkgConfig => "pkg-config",
+            Self::Glib => "glib.h",
+            Self::Pixman => "pixman.h",
+            Self::Fdt => "libfdt.h",
+            Self::Python => "python3",
+            Self::Patch => "patch",
+            Self::DpkgSource => "dpkg-source",
             Self::Gcc => "gcc",
             Self::Make => "make",
             Self::LibElf => "libelf.so.1",
@@ -80,7 +107,16 @@ impl Need {
 
     fn package(self) -> &'static str {
         match self {
-            Self::Qemu => "qemu-system-x86",
+            Self::Firmware => "seabios qemu-system-data",
+            Self::Ninja => "ninja-build",
+            Self::Meson => "meson",
+            Self::PkgConfig => "pkg-config",
+            Self::Glib => "libglib2.0-dev",
+            Self::Pixman => "libpixman-1-dev",
+            Self::Fdt => "libfdt-dev",
+            Self::Python => "python3",
+            Self::Patch => "patch",
+            Self::DpkgSource => "dpkg-dev",
             Self::Gcc => "gcc",
             Self::Make => "make",
             Self::LibElf => "libelf-dev",
@@ -104,9 +140,23 @@ impl Need {
             .any(|dir| Path::new(dir).join("libelf.so.1").exists()),
             Self::Busybox => busybox().is_some(),
             Self::Perf => perf().is_some(),
+            Self::Firmware => FIRMWARE.iter().all(|file| Path::new(file).exists()),
+            Self::Glib => has_header("glib-2.0/glib.h"),
+            Self::Pixman => has_header("pixman-1/pixman.h"),
+            Self::Fdt => has_header("libfdt.h"),
             other => find(other.what()).is_some(),
         }
     }
+}
+
+/// Of [`Need::Firmware`], a file of each package.
+const FIRMWARE: [&str; 2] = [
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+];
+
+fn has_header(name: &str) -> bool {
+    Path::new("/usr/include").join(name).exists()
 }
 
 /// Sees to it that the host has all of `needs`.

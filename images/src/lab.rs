@@ -5,11 +5,13 @@ use std::process::Command;
 
 use thiserror::Error;
 
+use crate::cache::Cache;
 use crate::clock;
-use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
+use crate::qemu::{self, QemuError};
 
-const QEMU: &str = "qemu-system-x86_64";
+/// Where Debian's packages have what the machine starts with.
+const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 /// The port of QEMU's `isa-debug-exit`.
 pub const EXIT_PORT: u16 = 0xf4;
 /// What the lab needs besides the guest's memory: kernel, archives and what it copies of them.
@@ -25,31 +27,33 @@ const EXACT_TSC_KHZ: u32 = 1_000_000;
 /// Why there is no lab.
 #[derive(Debug, Error)]
 pub enum LabError {
-    /// The host lacks QEMU.
+    /// No QEMU.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Qemu(#[from] QemuError),
     /// QEMU does not tell its version.
-    #[error("cannot use {QEMU}")]
-    Qemu(#[from] ProcessError),
+    #[error("cannot use the lab's QEMU")]
+    Version(#[from] ProcessError),
 }
 
 /// A QEMU that can be the lab's machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lab {
+    qemu: PathBuf,
     version: (u32, u32),
     exact: bool,
     tsc_khz: u32,
 }
 
 impl Lab {
-    /// Finds QEMU. `exact`: time is instructions retired, and runs repeat bit for bit.
+    /// Gets QEMU. `exact`: time is instructions retired, and runs repeat bit for bit.
     ///
     /// # Errors
     /// [`LabError`].
-    pub fn find(exact: bool) -> Result<Self, LabError> {
-        host::ensure(&[Need::Qemu])?;
-        let text = process::output(Command::new(QEMU).arg("--version"))?;
+    pub fn get(cache: &Cache, exact: bool) -> Result<Self, LabError> {
+        let qemu = qemu::get(cache)?;
+        let text = process::output(Command::new(&qemu).arg("--version"))?;
         Ok(Self {
+            qemu,
             version: version(&String::from_utf8_lossy(&text)),
             exact,
             tsc_khz: if exact {
@@ -60,17 +64,20 @@ impl Lab {
         })
     }
 
-    /// QEMU's version, as in `7.2`.
+    /// QEMU's version, as in `7.2 with a fix`.
     pub fn version(&self) -> String {
-        format!("{}.{}", self.version.0, self.version.1)
+        let (major, minor) = self.version;
+        format!("{major}.{minor} with {}", qemu::FIX_NAME)
     }
 
     /// The command that runs the lab. Its exit code is 1 when the lab ended by itself.
     pub fn command(&self, kernel: &Path, initramfs: &Path, guest_memory_mib: u32) -> Command {
-        let mut qemu = Command::new(host::find(QEMU).unwrap_or_else(|| PathBuf::from(QEMU)));
+        let mut qemu = Command::new(&self.qemu);
+        for directory in FIRMWARE {
+            qemu.args(["-L", directory]);
+        }
         let memory = guest_memory_mib.saturating_add(OWN_MEMORY_MIB);
-        // One processor: an injected interrupt that QEMU's VMRUN delivered is delivered again
-        // when its loop is left for nothing else, as it often is for several processors' sake.
+        // One processor: boots are no faster with more.
         qemu.args(["-M", "q35", "-m", &memory.to_string(), "-smp", "1"]);
         // Without XSAVE: TCG lets a guest's XSETBV past KVM, whose CPUID then contradicts it.
         if self.exact {
@@ -134,6 +141,7 @@ mod tests {
     fn the_exact_lab_counts_instructions() {
         let arguments = |exact| {
             let lab = Lab {
+                qemu: PathBuf::from("qemu"),
                 version: (7, 2),
                 exact,
                 tsc_khz: 2_500_000,

@@ -26,7 +26,9 @@ pub mod place;
 pub mod process;
 pub mod programs;
 pub mod progress;
+pub mod qemu;
 pub mod run;
+pub mod sources;
 pub mod sys;
 pub mod vmlinux;
 

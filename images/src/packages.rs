@@ -262,12 +262,12 @@ fn list_files() -> Result<Vec<fs::DirEntry>, PackageError> {
     Ok(entries)
 }
 
-fn has_lists() -> Result<bool, PackageError> {
+pub(crate) fn has_lists() -> Result<bool, PackageError> {
     Ok(!list_files()?.is_empty())
 }
 
 /// The state of apt's lists: their names, sizes and times.
-fn lists(mut key: Key) -> Result<Key, PackageError> {
+pub(crate) fn lists(mut key: Key) -> Result<Key, PackageError> {
     for entry in list_files()? {
         let meta = entry.metadata().map_err(|e| failed(&entry.path(), e))?;
         let time = meta
@@ -280,7 +280,7 @@ fn lists(mut key: Key) -> Result<Key, PackageError> {
     Ok(key)
 }
 
-fn failed(path: &Path, source: io::Error) -> PackageError {
+pub(crate) fn failed(path: &Path, source: io::Error) -> PackageError {
     PackageError::File {
         path: path.to_owned(),
         source,

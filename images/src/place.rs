@@ -82,7 +82,7 @@ impl fmt::Display for Place {
             Self::Direct => write!(f, "direct KVM"),
             Self::Lab { qemu, exact: false } => write!(f, "lab (x86, QEMU TCG {qemu}, emulated)"),
             Self::Lab { qemu, exact: true } => {
-                write!(f, "exact lab (x86, QEMU TCG {qemu} icount, emulated)")
+                write!(f, "exact lab (x86, QEMU TCG {qemu}, icount, emulated)")
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Runs other programs to their end, with their complaints kept for the error.
 
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -57,14 +57,49 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
     }
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let everything = text(&output.stdout) + &text(&output.stderr);
-    let complaint = complaint(&everything);
-    let status = output.status;
-    Err(ProcessError::Failed(Box::new(Failure {
+    Err(failure(program, output.status, everything))
+}
+
+/// The same for one that takes long: hands on each line of its output while it comes.
+///
+/// # Errors
+/// [`ProcessError`].
+pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<(), ProcessError> {
+    let program = name(command);
+    let start = |source| ProcessError::Start {
+        program: program.clone(),
+        source,
+    };
+    let (reader, writer) = io::pipe().map_err(start)?;
+    let mut child = sys::dies_with_us(command)
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().map_err(start)?)
+        .stderr(writer)
+        .spawn()
+        .map_err(start)?;
+    // The command keeps the pipe's other end open until it is given others.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut everything = String::new();
+    for bytes in BufReader::new(reader).split(b'\n') {
+        let text = String::from_utf8_lossy(&bytes.map_err(start)?).into_owned();
+        line(&text);
+        everything.push_str(&text);
+        everything.push('\n');
+    }
+    let status = child.wait().map_err(start)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(failure(program, status, everything)),
+    }
+}
+
+fn failure(program: String, status: ExitStatus, everything: String) -> ProcessError {
+    ProcessError::Failed(Box::new(Failure {
         program,
         status,
-        complaint,
+        complaint: complaint(&everything),
         everything,
-    })))
+    }))
 }
 
 /// The program's file name.
@@ -107,6 +142,20 @@ mod tests {
         );
         let missing = output(&mut Command::new("/no/such/program")).unwrap_err();
         assert!(matches!(missing, ProcessError::Start { .. }));
+    }
+
+    #[test]
+    fn lines_are_handed_on() {
+        let mut lines = Vec::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo two >&2; echo error: three; exit 3"]);
+        let failed = follow(&mut command, |line| lines.push(line.to_owned())).unwrap_err();
+        assert_eq!(lines, ["one", "two", "error: three"]);
+        assert_eq!(
+            failed.to_string(),
+            "sh failed (exit status: 3): error: three"
+        );
+        follow(&mut Command::new("true"), |_| panic!("it says nothing")).unwrap();
     }
 
     #[test]

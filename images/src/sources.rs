@@ -1,0 +1,154 @@
+//! Debian's source packages, fetched and unpacked. Knows how they are called and found, not what
+//! is in them. The host's own lists stay as they are: few hosts list sources.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::cache::Cache;
+use crate::digest::Key;
+use crate::host::{self, Need};
+use crate::packages::{self, PackageError};
+use crate::process;
+use crate::progress::Step;
+
+/// What of apt's own lists tells where Debian is fetched from.
+const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
+
+/// The version of the source that the newest `package` was built from.
+///
+/// # Errors
+/// [`PackageError`].
+pub fn version(cache: &Cache, package: &str) -> Result<String, PackageError> {
+    host::ensure(&[Need::Apt])?;
+    if !packages::has_lists()? {
+        host::update_lists()?;
+    }
+    let key = packages::lists(Key::new("source").text("package", package))?.hex();
+    let place = cache.get("sources", &key, |dir| {
+        let unknown = || PackageError::NoPackage(package.to_owned());
+        let mut show = Command::new("apt-cache");
+        show.args(["show", "--no-all-versions", package]);
+        let text = process::output(&mut show).map_err(|_| unknown())?;
+        let version = source(&String::from_utf8_lossy(&text)).ok_or_else(unknown)?;
+        let file = dir.join("version");
+        fs::write(&file, version).map_err(|e| packages::failed(&file, e))
+    })?;
+    let file = place.join("version");
+    fs::read_to_string(&file).map_err(|e| packages::failed(&file, e))
+}
+
+/// Fetches the source `name` and unpacks it, with Debian's patches, into `dir/source`.
+///
+/// # Errors
+/// [`PackageError`].
+pub fn unpack(name: &str, version: &str, dir: &Path, step: &Step) -> Result<(), PackageError> {
+    host::ensure(&[Need::DpkgSource, Need::Xz])?;
+    step.detail(&format!("fetching the source of {name} {version}"));
+    let fetch = |source| PackageError::Fetch {
+        package: format!("the source of {name} {version}"),
+        source,
+    };
+    let mut targets = Command::new("apt-get");
+    targets.args(["indextargets", "--format", TARGETS, "Created-By: Packages"]);
+    let targets = process::output(&mut targets).map_err(fetch)?;
+    let list = dir.join("sources.list");
+    let text = lines(&String::from_utf8_lossy(&targets));
+    let lists = dir.join("lists");
+    fs::create_dir_all(lists.join("partial"))
+        .and_then(|()| fs::write(&list, text))
+        .map_err(|e| packages::failed(&list, e))?;
+    let apt = |arguments: &[&str]| {
+        let mut apt = Command::new("apt-get");
+        apt.arg("-q")
+            .arg("-o")
+            .arg(format!("Dir::Etc::sourcelist={}", list.display()))
+            .args(["-o", "Dir::Etc::sourceparts=-"])
+            .arg("-o")
+            .arg(format!("Dir::State::lists={}", lists.display()))
+            .arg("-o")
+            .arg(format!("Dir::Cache={}", dir.display()))
+            .args(["-o", "APT::Sandbox::User=root"])
+            .args(arguments)
+            .current_dir(dir);
+        process::output(&mut apt)
+    };
+    apt(&["update"]).map_err(fetch)?;
+    apt(&["source", "--download-only", &format!("{name}={version}")]).map_err(fetch)?;
+    step.detail(&format!("unpacking the source of {name}"));
+    let mut unpack = Command::new("dpkg-source");
+    unpack
+        .arg("-x")
+        .arg(description(name, version))
+        .arg("source")
+        .current_dir(dir);
+    process::output(&mut unpack)
+        .map(drop)
+        .map_err(|source| PackageError::Unpack {
+            package: format!("the source of {name}"),
+            source,
+        })
+}
+
+/// The source version in what `apt-cache show` says of a binary package.
+fn source(text: &str) -> Option<String> {
+    let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
+    let own = field("Source: ").and_then(|source| source.split_once('('));
+    let version = match own {
+        Some((_, version)) => version.trim_end_matches(')'),
+        None => field("Version: ")?,
+    };
+    Some(version.to_owned())
+}
+
+/// Lines for apt's list of sources.
+fn lines(targets: &str) -> String {
+    let line = |target: &str| {
+        let mut parts = target.split('|');
+        match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some("Debian"), Some("main"), Some(uri), Some(codename)) => {
+                Some(format!("deb-src {uri} {codename} main\n"))
+            }
+            _ => None,
+        }
+    };
+    targets.lines().filter_map(line).collect()
+}
+
+/// The file that describes a source; it lacks the version's epoch.
+fn description(name: &str, version: &str) -> String {
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    format!("{name}_{version}.dsc")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rebuilt_package_has_another_version_than_its_source() {
+        let text = "Package: a\nSource: s (1:7.2-7)\nVersion: 1:7.2-7+b3\n";
+        assert_eq!(source(text).as_deref(), Some("1:7.2-7"));
+        let text = "Package: a\nSource: s\nVersion: 1:7.2-7\n";
+        assert_eq!(source(text).as_deref(), Some("1:7.2-7"));
+        assert_eq!(source("Package: a\nVersion: 1.2\n").as_deref(), Some("1.2"));
+        assert_eq!(source("Package: a\n"), None);
+    }
+
+    #[test]
+    fn sources_come_from_where_debians_packages_come_from() {
+        let targets = "Debian|main|http://deb.example/debian/|bookworm\n\
+            Debian|contrib|http://deb.example/debian/|bookworm\n\
+            Other|main|http://other.example/|bookworm\nbroken\n";
+        assert_eq!(
+            lines(targets),
+            "deb-src http://deb.example/debian/ bookworm main\n"
+        );
+    }
+
+    #[test]
+    fn files_are_named_without_epochs() {
+        assert_eq!(description("s", "1:7.2+dfsg-7"), "s_7.2+dfsg-7.dsc");
+        assert_eq!(description("s", "7.2-1"), "s_7.2-1.dsc");
+    }
+}
