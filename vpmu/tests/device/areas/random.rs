@@ -78,7 +78,7 @@ struct Read {
     told: u64,
     /// The tail lies: nothing but memory is to be believed.
     lies: bool,
-    /// Number of the next packet, of each event.
+    /// Number of the next packet, of each event, as far as it is known.
     next: BTreeMap<u64, u64>,
 }
 
@@ -129,30 +129,25 @@ impl Run {
         if read.lies || !read.writable {
             return;
         }
-        let mut current = None;
         for packet in read.area.take() {
-            match packet {
+            let number = match packet {
                 Packet::Sync(sync) => {
-                    let event = sync.event.get();
+                    let (event, number) = (sync.event.get(), sync.sequence.get());
                     assert!(self.opened.contains(&event));
                     let next = read.next.entry(event).or_insert(0);
-                    assert!(sync.sequence.get() >= *next);
-                    *next = sync.sequence.get();
-                    current = Some(event);
+                    assert!(number >= *next, "numbers go up");
+                    *next = number;
+                    continue;
                 }
-                Packet::Exit(_) | Packet::Sample(_) => {
-                    let number = match packet {
-                        Packet::Exit(exit) => exit.sequence.get(),
-                        Packet::Sample(sample) => sample.sequence.get(),
-                        Packet::Sync(_) => 0,
-                    };
-                    // Whose it is, is known by its number alone where several write to one area.
-                    let mut known = read.next.values_mut().filter(|next| **next == number);
-                    let next = known.next().unwrap_or_else(|| {
-                        panic!("packet {number}, the last sync packet of {current:?}")
-                    });
-                    *next += 1;
-                }
+                Packet::Exit(exit) => exit.sequence.get(),
+                Packet::Sample(sample) => sample.sequence.get(),
+            };
+            // Whose it is can be told where one writes alone.
+            assert!(!read.next.is_empty(), "a sync packet comes first");
+            let alone = read.next.len() == 1;
+            if let Some(next) = read.next.values_mut().next().filter(|_| alone) {
+                assert_eq!(number, *next, "no hole that no sync packet told of");
+                *next += 1;
             }
         }
     }

@@ -271,6 +271,41 @@ fn several_traces_write_to_one_area() {
 }
 
 #[test]
+fn a_trace_that_comes_back_says_what_is_elsewhere() {
+    let mut rig = Rig::new();
+    let mut one = Traced::on(&mut rig, 1);
+    let mut two = Traced::on(&mut rig, 1);
+    let third = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..trace()
+    };
+    let third = rig.open(&third).expect("open");
+    for target in [one.event, two.event, one.event] {
+        rig.redirect(third, target).expect("redirected");
+        exits(&rig, 0, 2);
+    }
+    rig.commands(
+        0,
+        &[
+            command(COMMAND_READ, one.event),
+            command(COMMAND_READ, two.event),
+        ],
+    );
+    let begun = |traced: &mut Traced| -> Vec<(u8, u64)> {
+        let packets = traced.area.take();
+        let begun = packets.iter().filter_map(|packet| match packet {
+            Packet::Sync(sync) if sync.event.get() == third => {
+                Some((sync.flags, sync.sequence.get()))
+            }
+            _ => None,
+        });
+        begun.collect()
+    };
+    assert_eq!(begun(&mut one), [(SYNC_START, 0), (SYNC_START, 4)]);
+    assert_eq!(begun(&mut two), [(SYNC_START, 2)]);
+}
+
+#[test]
 fn children_write_to_their_parents_area_and_outlive_it() {
     let mut rig = Rig::new();
     let mut traced = Traced::on(&mut rig, 4);
