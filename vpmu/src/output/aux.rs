@@ -147,6 +147,13 @@ impl Output {
         area.ok_or(Refused::NotBegun)?.finish(facts.id)
     }
 
+    /// An event is gone that the driver may have let write to its area: others of its family can be let
+    /// then.
+    pub(crate) fn aux_abandon(&mut self, facts: &Facts) {
+        // Most write to no such area.
+        let _ = self.aux_finish(facts);
+    }
+
     /// Whether the area of an event's ring owes that ring a record, or its reader a head.
     pub(super) fn owes_aux(&self, facts: &Facts) -> bool {
         let Some(key) = self.area_of(facts.owner) else {

@@ -17,6 +17,7 @@ impl State {
         self.disband(host, id);
         let event = self.events.remove(&id).ok_or(Errno::ENOENT)?;
         self.output.notices.forget(id);
+        self.output.aux_abandon(&event.facts);
         self.retire(event.facts.owner);
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! Areas that the driver keeps: it says where there is room, and fetches what was written.
 
+use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{exits, pages, trace};
-use crate::rig::{Rig, command, open_of};
+use crate::rig::{Rig, command, open_of, thread};
 use crate::traces::area::{AreaReader, Packet, map_aux};
+use crate::world::At;
 
 /// A task's trace with an area of the driver's, in on vCPU 0.
 fn driven(rig: &mut Rig, count: u64, flags: u32) -> (u64, AreaReader) {
@@ -236,4 +238,54 @@ fn an_area_goes_when_it_is_unmapped_and_with_its_event() {
             assert_eq!(rig.command(0, COMMAND_OUT, event).status.get(), 0);
         }
     }
+}
+
+#[test]
+fn a_turn_ends_with_its_event() {
+    let mut rig = Rig::new();
+    let (event, mut area) = driven(&mut rig, 2, MAP_WRITABLE);
+    let child = OpenRequest {
+        parent: event.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_USER, CONTEXT_TASK)
+    };
+    let child = rig.open(&child).expect("open");
+    rig.commands(0, &[command(COMMAND_IN, event), begin(event, 0, 8192)]);
+    rig.close(event).expect("closed");
+    // Nobody could end it any more, and the rest of the family writes on.
+    let replies = rig.commands(0, &[command(COMMAND_IN, child), begin(child, 0, 8192)]);
+    assert_eq!(replies[1].status.get(), 0);
+    exits(&rig, 0, 3);
+    let end = rig.command(0, COMMAND_AUX_END, child);
+    assert_eq!((end.value.get(), end.lost.get()), (4 * 64, 0));
+    area.set_head(end.value.get());
+    assert_eq!(area.exits().len(), 3);
+}
+
+#[test]
+fn a_turn_tells_of_what_found_no_room_alone() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        period: 100.into(),
+        flags: (OPEN_ENABLED | OPEN_EXCLUDE_KERNEL).into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
+    };
+    let event = rig.open(&request).expect("open");
+    let area = pages(&mut rig, 1);
+    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area).expect("an area");
+    rig.commands(0, &[begin(event, 0, 4096)]);
+    // One that must not be told: more room would not help it.
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1 << 63));
+    rig.post_notice(0, 64);
+    assert_eq!(rig.notice(), None);
+    let replies = rig.commands(
+        0,
+        &[
+            command(COMMAND_READ, event),
+            command(COMMAND_AUX_END, event),
+        ],
+    );
+    assert_eq!(replies[0].lost.get(), 256);
+    assert_eq!((replies[1].value.get(), replies[1].lost.get()), (0, 0));
 }
