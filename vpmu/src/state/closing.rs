@@ -65,6 +65,7 @@ impl State {
                 // Who reads the other area has to learn who it is.
                 trace.sync(SYNC_START);
             }
+            self.announce(host, id);
         }
         if let Some(before) = before.filter(|&before| self.writer(before).is_none()) {
             self.output.remove_ring(before);

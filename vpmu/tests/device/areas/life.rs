@@ -2,7 +2,7 @@
 
 use vpmu::abi::*;
 
-use super::{Traced, exits, pages, trace};
+use super::{ITRACE_START, Traced, exits, pages, trace};
 use crate::rig::Rig;
 use crate::traces::area::map_aux;
 
@@ -116,4 +116,27 @@ fn a_redirected_trace_leaves_what_it_wrote() {
     exits(&rig, 0, 2);
     rig.read(0, other);
     assert_eq!(second.area.exits().len(), 6);
+}
+
+#[test]
+fn a_trace_that_comes_to_an_area_is_announced_there() {
+    let mut rig = Rig::new();
+    let mut traced = Traced::on(&mut rig, 4);
+    let begun = |traced: &mut Traced| {
+        let records = traced.ring.raw();
+        let begins = records.iter().filter(|record| record.kind == ITRACE_START);
+        begins.count()
+    };
+    assert_eq!(begun(&mut traced), 1);
+    let other = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..trace()
+    };
+    let other = rig.open(&other).expect("open");
+    assert_eq!(begun(&mut traced), 0, "it writes nowhere");
+    rig.redirect(other, traced.event).expect("redirected");
+    assert_eq!(begun(&mut traced), 1);
+    rig.redirect(other, 0).expect("redirected");
+    rig.redirect(other, traced.event).expect("redirected");
+    assert_eq!(begun(&mut traced), 0, "once");
 }
