@@ -128,7 +128,7 @@ impl State {
             self.rest(host, trace, paused);
         }
         let changed = self.with_needs(host, trace, |trace| trace.pause(paused));
-        if changed == Some(true) && paused {
+        if changed == Some(true) {
             self.flush(host, trace);
         }
     }

@@ -4,7 +4,7 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{Rig, open_of};
+use crate::rig::{Rig, open_of, thread};
 use crate::world::At;
 
 const PAUSE: u32 = 7;
@@ -206,4 +206,46 @@ fn steering_takes_a_trace_that_leads() {
         ..request
     };
     assert_eq!(rig.open_reply(&request).engine.get(), ENGINE_EXIT);
+}
+
+#[test]
+fn of_several_overflows_at_one_exit_a_mark_comes_last() {
+    let mut rig = Rig::new();
+    let (trace, mut area) = steered(&mut rig, 0);
+    // Opened after the marks: the doorbell's exit comes before its mark.
+    let member = steering(trace, KIND_EXITS, EXIT_MMIO, 1, OPEN_AUX_RESUME);
+    rig.open(&member).expect("open");
+    rig.mark(0, PAUSE, 1);
+    rig.exit(0, ExitReason::Io, &mut At(2));
+    assert_eq!(ips(&mut area), [1]);
+    // And so does what a host's counter counted up to the exit, which came back for it.
+    let counter = steering(trace, KIND_HARDWARE, 0, 100, OPEN_AUX_PAUSE);
+    let counter = OpenRequest {
+        engine: ENGINE_EXIT.into(),
+        ..counter
+    };
+    rig.open(&counter).expect("open");
+    let exits = steering(trace, KIND_EXITS, EXIT_SIGNAL, 1, OPEN_AUX_RESUME);
+    rig.open(&exits).expect("open");
+    rig.mark(0, RESUME, 3);
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(4));
+    rig.exit(0, ExitReason::Io, &mut At(5));
+    assert_eq!(ips(&mut area), [4]);
+}
+
+#[test]
+fn a_resume_shows_what_others_wrote() {
+    let mut rig = Rig::new();
+    let (trace, mut area) = steered(&mut rig, OPEN_AUX_START_PAUSED);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
+    };
+    let other = rig.open(&request).expect("open");
+    rig.redirect(other, trace).expect("redirected");
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    assert_eq!(ips(&mut area), [0; 0], "not by itself");
+    rig.mark(0, RESUME, 2);
+    assert_eq!(ips(&mut area), [1]);
 }
