@@ -299,7 +299,7 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_PERIOD	8	/* a new period or frequency, from this moment */
 #define VPMU_COMMAND_REFRESH	9	/* on for so many overflows more, then off */
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
-#define VPMU_COMMAND_AUX_END	11	/* no more; answers the head and the bytes lost */
+#define VPMU_COMMAND_AUX_END	11	/* no more; answers the head and what found no room */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
@@ -331,8 +331,7 @@ struct vpmu_command {
  * @value: the count
  * @time_enabled: nanoseconds enabled with its context scheduled in
  * @time_running: nanoseconds of those in which the backing counted
- * @lost: overflows of it that no record was written of; of a trace, bytes that found
- *        no room
+ * @lost: overflows of it that no record was written of; of a trace, bytes that it lost
  */
 struct vpmu_reply {
 	__le32 status;

@@ -237,6 +237,7 @@ impl Vpmu {
     /// Right before the run call, on the vCPU's thread.
     pub fn enter(&self, vcpu: u32) {
         if let Some(on) = self.vcpu(vcpu) {
+            // Before the thread's time is read: what packets take is no time of the guest's.
             if on.take_awaited() {
                 self.with_state(|state, host| {
                     state.enter(host, vcpu);

@@ -60,7 +60,7 @@ wire! {
         pub time_enabled: U64,
         /// Nanoseconds of those in which the backing counted.
         pub time_running: U64,
-        /// Overflows of it that no record was written of; of a trace, bytes that found no room.
+        /// Overflows of it that no record was written of; of a trace, bytes that it lost.
         pub lost: U64,
     }
 }
