@@ -323,7 +323,6 @@ fn open_stats(vcpu: &VcpuFd) -> Option<Stats> {
         .ok()
 }
 
-/// Has KVM signal a queue's notifications instead of ending the run call.
 /// What the guest may use up, so that it can have AUX areas as large as it is allowed.
 fn limits(config: &Config) -> Limits {
     let usual = Limits::default();
@@ -335,6 +334,7 @@ fn limits(config: &Config) -> Limits {
     }
 }
 
+/// Has KVM signal a queue's notifications instead of ending the run call.
 fn notification(vm: &VmFd, queue: u16) -> Result<EventFd, VmError> {
     let event = event()?;
     let address = IoEventAddress::Mmio(layout::VIRTIO + QUEUE_NOTIFY);
