@@ -147,7 +147,8 @@ fn known(sample: &Sample, sp: u64) -> Outcome {
 }
 
 fn a_clock_paces_packets() -> Outcome {
-    const PERIOD: u64 = 200_000;
+    // Long beside what a packet costs an emulated host, whose clock goes on meanwhile.
+    const PERIOD: u64 = 5_000_000;
     let device = Device::open()?;
     cpu::pin(1)?;
     // The hosts' clocks run in both modes.
@@ -163,7 +164,7 @@ fn a_clock_paces_packets() -> Outcome {
     let mut ledger = Ledger::default();
     while own.len() < 20 {
         event.enable(0)?;
-        spun.run(2_000_000);
+        spun.run(20_000_000);
         event.disable(0)?;
         let packets = area.take(&ring)?;
         ledger.follow(&packets)?;
@@ -185,10 +186,14 @@ fn a_clock_paces_packets() -> Outcome {
         "{} packets in {took} ns",
         own.len()
     );
-    // How many depends on what a packet costs beside the period: a host's clock goes on meanwhile.
+    let elsewhere: Vec<_> = own
+        .iter()
+        .filter(|sample| !spun.code.contains(&sample.ip))
+        .map(|sample| format!("{:#x}", sample.ip))
+        .collect();
     ensure!(
-        own.iter().any(|sample| spun.code.contains(&sample.ip)),
-        "none of {} packets in the loop",
+        elsewhere.len() * 2 < own.len(),
+        "of {} packets these were not in the loop: {elsewhere:?}",
         own.len()
     );
     for sample in &own {
