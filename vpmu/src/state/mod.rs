@@ -3,6 +3,7 @@
 
 mod batched;
 mod closing;
+mod exit;
 mod group;
 mod hardware;
 mod overflow;

@@ -4,7 +4,8 @@
 use std::io;
 
 use super::State;
-use super::overflow::{Exit, Moment};
+use super::exit::Exit;
+use super::overflow::Moment;
 use crate::abi::{OPEN_AUX_PAUSE, OPEN_AUX_RESUME, SamplePacket};
 use crate::event::{Event, Facts, Host};
 use crate::machine;

@@ -1,0 +1,258 @@
+//! Each rule of packets and of what is told of them, by itself.
+
+use super::*;
+use crate::abi::{NOTICE_AUX, NOTICE_WAKEUP};
+use crate::aux::{COLLISION, OVERWRITE, PARTIAL, TRUNCATED};
+use crate::record::TYPE_ITRACE_START;
+
+#[test]
+fn a_trace_begins_with_a_sync_packet_that_says_everything() {
+    let mut rig = Rig::new(4, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    assert!(rig.exit(&facts, &mut trace));
+    assert!(rig.exit(&facts, &mut trace));
+    assert_eq!(rig.aux_head(), 0, "not before it is shown");
+    rig.commit(&facts);
+    assert_eq!((rig.aux_head(), trace.count(), trace.lost()), (192, 192, 0));
+    let packets = rig.packets(0, 192);
+    let sync = SyncPacket {
+        kind: PACKET_SYNC,
+        flags: SYNC_START | SYNC_PAGE,
+        format: FORMAT_EXITS.into(),
+        vcpu: 1.into(),
+        magic: SYNC_MAGIC.into(),
+        event: OWNER.into(),
+        time: 1.into(),
+        tsc: 1001.into(),
+        sequence: 0.into(),
+        lost: 0.into(),
+        config: EXIT_USER.into(),
+    };
+    assert_eq!(sync.magic.as_ref(), b"VPMUSYNC");
+    assert_eq!(packets[0].1, Read::Sync(sync));
+    let sequences: Vec<u64> = packets[1..]
+        .iter()
+        .map(|(_, packet)| match packet {
+            Read::Exit(exit) => {
+                assert_eq!(exit.ip.get(), exit.time.get() * 16, "as it was made");
+                exit.sequence.get()
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(sequences, [0, 1]);
+    assert_eq!(rig.records(), [(TYPE_AUX, vec![0, 192, 0])]);
+    rig.commit(&facts);
+    assert_eq!(rig.records(), [], "nothing since");
+}
+
+#[test]
+fn a_packet_that_would_cross_a_page_begins_the_next() {
+    let mut rig = Rig::new(2, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_SAMPLE_TRACE), Trace::new());
+    // A sync packet and fifteen samples leave 192 bytes of the page.
+    for _ in 0..16 {
+        assert!(rig.sample(&facts, &mut trace, 0));
+    }
+    rig.commit(&facts);
+    let packets = rig.packets(0, rig.aux_head());
+    let kinds: Vec<(u64, u8)> = packets[16..]
+        .iter()
+        .map(|(at, packet)| {
+            let kind = match packet {
+                Read::Padding => PACKET_PADDING,
+                Read::Sync(sync) => {
+                    assert_eq!((sync.flags, sync.sequence.get()), (SYNC_PAGE, 15));
+                    assert_eq!(sync.format.get(), FORMAT_SAMPLES);
+                    PACKET_SYNC
+                }
+                _ => PACKET_SAMPLE,
+            };
+            (*at, kind)
+        })
+        .collect();
+    let expected = [
+        (3904, PACKET_PADDING),
+        (3968, PACKET_PADDING),
+        (4032, PACKET_PADDING),
+        (4096, PACKET_SYNC),
+        (4160, PACKET_SAMPLE),
+    ];
+    assert_eq!(kinds, expected);
+    assert_eq!(
+        trace.count(),
+        4416,
+        "padding and sync packets are bytes of it"
+    );
+}
+
+#[test]
+fn a_loss_is_counted_by_packets_and_told_when_there_is_room() {
+    let mut rig = Rig::new(1, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let written = (0..70).filter(|_| rig.exit(&facts, &mut trace)).count();
+    assert_eq!(written, 63);
+    assert_eq!((trace.count(), trace.lost()), (4096 + 7 * 64, 7 * 64));
+    assert_eq!(
+        rig.records(),
+        [
+            (TYPE_AUX, vec![0, 2048, 0]),
+            (TYPE_AUX, vec![2048, 2048, 0]),
+            (TYPE_AUX, vec![4096, 0, TRUNCATED]),
+        ]
+    );
+    rig.set_aux_tail(4096);
+    assert!(rig.exit(&facts, &mut trace));
+    rig.commit(&facts);
+    assert_eq!(rig.records(), [(TYPE_AUX, vec![4096, 128, PARTIAL])]);
+    let packets = rig.packets(4096, 4224);
+    let Read::Sync(sync) = &packets[0].1 else {
+        panic!("{packets:?}");
+    };
+    assert_eq!(sync.flags, SYNC_LOSS | SYNC_PAGE);
+    assert_eq!((sync.sequence.get(), sync.lost.get()), (70, 7 * 64));
+    let tally = rig.output.tally;
+    assert_eq!(
+        (tally.aux_written, tally.aux_lost, tally.aux_records),
+        (4224, 448, 4)
+    );
+}
+
+#[test]
+fn wakeups_come_at_half_the_area_and_at_a_loss() {
+    let mut rig = Rig::new(1, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let mut woken = Vec::new();
+    for packet in 1..=70 {
+        rig.exit(&facts, &mut trace);
+        if let Some(notice) = rig.output.notices.next() {
+            assert_eq!(
+                (notice.kind.get(), notice.event.get()),
+                (NOTICE_WAKEUP, OWNER)
+            );
+            rig.output.notices.delivered();
+            woken.push(packet);
+        }
+    }
+    assert_eq!(woken, [31, 63, 64]);
+    assert_eq!(rig.output.tally.wakeups, 3);
+}
+
+#[test]
+fn what_the_ring_has_no_room_for_is_told_with_the_next() {
+    // 128 records of 32 bytes fill the ring.
+    let mut rig = Rig::with(1, 8, true, 64);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    for _ in 0..140 {
+        assert!(rig.exit(&facts, &mut trace));
+    }
+    let head = rig.aux_head();
+    let records = rig.records();
+    assert_eq!(records.len(), 128);
+    let told: u64 = records.iter().map(|(_, words)| words[1]).sum();
+    assert!(told < head);
+    rig.commit(&facts);
+    assert_eq!(rig.records(), [(TYPE_AUX, vec![told, head - told, 0])]);
+}
+
+#[test]
+fn an_area_that_is_overwritten_tells_when_it_is_asked() {
+    for (pages, exits) in [(2, 1000), (1, 1000), (1, 63), (1, 64)] {
+        let mut rig = Rig::new(pages, false, 64);
+        let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+        for _ in 0..exits {
+            assert!(rig.exit(&facts, &mut trace));
+        }
+        assert_eq!(rig.records(), []);
+        rig.commit(&facts);
+        let head = rig.aux_head();
+        assert_eq!(rig.records(), [(TYPE_AUX, vec![0, head, OVERWRITE])]);
+        assert_eq!((trace.count(), trace.lost()), (head, 0));
+        // The newest are there; a reader begins where the first page does.
+        let first = head.saturating_sub(rig.size()).next_multiple_of(PAGE);
+        let packets = rig.packets(first, head);
+        let last = packets.iter().rev().find_map(|(_, packet)| match packet {
+            Read::Exit(exit) => Some(exit.sequence.get()),
+            _ => None,
+        });
+        assert_eq!(last, Some(exits - 1));
+    }
+}
+
+#[test]
+fn a_collision_is_said_of_its_piece() {
+    let mut rig = Rig::new(2, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_SAMPLE_TRACE), Trace::new());
+    rig.sample(&facts, &mut trace, 0);
+    rig.sample(&facts, &mut trace, PACKET_COLLISION);
+    rig.commit(&facts);
+    assert_eq!(rig.records(), [(TYPE_AUX, vec![0, 576, COLLISION])]);
+}
+
+#[test]
+fn a_pause_and_a_new_beginning_are_told_together() {
+    let mut rig = Rig::new(2, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    rig.exit(&facts, &mut trace);
+    trace.sync(SYNC_RESUME);
+    trace.sync(SYNC_START);
+    rig.exit(&facts, &mut trace);
+    rig.exit(&facts, &mut trace);
+    rig.commit(&facts);
+    let flags: Vec<u8> = rig
+        .packets(0, rig.aux_head())
+        .iter()
+        .filter_map(|(_, packet)| match packet {
+            Read::Sync(sync) => Some(sync.flags),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(flags, [SYNC_START | SYNC_PAGE, SYNC_START | SYNC_RESUME]);
+}
+
+#[test]
+fn a_beginning_is_announced_once() {
+    let mut rig = Rig::new(2, true, 0);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    for _ in 0..2 {
+        let origin = rig.origin(&facts);
+        rig.output.aux_announce(&facts, &origin, &mut trace);
+    }
+    assert_eq!(rig.records(), [(TYPE_ITRACE_START, vec![8 << 32 | 7])]);
+}
+
+#[test]
+fn without_an_area_everything_is_lost() {
+    let mut rig = Rig::new(1, true, 0);
+    rig.output.remove_area(OWNER);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let origin = rig.origin(&facts);
+    rig.output.aux_announce(&facts, &origin, &mut trace);
+    assert!(!trace.announced);
+    assert!(!rig.exit(&facts, &mut trace));
+    rig.commit(&facts);
+    assert_eq!((trace.count(), trace.lost()), (64, 64));
+    assert_eq!(rig.records(), []);
+}
+
+#[test]
+fn a_driver_keeps_an_area() {
+    let mut rig = Rig::new(1, true, 0);
+    rig.output.remove_ring(OWNER);
+    let driven = Area::new(&rig.memory, rig.area.clone(), None, true, 0).expect("laid");
+    rig.output.add_area(OWNER, driven);
+    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    assert!(!rig.exit(&facts, &mut trace), "nobody has begun");
+    rig.output.aux_begin(&facts, 3968, 256).expect("begun");
+    let written: Vec<bool> = (0..4).map(|_| rig.exit(&facts, &mut trace)).collect();
+    // A sync packet that tells of the loss and a packet, then those of the next page.
+    assert_eq!(written, [true, true, false, false]);
+    assert_eq!(rig.output.aux_finish(&facts).expect("begun"), (4224, 128));
+    assert_eq!((trace.count(), trace.lost()), (64 + 256 + 128, 64 + 128));
+    let notice = rig.output.notices.next().expect("one");
+    assert_eq!((notice.kind.get(), notice.event.get()), (NOTICE_AUX, OWNER));
+    rig.output.notices.delivered();
+    assert_eq!(rig.output.notices.next(), None);
+    let packets = rig.packets(3968, 4096);
+    assert!(matches!(&packets[0].1, Read::Sync(sync) if sync.flags == SYNC_START | SYNC_LOSS));
+}
