@@ -5,6 +5,7 @@ mod life;
 mod mapping;
 mod random;
 mod telling;
+mod threads;
 
 use vpmu::ExitReason;
 use vpmu::abi::*;

@@ -1,0 +1,121 @@
+//! Areas that come and go while vCPUs run on their threads.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::ExitReason;
+use vpmu::abi::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::pages;
+use crate::rig::{Rig, VCPUS, command, open_of};
+use crate::traces::area::AreaReader;
+use crate::world::At;
+
+const MINE: [u8; 4096] = [0xa5; 4096];
+
+fn map_request(event: u64, area: &[u64]) -> Vec<u8> {
+    let request = MapRequest {
+        header: Rig::header(CONTROL_MAP_AUX, event),
+        pages: u32::try_from(area.len()).expect("few").into(),
+        flags: MAP_WRITABLE.into(),
+    };
+    let addresses = area.iter().flat_map(|page| page.to_le_bytes());
+    request
+        .as_bytes()
+        .iter()
+        .copied()
+        .chain(addresses)
+        .collect()
+}
+
+#[test]
+fn an_area_is_the_guests_again_while_its_vcpus_run() {
+    let mut rig = Rig::new();
+    let parent = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        // Each packet is shown.
+        aux_watermark: 64.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
+    };
+    let trace = rig.open(&parent).expect("open");
+    let child = OpenRequest {
+        parent: trace.into(),
+        ..parent
+    };
+    let child = rig.open(&child).expect("open");
+    let metadata = rig.next_ring;
+    rig.map(trace, 1);
+    let area = pages(&mut rig, 2);
+    let reader = AreaReader::new(&rig, metadata, area.clone());
+    for (vcpu, event) in [(0, trace), (1, child)] {
+        rig.command(vcpu, COMMAND_IN, event);
+    }
+    let (over, made) = (
+        AtomicBool::new(false),
+        [const { AtomicU64::new(0) }; VCPUS as usize],
+    );
+    let mut grown = 0;
+    let Rig {
+        vpmu,
+        memory,
+        queues,
+        ..
+    } = &mut rig;
+    let vpmu = &*vpmu;
+    let mut control = |request: &[u8]| {
+        queues[0].request(request, size_of::<ControlReply>());
+        vpmu.notify(QUEUE_CONTROL, None);
+        let answer = queues[0].answer().expect("answered at once");
+        let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+        assert_eq!(reply.status.get(), 0);
+    };
+    thread::scope(|scope| {
+        for (vcpu, made) in (0..).zip(&made) {
+            let over = &over;
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    vpmu.leave(vcpu, ExitReason::Io, &mut At(1));
+                    vpmu.enter(vcpu);
+                    made.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let exits = || made.each_ref().map(|made| made.load(Ordering::Relaxed));
+        for _ in 0..100 {
+            control(&map_request(trace, &area));
+            while reader.head() == 0 {
+                thread::yield_now();
+            }
+            control(Rig::header(CONTROL_UNMAP_AUX, trace).as_bytes());
+            grown += reader.head();
+            for &page in &area {
+                let page = GuestAddress(page);
+                memory.write_slice(&MINE, page).expect("in memory");
+            }
+            let before = exits();
+            while exits()
+                .iter()
+                .zip(before)
+                .any(|(now, then)| *now < then + 3)
+            {
+                thread::yield_now();
+            }
+            for &page in &area {
+                let mut bytes = [0; 4096];
+                let page = GuestAddress(page);
+                memory.read_slice(&mut bytes, page).expect("in memory");
+                assert!(bytes == MINE, "written to after it was unmapped");
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let replies = [(0, trace), (1, child)].map(|(vcpu, event)| {
+        let out = [command(COMMAND_OUT, event)];
+        rig.commands(vcpu, &out)[0]
+    });
+    let counted: u64 = replies.iter().map(|reply| reply.value.get()).sum();
+    let lost: u64 = replies.iter().map(|reply| reply.lost.get()).sum();
+    assert_eq!(counted, grown + lost);
+}
