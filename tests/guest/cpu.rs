@@ -6,6 +6,7 @@
 )]
 
 use std::arch::{asm, x86_64::_rdtsc};
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -25,6 +26,19 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Lets no other task have this thread's CPU before the thread sleeps or ends: until then its
+/// events are not switched.
+pub(crate) fn keep() -> io::Result<()> {
+    // What real-time tasks leave to others by default they would leave in a test, too.
+    fs::write("/proc/sys/kernel/sched_rt_runtime_us", "-1")?;
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameter lives through the call.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -56,7 +56,6 @@ use std::env;
 use std::error::Error;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tests::wire::{self, Verdict};
@@ -189,14 +188,14 @@ fn one(name: &str, test: &str) -> Verdict {
         Ok(child) => child,
         Err(error) => return Verdict::Failed(format!("cannot start: {error}")),
     };
-    let deadline = Instant::now() + LIMIT;
-    while let Ok(None) = child.try_wait() {
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Verdict::Failed(format!("still running after {LIMIT:?}"));
-        }
-        thread::sleep(Duration::from_millis(5));
+    let ended_in_time = os::ends_within(child.id(), LIMIT);
+    if !matches!(ended_in_time, Ok(true)) {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Verdict::Failed(match ended_in_time {
+            Ok(_) => format!("still running after {LIMIT:?}"),
+            Err(error) => format!("cannot wait: {error}"),
+        });
     }
     match child.wait_with_output() {
         Ok(output) if output.status.success() => Verdict::Passed,

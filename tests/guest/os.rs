@@ -3,7 +3,7 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -117,6 +117,25 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
 pub(crate) fn drain_console() {
     // SAFETY: no memory. Where the output is no terminal there is nothing to wait for.
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
+}
+
+/// Whether a process ends within `limit`. This one sleeps until then: one that looked every few
+/// milliseconds would take the CPU from the process that it waits for.
+pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
+    // SAFETY: no memory; a descriptor is returned.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: just opened, and nobody else knows it.
+    let fd = unsafe { OwnedFd::from_raw_fd(checked(fd)?) };
+    let mut asked = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let limit = i32::try_from(limit.as_millis()).map_err(io::Error::other)?;
+    // SAFETY: one element, which lives through the call.
+    let ready = checked(unsafe { libc::poll(&raw mut asked, 1, limit) })?;
+    Ok(ready > 0)
 }
 
 /// Runs `child` in a forked process and returns its exit code. This process has one thread.

@@ -104,6 +104,8 @@ fn the_page_describes_itself() -> Outcome {
 fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
     let device = Device::open()?;
     cpu::pin(0)?;
+    // A switch of the task is an exit.
+    cpu::keep()?;
     let (_marks, page) = counting(&device, KIND_MARK, VALUE, How::OWN)?;
     let (_exits, exits) = counting(&device, KIND_EXITS, EXIT_USER, How::OWN)?;
     let mut before = exits.face().count;

@@ -194,11 +194,13 @@ impl Pages {
         Ok(Some(record))
     }
 
-    /// Takes out all that stands there.
+    /// Takes out all that stands there now. What the host writes into the room that this makes,
+    /// as it may when the task is next switched, is for the next time.
     pub(crate) fn take(&mut self) -> Result<Vec<Record>, String> {
+        let head = self.head();
         let mut records = Vec::new();
-        while let Some(record) = self.next_record()? {
-            records.push(record);
+        while self.tail != head {
+            records.extend(self.next_record()?);
         }
         Ok(records)
     }
