@@ -152,7 +152,8 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 	int ret;
 
 	len = sizeof(*request) + count * sizeof(*addresses);
-	request = kzalloc(len, GFP_KERNEL);
+	/* One buffer for as many pages as the device may allow: too long is no bug. */
+	request = kzalloc(len, GFP_KERNEL | __GFP_NOWARN);
 	if (!request)
 		return -ENOMEM;
 	request->header.op = cpu_to_le32(op);
