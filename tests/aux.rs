@@ -80,10 +80,12 @@ mod perf_core {
         perfs_reader_keeps_up,
         a_watermark_wakes_perfs_reader,
         a_stalled_reader_disables_perfs_event,
+        an_area_found_full_disables_perfs_event,
         perfs_snapshot_keeps_the_newest,
         perfs_children_write_into_the_area,
         perf_traces_samples,
         both_doors_trace_at_once,
+        a_locked_down_kernel_tells_no_registers,
     }
 }
 

@@ -5,13 +5,15 @@
  *   vpmu_virtio   the device: probe, queues, notices
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
- *   vpmu_trace    door one's AUX areas       vpmu_create  events of either door
+ *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
+ *   vpmu_create   events of either door
  *   vpmu_event    an event's state, count and times
  *   vpmu_context  scheduling before 6.2
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
  *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
  *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
+ *   vpmu_read     what read(2) gives
  *   vpmu_output   which ring an event writes to, and who is woken
  *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
  *   vpmu_task     tells the device who runs
@@ -117,7 +119,7 @@ struct vpmu_sysfs {
  * @notice_lock: what notices look at: vpmu_file::ring and ::family,
  *               vpmu_ring::writers, what @traces leads to; taken with interrupts off
  * @gone: being removed; nothing more is opened
- * @users: open events and open files of /dev/vpmu
+ * @users: open events, open files of /dev/vpmu, and calls of vpmu_trace_service()
  * @idle: woken when @users falls to zero
  */
 struct vpmu_device {
@@ -376,9 +378,11 @@ void vpmu_pmu_unregister(struct vpmu_device *dev);
 int vpmu_trace_register(struct vpmu_device *dev);
 void vpmu_trace_unregister(struct vpmu_device *dev);
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);
-void vpmu_trace_close(struct vpmu_event *own);
 void vpmu_trace_service(void *vcpu);
 void vpmu_trace_notice(struct vpmu_device *dev, u64 id);
+
+/* vpmu_area.c */
+void vpmu_area_close(struct vpmu_event *own);
 
 /* vpmu_create.c */
 int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
@@ -422,6 +426,13 @@ static inline bool vpmu_config_is_trace(u64 config)
 	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_HOST_TRACE;
 }
 
+/* Of these, whether its packets hold registers, by which what the kernel keeps secret. */
+static inline bool vpmu_config_tells_registers(u64 config)
+{
+	return vpmu_config_is_trace(config) &&
+	       config >> VPMU_CONFIG_KIND_SHIFT != VPMU_KIND_EXIT_TRACE;
+}
+
 /* vpmu_open.c */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
 
@@ -449,6 +460,8 @@ static inline struct vpmu_file *vpmu_group_next(struct vpmu_file *file, struct v
 
 /* vpmu_group.c */
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file);
+struct vpmu_file *vpmu_group_lock(struct vpmu_file *file);
+void vpmu_group_unlock(struct vpmu_file *leader);
 int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 		      const struct perf_event_attr *attr, int cpu, struct task_struct *task);
 int vpmu_group_join(struct vpmu_file *file);
@@ -458,7 +471,9 @@ u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable);
 int vpmu_group_reset(struct vpmu_file *file, bool whole);
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows);
-ssize_t vpmu_group_read(struct vpmu_file *file, u64 **values, size_t room);
+
+/* vpmu_read.c */
+ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room);
 
 /* vpmu_output.c */
 void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring);

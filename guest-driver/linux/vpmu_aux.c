@@ -5,7 +5,7 @@
  * A program announces the place of the area in the ring's first page and maps it
  * there, as of a perf event; each such map is one of the ring, too, so an area goes
  * before its ring does. Between the first map and the last unmap this driver takes no
- * part. The areas of perf core's rings are perf core's; see vpmu_trace.c.
+ * part. The areas of perf core's rings are perf core's; see vpmu_area.c.
  */
 #include <linux/fs.h>
 #include <linux/log2.h>

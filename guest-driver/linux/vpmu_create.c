@@ -55,7 +55,7 @@ static void event_destroy(struct perf_event *event)
 
 	event_withdraw(own);
 	if (own->trace)
-		vpmu_trace_close(own);
+		vpmu_area_close(own);
 	else if (own->id)
 		vpmu_control_close(own->dev, own->id);
 	if (own->file && event->parent)
@@ -184,7 +184,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 		if (err)
 			return err;
 	}
-	/* Packets name tasks where the device can learn of them; events that inherit have theirs. */
+	/* Packets name tasks where the device can learn of them; heirs have their parent's. */
 	if (own->trace) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;

@@ -144,7 +144,7 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	u64 *values;
 
 	/* End of file says that the event is in error, as perf's own do. */
-	size = vpmu_group_read(filp->private_data, &values, count);
+	size = vpmu_read(filp->private_data, &values, count);
 	if (size > 0 && copy_to_user(buf, values, size))
 		size = -EFAULT;
 	kfree(values);

@@ -9,7 +9,6 @@
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
-#include <linux/slab.h>
 
 #include "vpmu.h"
 
@@ -41,17 +40,25 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 	return leader;
 }
 
-static void group_unlock(struct vpmu_file *leader)
+/**
+ * vpmu_group_unlock() - let a group change again
+ * @leader: from vpmu_group_lock()
+ */
+void vpmu_group_unlock(struct vpmu_file *leader)
 {
 	mutex_unlock(&leader->group_lock);
 	vpmu_file_put(leader);
 }
 
-/*
- * Holds the group of an open file as it is: until group_unlock() of the leader that
- * this returns, nobody joins or leaves, and the events of its files stay.
+/**
+ * vpmu_group_lock() - hold the group of an open file as it is
+ * @file: the file
+ *
+ * Until vpmu_group_unlock() nobody joins or leaves, and the events of its files stay.
+ *
+ * Return: the leader.
  */
-static struct vpmu_file *group_lock(struct vpmu_file *file)
+struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 {
 	struct vpmu_file *leader;
 
@@ -60,7 +67,7 @@ static struct vpmu_file *group_lock(struct vpmu_file *file)
 		mutex_lock(&leader->group_lock);
 		if (vpmu_group_leader(file) == leader)
 			return leader;
-		group_unlock(leader);
+		vpmu_group_unlock(leader);
 	}
 }
 
@@ -115,13 +122,13 @@ int vpmu_group_join(struct vpmu_file *file)
  */
 void vpmu_group_leave(struct vpmu_file *file)
 {
-	struct vpmu_file *leader = group_lock(file), *sibling;
+	struct vpmu_file *leader = vpmu_group_lock(file), *sibling;
 
 	if (leader != file) {
 		list_del_init(&file->member);
 		leader->siblings--;
 	}
-	group_unlock(leader);
+	vpmu_group_unlock(leader);
 
 	mutex_lock(&file->group_lock);
 	WRITE_ONCE(file->closed, true);
@@ -257,7 +264,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
  */
 int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 {
-	struct vpmu_file *leader = group_lock(file), *other;
+	struct vpmu_file *leader = vpmu_group_lock(file), *other;
 	int err = 0, ret;
 
 	vpmu_group_for_each(other, leader)
@@ -274,7 +281,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 		ret = vpmu_call_group(leader, NULL, 0);
 		err = err ?: ret;
 	}
-	group_unlock(leader);
+	vpmu_group_unlock(leader);
 	return err;
 }
 
@@ -287,10 +294,10 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
  */
 int vpmu_group_reset(struct vpmu_file *file, bool whole)
 {
-	struct vpmu_file *leader = group_lock(file);
+	struct vpmu_file *leader = vpmu_group_lock(file);
 	int err = vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_RESET);
 
-	group_unlock(leader);
+	vpmu_group_unlock(leader);
 	return err;
 }
 
@@ -303,7 +310,7 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
  */
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 {
-	struct vpmu_file *leader = group_lock(file);
+	struct vpmu_file *leader = vpmu_group_lock(file);
 	int err;
 
 	WRITE_ONCE(file->limited, true);
@@ -313,113 +320,6 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
 	if (!err)
 		err = vpmu_call_group(leader, NULL, 0);
-	group_unlock(leader);
+	vpmu_group_unlock(leader);
 	return err;
-}
-
-/* Whether nothing is told any more of a count, because it was lost. */
-static bool group_has_error(struct vpmu_file *file)
-{
-	return READ_ONCE(file->error) ||
-	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR;
-}
-
-static size_t group_values(const struct vpmu_file *file, const struct vpmu_file *leader)
-{
-	u64 format = file->read_format;
-	size_t each = 1 + !!(format & PERF_FORMAT_ID) + !!(format & PERF_FORMAT_LOST);
-	size_t times = !!(format & PERF_FORMAT_TOTAL_TIME_ENABLED) +
-		       !!(format & PERF_FORMAT_TOTAL_TIME_RUNNING);
-
-	return format & PERF_FORMAT_GROUP ? 1 + times + (1 + leader->siblings) * each :
-					    times + each;
-}
-
-/*
- * Times are the device's: perf core's run while the file is switched off. But what
- * perf core wanted to count and could not, the device knows nothing of.
- */
-static size_t group_put_times(struct vpmu_file *file, u64 format, u64 *values)
-{
-	u64 enabled = 0, running = 0, missed = file->totals.missed;
-	size_t n = 0;
-
-	if (file->totals.behind) {
-		perf_event_read_value(file->event, &enabled, &running);
-		missed = enabled > running ? enabled - running : 0;
-	}
-	if (format & PERF_FORMAT_TOTAL_TIME_ENABLED)
-		values[n++] = file->totals.enabled + missed;
-	if (format & PERF_FORMAT_TOTAL_TIME_RUNNING)
-		values[n++] = file->totals.running;
-	return n;
-}
-
-static size_t group_put_rest(const struct vpmu_file *file, u64 format, u64 *values)
-{
-	size_t n = 0;
-
-	if (format & PERF_FORMAT_ID)
-		values[n++] = vpmu_file_id(file);
-	if (format & PERF_FORMAT_LOST)
-		values[n++] = file->totals.lost;
-	return n;
-}
-
-static void group_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *values)
-{
-	u64 format = file->read_format;
-	struct vpmu_file *other;
-
-	if (!(format & PERF_FORMAT_GROUP)) {
-		*values++ = file->totals.value;
-		values += group_put_times(file, format, values);
-		group_put_rest(file, format, values);
-		return;
-	}
-	*values++ = 1 + leader->siblings;
-	values += group_put_times(leader, format, values);
-	vpmu_group_for_each(other, leader) {
-		*values++ = other->totals.value;
-		values += group_put_rest(other, format, values);
-	}
-}
-
-/**
- * vpmu_group_read() - what read(2) gives
- * @file: read from; with PERF_FORMAT_GROUP all of its group is read at one moment
- * @values: set to an array for the caller to free, on success
- * @room: bytes that there is room for
- *
- * Return: bytes in @values; 0 if a count was lost, and without @values; -ENOSPC; or
- * another negative errno.
- */
-ssize_t vpmu_group_read(struct vpmu_file *file, u64 **values, size_t room)
-{
-	bool whole = file->read_format & PERF_FORMAT_GROUP;
-	struct vpmu_file *leader = group_lock(file), *other;
-	size_t size = group_values(file, leader) * sizeof(u64);
-	ssize_t ret = 0;
-
-	*values = NULL;
-	if (group_has_error(file))
-		goto unlock;
-	ret = -ENOSPC;
-	if (room < size)
-		goto unlock;
-	/* What cannot be reached any more, because its CPU has gone, stands as it is. */
-	vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_READ);
-	ret = 0;
-	vpmu_group_for_each(other, leader)
-		if ((whole || other == file) && group_has_error(other))
-			goto unlock;
-	ret = -ENOMEM;
-	*values = kcalloc(size / sizeof(u64), sizeof(u64), GFP_KERNEL);
-	if (!*values)
-		goto unlock;
-	group_put(file, leader, *values);
-	ret = size;
-unlock:
-	group_unlock(leader);
-	return ret;
 }

@@ -67,9 +67,8 @@ static int open_config(struct vpmu_device *dev, const struct perf_event_attr *at
 /* Whether it would tell registers, by which what the kernel keeps secret. */
 static bool open_tells_registers(const struct perf_event_attr *attr, bool trace)
 {
-	if (attr->sample_type & PERF_SAMPLE_REGS_INTR)
-		return true;
-	return trace && attr->config >> VPMU_CONFIG_KIND_SHIFT != VPMU_KIND_EXIT_TRACE;
+	return attr->sample_type & PERF_SAMPLE_REGS_INTR ||
+	       (trace && vpmu_config_tells_registers(attr->config));
 }
 
 /* Whether the caller could trace @task, as far as a module can tell: it owns it wholly. */

@@ -10,61 +10,15 @@
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>
-#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/perf_event.h>
-#include <linux/rcupdate.h>
+#include <linux/security.h>
 #include <linux/slab.h>
 #include <linux/virtio_config.h>
 
 #include "compat.h"
 #include "vpmu.h"
-
-/**
- * struct vpmu_area - pages of perf core's that the device may write to
- * @dev: of which device
- * @owner: the event that they were mapped with, NULL once it is closed
- * @pages: their addresses
- * @count: how many
- * @overwrite: nobody moves the tail
- * @kept: the device may not have let go of them
- */
-struct vpmu_area {
-	struct vpmu_device *dev;
-	struct vpmu_event *owner;
-	void **pages;
-	u32 count;
-	bool overwrite;
-	bool kept;
-};
-
-/**
- * struct vpmu_trace - an event's part in it
- * @own: the event
- * @area: that it was mapped with, if any
- * @buffer: perf core's ring beside @area, to tell whether the event still writes there
- * @handle: perf core's, within a turn
- * @active: in the vCPU's traces, within a turn
- * @cpu: where the turn is, -1 between two
- * @noticed: the device wants this turn to end
- * @head: where the turn began
- * @room: bytes that there were
- * @lost: bytes that the turn before has lost
- * @period: as the device has it
- */
-struct vpmu_trace {
-	struct vpmu_event *own;
-	struct vpmu_area *area;
-	const void *buffer;
-	struct perf_output_handle handle;
-	struct list_head active;
-	int cpu;
-	bool noticed;
-	u64 head;
-	u64 room;
-	u64 lost;
-	u64 period;
-};
+#include "vpmu_trace.h"
 
 /**
  * vpmu_trace_alloc() - an event's part
@@ -95,9 +49,11 @@ static struct vpmu_command trace_command(const struct vpmu_event *own, u32 op)
 /*
  * Takes room from perf core. Two events that perf core has made share a ring cannot
  * both write to the area beside it, and the device knows only the event's own: so an
- * event writes to no other. An inherited one writes to its parent's.
+ * event writes to no other. An inherited one writes to its parent's. Returns 0; -ENOSPC
+ * if no packet fits, by which the event is about to be disabled; or -EINVAL without an
+ * area, of which perf core tells by itself if it was a full one.
  */
-static struct vpmu_area *trace_room(struct vpmu_trace *trace)
+static int trace_room(struct vpmu_trace *trace)
 {
 	struct perf_event *event = trace->own->event, *output = event->parent ?: event;
 	struct vpmu_event *owner = output->pmu_private;
@@ -105,26 +61,26 @@ static struct vpmu_area *trace_room(struct vpmu_trace *trace)
 	struct vpmu_area *area;
 
 	if (!buffer || buffer != READ_ONCE(output->rb))
-		return NULL;
+		return -EINVAL;
 	area = perf_aux_output_begin(&trace->handle, event);
 	if (!area)
-		return NULL;
+		return -EINVAL;
 	trace->head = trace->handle.head;
 	if (area->overwrite)
 		trace->room = (u64)area->count << PAGE_SHIFT;
 	else
 		trace->room = round_down(trace->handle.size, VPMU_PACKET_ALIGN);
 	if (trace->room)
-		return area;
-	/* For no packet, though for a byte: of an event that was on this has to be told. */
-	if (!(event->hw.state & PERF_HES_STOPPED))
-		perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
+		return 0;
+	/* For no packet, though for a byte: no watermark need have woken the reader. */
+	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
-	return NULL;
+	vpmu_aux_disable(event);
+	return -ENOSPC;
 }
 
-/* Begins a turn; the event is off. Returns whether it is on now. */
-static bool trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
+/* Begins a turn; the event is off. Returns 0 if it is on now, else as trace_room(). */
+static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {
 	struct vpmu_event *own = trace->own;
 	u32 on = own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE;
@@ -134,10 +90,9 @@ static bool trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 	unsigned int count = 0;
 	int err;
 
-	if (!trace_room(trace))
-		return false;
-	/* perf core tells once that a trace begins, if told so; it does not export how. */
-	own->event->attach_state |= PERF_ATTACH_ITRACE;
+	err = trace_room(trace);
+	if (err)
+		return err;
 	WRITE_ONCE(trace->noticed, false);
 	WRITE_ONCE(trace->cpu, smp_processor_id());
 	list_add(&trace->active, &vcpu->traces);
@@ -153,10 +108,13 @@ static bool trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 	commands[count++] = trace_command(own, on);
 	err = vpmu_vcpu_commands(vcpu, commands, replies, count);
 	own->started = true;
-	/* perf core says once, before it adds an event, that its trace starts. */
+	/*
+	 * Of each event that it adds perf core says before that its trace starts, until
+	 * told that it has; what tells it so is not exported.
+	 */
 	own->event->attach_state |= PERF_ATTACH_ITRACE;
 	vpmu_event_answer(own->event, on, err ? NULL : &replies[count - 1]);
-	return true;
+	return 0;
 }
 
 /*
@@ -216,15 +174,18 @@ void vpmu_trace_service(void *vcpu)
 	struct vpmu_vcpu *here = vcpu;
 	struct vpmu_trace *trace, *next;
 
+	/* Pairs with the barrier in vpmu_trace_notice(). */
+	smp_mb();
 	list_for_each_entry_safe(trace, next, &here->traces, active) {
 		if (!READ_ONCE(trace->noticed))
 			continue;
-		if (trace_end(trace, here, true) && trace_begin(trace, here))
+		if (trace_end(trace, here, true) && !trace_begin(trace, here))
 			continue;
 		/* Who makes room again has to enable it, too, as with any of perf core's. */
 		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 		vpmu_aux_disable(trace->own->event);
 	}
+	vpmu_device_put(here->dev);
 }
 
 /**
@@ -232,7 +193,8 @@ void vpmu_trace_service(void *vcpu)
  * @dev: the device
  * @id: of the event that has written there
  *
- * Called from the device's interrupt, on any CPU.
+ * Called from the device's interrupt, on any CPU. The call to the trace's CPU uses the
+ * device until it is over, by which it does not outlive it.
  */
 void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 {
@@ -246,10 +208,26 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 		WRITE_ONCE(own->trace->noticed, true);
 		cpu = READ_ONCE(own->trace->cpu);
 	}
-	spin_unlock_irqrestore(&dev->notice_lock, flags);
-	/* One on its way already sees this notice as well. */
+	/* Until the lock is released there is the event, another user. */
 	if (cpu >= 0)
-		smp_call_function_single_async(cpu, &(*per_cpu_ptr(dev->cpu_vcpu, cpu))->service);
+		vpmu_device_get(dev);
+	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	if (cpu < 0)
+		return;
+	/* A call that is on its way already sees this notice as well. */
+	smp_mb();
+	if (smp_call_function_single_async(cpu, &(*per_cpu_ptr(dev->cpu_vcpu, cpu))->service))
+		vpmu_device_put(dev);
+}
+
+/* Begins a turn of an event that is stopped; returns as trace_begin(). */
+static int trace_try(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
+{
+	int err = trace_begin(trace, vcpu);
+
+	if (!err)
+		trace->own->event->hw.state = 0;
+	return err;
 }
 
 static void trace_start(struct perf_event *event, int flags)
@@ -257,8 +235,8 @@ static void trace_start(struct perf_event *event, int flags)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	if (vcpu && event->hw.state & PERF_HES_STOPPED && trace_begin(own->trace, vcpu))
-		event->hw.state = 0;
+	if (vcpu && event->hw.state & PERF_HES_STOPPED)
+		trace_try(own->trace, vcpu);
 }
 
 static void trace_stop(struct perf_event *event, int flags)
@@ -280,12 +258,12 @@ static int trace_add(struct perf_event *event, int flags)
 	if (!vcpu || vcpu->broken || !own->id)
 		return -ENODEV;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-	if (flags & PERF_EF_START) {
-		trace_start(event, flags);
-		/* Without an area, or room there, nothing must seem to run. */
-		if (event->hw.state & PERF_HES_STOPPED)
-			return -EINVAL;
-	}
+	/*
+	 * Without an area nothing must seem to run. With a full one it is added, or perf
+	 * core would try again at each switch instead of disabling it.
+	 */
+	if (flags & PERF_EF_START && trace_try(own->trace, vcpu) == -EINVAL)
+		return -EINVAL;
 	vpmu_event_pin(event);
 	return 0;
 }
@@ -294,99 +272,6 @@ static void trace_del(struct perf_event *event, int flags)
 {
 	vpmu_event_unpin(event);
 	trace_stop(event, PERF_EF_UPDATE);
-}
-
-/* The area is mapped: the device gets its pages. Sleeps, as all of mmap(2) may. */
-static void *trace_setup_aux(struct perf_event *event, void **pages, int count, bool overwrite)
-{
-	struct vpmu_event *own = event->pmu_private;
-	struct vpmu_device *dev = own->dev;
-	struct vpmu_area *area;
-	struct page **list;
-	u32 flags = VPMU_MAP_DRIVEN;
-	int i;
-
-	if (count > dev->info.max_aux_pages || own->trace->area)
-		return NULL;
-	area = kzalloc(sizeof(*area), GFP_KERNEL);
-	list = kvmalloc_array(count, sizeof(*list), GFP_KERNEL);
-	if (!area || !list)
-		goto free;
-	for (i = 0; i < count; i++)
-		list[i] = virt_to_page(pages[i]);
-	if (!overwrite)
-		flags |= VPMU_MAP_WRITABLE;
-	if (vpmu_control_map_aux(dev, own->id, list, count, flags))
-		goto free;
-	kvfree(list);
-
-	*area = (struct vpmu_area) {
-		.dev = dev,
-		.owner = own,
-		.pages = pages,
-		.count = count,
-		.overwrite = overwrite,
-	};
-	/* The pages can outlive their event, by a map through another that shares the ring. */
-	__module_get(THIS_MODULE);
-	vpmu_device_get(dev);
-	mutex_lock(&dev->output_lock);
-	own->trace->area = area;
-	WRITE_ONCE(own->trace->buffer, event->rb);
-	mutex_unlock(&dev->output_lock);
-	return area;
-free:
-	kvfree(list);
-	kfree(area);
-	return NULL;
-}
-
-/* The last map has gone; no turn is left, and none begins any more. */
-static void trace_free_aux(void *aux)
-{
-	struct vpmu_area *area = aux;
-	struct vpmu_device *dev = area->dev;
-	struct vpmu_event *own;
-	u32 i;
-
-	mutex_lock(&dev->output_lock);
-	own = area->owner;
-	if (own) {
-		WRITE_ONCE(own->trace->buffer, NULL);
-		own->trace->area = NULL;
-		area->kept = vpmu_control_unmap_aux(dev, own->id);
-	}
-	mutex_unlock(&dev->output_lock);
-	if (area->kept) {
-		dev_err(&dev->vdev->dev, "the device keeps an AUX area: %u pages are lost\n",
-			area->count);
-		for (i = 0; i < area->count; i++)
-			get_page(virt_to_page(area->pages[i]));
-	}
-	kfree(area);
-	vpmu_device_put(dev);
-	module_put(THIS_MODULE);
-}
-
-/**
- * vpmu_trace_close() - close an event that perf core has taken off its CPU for good
- * @own: the event; the device forgets its area with it
- */
-void vpmu_trace_close(struct vpmu_event *own)
-{
-	struct vpmu_device *dev = own->dev;
-	struct vpmu_area *area;
-	int err = 0;
-
-	mutex_lock(&dev->output_lock);
-	area = own->trace->area;
-	if (own->id)
-		err = vpmu_control_close(dev, own->id);
-	if (area) {
-		area->owner = NULL;
-		area->kept = err;
-	}
-	mutex_unlock(&dev->output_lock);
 }
 
 static int trace_event_init(struct perf_event *event)
@@ -398,6 +283,12 @@ static int trace_event_init(struct perf_event *event)
 	/* perf core would have to see each packet. */
 	if (event->attr.freq)
 		return -EINVAL;
+	if (!event->parent && vpmu_config_tells_registers(event->attr.config)) {
+		int err = security_locked_down(LOCKDOWN_PERF);
+
+		if (err)
+			return err;
+	}
 	return vpmu_event_create(dev, event);
 }
 
@@ -427,8 +318,8 @@ int vpmu_trace_register(struct vpmu_device *dev)
 		.start		= trace_start,
 		.stop		= trace_stop,
 		.read		= vpmu_event_read,
-		.setup_aux	= trace_setup_aux,
-		.free_aux	= trace_free_aux,
+		.setup_aux	= vpmu_area_setup,
+		.free_aux	= vpmu_area_free,
 	};
 	err = perf_pmu_register(&dev->trace_pmu, "vpmu_trace", -1);
 	if (err) {
@@ -444,15 +335,8 @@ int vpmu_trace_register(struct vpmu_device *dev)
  */
 void vpmu_trace_unregister(struct vpmu_device *dev)
 {
-	u32 i;
-
 	if (!dev->trace_pmu.type)
 		return;
 	perf_pmu_unregister(&dev->trace_pmu);
 	vpmu_sysfs_exit(&dev->trace_sysfs);
-	/* The last calls for a notice find no event, but have to be over. */
-	for (i = 0; i < dev->info.vcpus; i++)
-		while (READ_ONCE(dev->vcpus[i].service.node.u_flags) & CSD_FLAG_LOCK)
-			cond_resched();
-	synchronize_rcu();
 }

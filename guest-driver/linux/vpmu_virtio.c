@@ -53,9 +53,10 @@ static void device_drain(struct vpmu_device *dev)
 	/*
 	 * The last user may still be about to wake this up, and perf core looks at the
 	 * PMU once more behind pmu->destroy(). Neither sleeps on the way out, but both
-	 * can be preempted there.
+	 * can be preempted there. An interrupt that was a user cannot.
 	 */
 	synchronize_rcu_tasks();
+	synchronize_rcu();
 }
 
 static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)

@@ -8,7 +8,7 @@ use crate::areas::{self, OVERWRITE, PARTIAL, TRUNCATED, told};
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{EXIT_BYTES, SYNC_LOSS, exits, samples, syncs};
-use crate::pages::{Pages, READ as READ_ONLY, READ_WRITE};
+use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{
     Device, EXIT_IO, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels,
     refused, sampling,
@@ -24,6 +24,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "a_stalled_reader_disables_perfs_event",
         a_stalled_reader_disables_perfs_event,
+    ),
+    (
+        "an_area_found_full_disables_perfs_event",
+        an_area_found_full_disables_perfs_event,
     ),
     (
         "perfs_snapshot_keeps_the_newest",
@@ -135,6 +139,40 @@ fn a_stalled_reader_disables_perfs_event() -> Outcome {
     );
     let produced = areas::head(&kept.ring) + kept.ledger.lost;
     ensure_eq!(kept.event.count()?, produced, "bytes written and lost");
+    Ok(())
+}
+
+fn an_area_found_full_disables_perfs_event() -> Outcome {
+    const PACKET: u64 = 64;
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    cpu::pin(1)?;
+    // No byte that is written reaches this mark, so the full area alone can wake.
+    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, 1 << 20);
+    let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
+    for round in 0..3 {
+        // Not one packet fits: perf core keeps a byte free.
+        let full = kept.told.wrapping_add(PACKET).wrapping_sub(P);
+        kept.ring.store_release(AUX_TAIL, full);
+        kept.event.enable(0)?;
+        ensure_eq!(
+            kept.event.poll(LONG)?,
+            libc::POLLIN,
+            "round {round}: poll of a full area"
+        );
+        kept.ring.store_release(AUX_TAIL, kept.told);
+        ports(10);
+        let (exits, flags) = kept.take()?;
+        ensure_eq!(exits.len(), 0, "round {round}: exits of a disabled event");
+        ensure_eq!(flags, [TRUNCATED], "round {round}: what was told, once");
+        kept.event.enable(0)?;
+        ports(5);
+        kept.event.disable(0)?;
+        let (exits, flags) = kept.take()?;
+        ensure_eq!(exits.len(), 5, "round {round}: exits where there is room");
+        ensure!(flags.iter().all(|&flags| flags == 0), "{flags:x?}");
+    }
+    ensure_eq!(kept.event.count()?, areas::head(&kept.ring), "bytes");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ mod aux_core_writer;
 mod aux_exits;
 mod aux_hardware;
 mod aux_life;
+mod aux_lockdown;
 mod aux_mapping;
 mod aux_pausing;
 mod aux_records;
@@ -105,7 +106,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
-        "aux-core" => Some([aux_core::TESTS, aux_core_writer::TESTS].concat()),
+        "aux-core" => Some([aux_core::TESTS, aux_core_writer::TESTS, aux_lockdown::TESTS].concat()),
         "aux-traces" => Some(
             [
                 aux_exits::TESTS,

@@ -1,6 +1,7 @@
 //! What the tests need of processes, signals and limits, each call behind a safe function.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
+use std::ffi::CStr;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -117,6 +118,14 @@ pub(crate) fn wait_signal(limit: Duration) -> io::Result<Option<Arrived>> {
 pub(crate) fn drain_console() {
     // SAFETY: no memory. Where the output is no terminal there is nothing to wait for.
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
+}
+
+/// Mounts a file system of the kernel's own.
+pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
+    let (kind, at) = (kind.as_ptr(), at.as_ptr());
+    // SAFETY: strings that live through the call; the kind takes no data.
+    checked(unsafe { libc::mount(kind, at, kind, 0, ptr::null()) })?;
+    Ok(())
 }
 
 /// Whether a process ends within `limit`. This one sleeps until then: one that looked every few

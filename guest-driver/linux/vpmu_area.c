@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * AUX areas of perf core's rings: which pages the device may write to, and until when.
+ *
+ * perf core makes the area and frees it. Between the two the device knows its pages by
+ * the event that it was mapped with, which can be closed before it; when a trace writes
+ * there is for vpmu_trace.c to say. The areas of /dev/vpmu are in vpmu_aux.c.
+ */
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+
+#include "vpmu.h"
+#include "vpmu_trace.h"
+
+/**
+ * vpmu_area_setup() - struct pmu::setup_aux: the device gets an area's pages
+ * @event: that it is mapped with
+ * @pages: addresses of its pages, which perf core keeps until vpmu_area_free()
+ * @count: how many
+ * @overwrite: nobody moves the tail
+ *
+ * Sleeps, as all of mmap(2) may.
+ *
+ * Return: the area, or NULL.
+ */
+void *vpmu_area_setup(struct perf_event *event, void **pages, int count, bool overwrite)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_device *dev = own->dev;
+	struct vpmu_area *area;
+	struct page **list;
+	u32 flags = VPMU_MAP_DRIVEN;
+	int i;
+
+	if (count > dev->info.max_aux_pages || own->trace->area)
+		return NULL;
+	area = kzalloc(sizeof(*area), GFP_KERNEL);
+	list = kvmalloc_array(count, sizeof(*list), GFP_KERNEL);
+	if (!area || !list)
+		goto free;
+	for (i = 0; i < count; i++)
+		list[i] = virt_to_page(pages[i]);
+	if (!overwrite)
+		flags |= VPMU_MAP_WRITABLE;
+	if (vpmu_control_map_aux(dev, own->id, list, count, flags))
+		goto free;
+	kvfree(list);
+
+	*area = (struct vpmu_area) {
+		.dev = dev,
+		.owner = own,
+		.pages = pages,
+		.count = count,
+		.overwrite = overwrite,
+	};
+	/* The pages can outlive their event, by a map through another that shares the ring. */
+	__module_get(THIS_MODULE);
+	vpmu_device_get(dev);
+	mutex_lock(&dev->output_lock);
+	own->trace->area = area;
+	WRITE_ONCE(own->trace->buffer, event->rb);
+	mutex_unlock(&dev->output_lock);
+	return area;
+free:
+	kvfree(list);
+	kfree(area);
+	return NULL;
+}
+
+/**
+ * vpmu_area_free() - struct pmu::free_aux: the device lets go of them
+ * @aux: from vpmu_area_setup(); no turn is left there, and none begins any more
+ */
+void vpmu_area_free(void *aux)
+{
+	struct vpmu_area *area = aux;
+	struct vpmu_device *dev = area->dev;
+	struct vpmu_event *own;
+	u32 i;
+
+	mutex_lock(&dev->output_lock);
+	own = area->owner;
+	if (own) {
+		WRITE_ONCE(own->trace->buffer, NULL);
+		own->trace->area = NULL;
+		area->kept = vpmu_control_unmap_aux(dev, own->id);
+	}
+	mutex_unlock(&dev->output_lock);
+	if (area->kept) {
+		dev_err(&dev->vdev->dev, "the device keeps an AUX area: %u pages are lost\n",
+			area->count);
+		for (i = 0; i < area->count; i++)
+			get_page(virt_to_page(area->pages[i]));
+	}
+	kfree(area);
+	vpmu_device_put(dev);
+	module_put(THIS_MODULE);
+}
+
+/**
+ * vpmu_area_close() - close an event that perf core has taken off its CPU for good
+ * @own: the event; the device forgets its area with it
+ */
+void vpmu_area_close(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+	struct vpmu_area *area;
+	int err = 0;
+
+	mutex_lock(&dev->output_lock);
+	area = own->trace->area;
+	if (own->id)
+		err = vpmu_control_close(dev, own->id);
+	if (area) {
+		area->owner = NULL;
+		area->kept = err;
+	}
+	mutex_unlock(&dev->output_lock);
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What read(2) of /dev/vpmu's events gives: counts and times in the order of perf's
+ * read_format.
+ */
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+
+#include "vpmu.h"
+
+/* Whether nothing is told any more of a count, because it was lost. */
+static bool read_has_error(struct vpmu_file *file)
+{
+	return READ_ONCE(file->error) ||
+	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR;
+}
+
+static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *leader)
+{
+	u64 format = file->read_format;
+	size_t each = 1 + !!(format & PERF_FORMAT_ID) + !!(format & PERF_FORMAT_LOST);
+	size_t times = !!(format & PERF_FORMAT_TOTAL_TIME_ENABLED) +
+		       !!(format & PERF_FORMAT_TOTAL_TIME_RUNNING);
+
+	return format & PERF_FORMAT_GROUP ? 1 + times + (1 + leader->siblings) * each :
+					    times + each;
+}
+
+/*
+ * Times are the device's: perf core's run while the file is switched off. But what
+ * perf core wanted to count and could not, the device knows nothing of.
+ */
+static size_t read_put_times(struct vpmu_file *file, u64 format, u64 *values)
+{
+	u64 enabled = 0, running = 0, missed = file->totals.missed;
+	size_t n = 0;
+
+	if (file->totals.behind) {
+		perf_event_read_value(file->event, &enabled, &running);
+		missed = enabled > running ? enabled - running : 0;
+	}
+	if (format & PERF_FORMAT_TOTAL_TIME_ENABLED)
+		values[n++] = file->totals.enabled + missed;
+	if (format & PERF_FORMAT_TOTAL_TIME_RUNNING)
+		values[n++] = file->totals.running;
+	return n;
+}
+
+static size_t read_put_rest(const struct vpmu_file *file, u64 format, u64 *values)
+{
+	size_t n = 0;
+
+	if (format & PERF_FORMAT_ID)
+		values[n++] = vpmu_file_id(file);
+	if (format & PERF_FORMAT_LOST)
+		values[n++] = file->totals.lost;
+	return n;
+}
+
+static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *values)
+{
+	u64 format = file->read_format;
+	struct vpmu_file *other;
+
+	if (!(format & PERF_FORMAT_GROUP)) {
+		*values++ = file->totals.value;
+		values += read_put_times(file, format, values);
+		read_put_rest(file, format, values);
+		return;
+	}
+	*values++ = 1 + leader->siblings;
+	values += read_put_times(leader, format, values);
+	vpmu_group_for_each(other, leader) {
+		*values++ = other->totals.value;
+		values += read_put_rest(other, format, values);
+	}
+}
+
+/**
+ * vpmu_read() - what read(2) gives
+ * @file: read from; with PERF_FORMAT_GROUP all of its group is read at one moment
+ * @values: set to an array for the caller to free, on success
+ * @room: bytes that there is room for
+ *
+ * Return: bytes in @values; 0 if a count was lost, and without @values; -ENOSPC; or
+ * another negative errno.
+ */
+ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)
+{
+	bool whole = file->read_format & PERF_FORMAT_GROUP;
+	struct vpmu_file *leader = vpmu_group_lock(file), *other;
+	size_t size = read_values(file, leader) * sizeof(u64);
+	ssize_t ret = 0;
+
+	*values = NULL;
+	if (read_has_error(file))
+		goto unlock;
+	ret = -ENOSPC;
+	if (room < size)
+		goto unlock;
+	/* What cannot be reached any more, because its CPU has gone, stands as it is. */
+	vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_READ);
+	ret = 0;
+	vpmu_group_for_each(other, leader)
+		if ((whole || other == file) && read_has_error(other))
+			goto unlock;
+	ret = -ENOMEM;
+	*values = kcalloc(size / sizeof(u64), sizeof(u64), GFP_KERNEL);
+	if (!*values)
+		goto unlock;
+	read_put(file, leader, *values);
+	ret = size;
+unlock:
+	vpmu_group_unlock(leader);
+	return ret;
+}

@@ -1,0 +1,52 @@
+//! Traces in a kernel that keeps its secrets from root. It does so until it is booted again:
+//! these tests come last.
+
+use std::ffi::CStr;
+use std::fs;
+
+use crate::aux_core::attr;
+use crate::ensure::ensure_eq;
+use crate::raw::{
+    Device, EXIT_IO, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, kernels, refused,
+    sampling,
+};
+use crate::{Outcome, Test, os};
+
+pub(crate) const TESTS: &[Test] = &[(
+    "a_locked_down_kernel_tells_no_registers",
+    a_locked_down_kernel_tells_no_registers,
+)];
+
+const SECURITY: &CStr = c"/sys/kernel/security";
+
+fn a_locked_down_kernel_tells_no_registers() -> Outcome {
+    let device = Device::open()?;
+    let registers = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);
+    let exits = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    ensure_eq!(
+        refused(kernels(&registers, How::OWN)),
+        None,
+        "by perf, before"
+    );
+    ensure_eq!(
+        refused(device.open_event(&registers, How::OWN)),
+        None,
+        "here, before"
+    );
+    os::mount(c"securityfs", SECURITY)?;
+    fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
+    let errno = Some(libc::EPERM);
+    ensure_eq!(refused(kernels(&registers, How::OWN)), errno, "by perf");
+    ensure_eq!(
+        refused(device.open_event(&registers, How::OWN)),
+        errno,
+        "here"
+    );
+    ensure_eq!(refused(kernels(&exits, How::OWN)), None, "exits by perf");
+    ensure_eq!(
+        refused(device.open_event(&exits, How::OWN)),
+        None,
+        "exits here"
+    );
+    Ok(())
+}
