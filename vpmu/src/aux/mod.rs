@@ -18,7 +18,7 @@ use crate::pages::{self, GuestPages};
 pub(crate) const TRUNCATED: u64 = 1 << 0;
 /// perf's `PERF_AUX_FLAG_OVERWRITE`: older data gave way to it.
 pub(crate) const OVERWRITE: u64 = 1 << 1;
-/// perf's `PERF_AUX_FLAG_PARTIAL`: something is missing before it.
+/// perf's `PERF_AUX_FLAG_PARTIAL`: something is missing before it, or in it.
 pub(crate) const PARTIAL: u64 = 1 << 2;
 /// perf's `PERF_AUX_FLAG_COLLISION`: something in it stands for several.
 pub(crate) const COLLISION: u64 = 1 << 3;

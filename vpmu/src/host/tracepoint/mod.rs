@@ -223,12 +223,4 @@ format:
         assert!(Tracepoints::parse(EXIT, "").is_err());
         assert!(Tracepoints::parse(EXIT, &ENTRY.replace("common_type", "kind")).is_err());
     }
-
-    #[test]
-    fn this_host_has_them_or_says_why_not() {
-        match Tracepoints::find() {
-            Ok(found) => eprintln!("kvm tracepoints open: {found:?}"),
-            Err(refusal) => eprintln!("no exits of the host's kernel: {refusal}"),
-        }
-    }
 }
