@@ -11,6 +11,7 @@ mod area {
         later_maps_of_an_area_are_equal_until_all_are_gone,
         two_maps_of_an_area_are_one,
         a_part_of_an_area_is_not_unmapped,
+        a_ring_whose_trace_is_closed_takes_no_area,
         a_forked_child_maps_the_area_anew,
         an_area_outlives_the_rings_last_map,
         an_area_lives_as_long_as_any_map,

@@ -174,7 +174,8 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 				   vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
 		aux_free(aux);
-		return err;
+		/* The trace that the ring was mapped with is closed. */
+		return err == -ENOENT ? -EOPNOTSUPP : err;
 	}
 	ring->aux = aux;
 	err = aux_insert(aux, vma);

@@ -1,6 +1,8 @@
 //! How an AUX area is mapped: announced first, by the rules of perf; its life, and whose memory
 //! it is.
 
+use std::os::fd::AsRawFd;
+
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::areas::{self, Area, announce};
@@ -28,6 +30,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "a_part_of_an_area_is_not_unmapped",
         a_part_of_an_area_is_not_unmapped,
+    ),
+    (
+        "a_ring_whose_trace_is_closed_takes_no_area",
+        a_ring_whose_trace_is_closed_takes_no_area,
     ),
 ];
 
@@ -228,5 +234,23 @@ fn a_part_of_an_area_is_not_unmapped() -> Outcome {
         );
     }
     ensure!(os::is_mapped(area.address()), "it is gone");
+    Ok(())
+}
+
+fn a_ring_whose_trace_is_closed_takes_no_area() -> Outcome {
+    let device = Device::open()?;
+    let (first, second) = (event(&device)?, event(&device)?);
+    let own = Pages::map(&first, 1, READ_WRITE)?;
+    second.output_to(first.as_raw_fd())?;
+    let ring = Pages::map(&second, 1, READ_WRITE)?;
+    let expected = [None, Some(libc::EOPNOTSUPP)];
+    let mut found = [map_errno(&second, &ring, (2 * P, 4 * P), 4, 2 * P), None];
+    drop((own, first));
+    found[1] = map_errno(&second, &ring, (2 * P, 4 * P), 4, 2 * P);
+    ensure_eq!(
+        found,
+        expected,
+        "maps before its trace is closed, and after"
+    );
     Ok(())
 }
