@@ -3,6 +3,7 @@
 
 mod backing;
 mod facts;
+mod tracing;
 
 use std::io;
 
@@ -10,7 +11,7 @@ use self::backing::Backing;
 pub(crate) use self::facts::{Context, Facts, is_trace, pace};
 use crate::abi::{
     ENGINE_BATCHED, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PINNED,
-    STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
+    STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
 };
 use crate::clock::Clock;
 use crate::machine::Machine;
@@ -166,20 +167,6 @@ impl Event {
         matches!(self.backing, Backing::Host(_)) && makes_any
     }
 
-    /// Whether it is a trace that is paused.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.paused
-    }
-
-    /// Pauses or resumes a trace; whether that changed anything.
-    pub(crate) fn pause(&mut self, paused: bool) -> bool {
-        let changed = std::mem::replace(&mut self.paused, paused) != paused;
-        if let Some(trace) = self.trace.as_mut().filter(|_| changed && !paused) {
-            trace.sync(SYNC_RESUME);
-        }
-        changed
-    }
-
     /// Whether the host records its overflows, to be collected later.
     pub(crate) fn is_batched(&self) -> bool {
         self.facts.engine == ENGINE_BATCHED
@@ -233,19 +220,6 @@ impl Event {
             base,
         });
         Ok(())
-    }
-
-    /// Has the host of an active event record, or not.
-    ///
-    /// # Errors
-    /// As [`Event::start`].
-    pub(crate) fn record(&mut self, on: bool) -> io::Result<()> {
-        let vcpu = self.active_on();
-        match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
-            Some(open) if on => open.counter.start(),
-            Some(open) => open.counter.stop(),
-            None => Ok(()),
-        }
     }
 
     /// Brings count and times up to now.
@@ -361,11 +335,6 @@ impl Event {
             Some(period) => self.backing.set_rate(period.rate()).map(|()| true),
             None => Ok(true),
         }
-    }
-
-    /// Overflows of it that no record was written of; of a trace, bytes that were lost.
-    pub(crate) fn lost(&self) -> u64 {
-        self.trace.as_ref().map_or(self.lost, Trace::lost)
     }
 
     /// Takes the overflows of its host counter on `vcpu`.
