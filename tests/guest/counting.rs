@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use vpmu_client::trace::Format;
 use vpmu_client::{Event, EventAttr, Vpmu};
 
 use crate::cpu;
@@ -225,8 +226,16 @@ fn every_listed_event_opens() -> Outcome {
     let entries = vpmu.catalogue().entries();
     ensure!(entries.len() >= 8, "only {} events listed", entries.len());
     for entry in entries {
-        let event =
-            counting(&vpmu, &entry.name).map_err(|error| format!("{}: {error}", entry.name))?;
+        let attr = vpmu.attr(&entry.name)?;
+        // A trace of samples has to know when to take one.
+        let attr = match entry.trace {
+            Some(Format::Samples) => attr.sampling(1_000_000),
+            _ => attr,
+        };
+        let event = vpmu
+            .open_event(&attr)
+            .map_err(|error| format!("{}: {error}", entry.name))?;
+        event.enable()?;
         event.disable()?;
         event.read()?;
     }

@@ -131,7 +131,11 @@ fn list_shows_every_event() -> Outcome {
     let listed = text(&output.stdout);
     for entry in Vpmu::open()?.catalogue().entries() {
         let name = &entry.name;
-        let shown = [format!("vpmu/{name}/"), format!("vpmu/{name},event=?/")];
+        let pmu = match entry.trace {
+            Some(_) => "vpmu_trace",
+            None => "vpmu",
+        };
+        let shown = [format!("{pmu}/{name}/"), format!("{pmu}/{name},event=?/")];
         ensure!(
             shown.iter().any(|shown| listed.contains(shown)),
             "{name} is not in:\n{listed}"
