@@ -16,21 +16,23 @@
 
 #define VPMU_DEVICE_ID		63	/* not assigned by the virtio specification */
 #define VPMU_PAGE_SIZE		4096
-#define VPMU_VERSION		3	/* vpmu_config::version */
+#define VPMU_VERSION		4	/* vpmu_config::version */
 
 /* Feature bits */
 #define VPMU_F_RING		0	/* samples go to rings in guest memory */
 #define VPMU_F_TASK_PAGE	1	/* who runs is read from a page per vCPU */
 #define VPMU_F_DOORBELL		2	/* shared memory region VPMU_SHM_DOORBELL exists */
 #define VPMU_F_AUX		3	/* traces go to AUX areas in guest memory */
+#define VPMU_F_WINDOW		4	/* shared memory region VPMU_SHM_WINDOW exists */
 
 /* Virtqueues */
 #define VPMU_QUEUE_CONTROL	0
 #define VPMU_QUEUE_EVENT	1
 #define VPMU_QUEUE_VCPU		2	/* vCPU n has VPMU_QUEUE_VCPU + n */
 
-/* Shared memory region: a 32-bit write at its offset 0 is a mark */
-#define VPMU_SHM_DOORBELL	0
+/* Shared memory regions */
+#define VPMU_SHM_DOORBELL	0	/* a 32-bit write at its offset 0 is a mark */
+#define VPMU_SHM_WINDOW		1	/* holds rings that outlive a reset */
 
 /**
  * struct vpmu_config - the device's configuration space
@@ -48,7 +50,7 @@
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: most samples that one event makes in a second
  * @max_aux_pages: most pages of one AUX area, a power of two
- * @reserved_1: zero
+ * @max_persistent: most persistent events of the guest's own
  */
 struct vpmu_config {
 	__le32 version;
@@ -64,7 +66,7 @@ struct vpmu_config {
 	__le32 tsc_khz;
 	__le32 max_sample_rate;
 	__le32 max_aux_pages;
-	__le32 reserved_1;
+	__le32 max_persistent;
 };
 
 /* vpmu_control_header::op, with what follows and what answers */
@@ -78,6 +80,10 @@ struct vpmu_config {
 #define VPMU_CONTROL_PAUSE	8	/* vpmu_pause_request, vpmu_control_reply */
 #define VPMU_CONTROL_MAP_AUX	9	/* vpmu_map_request + pages, vpmu_control_reply */
 #define VPMU_CONTROL_UNMAP_AUX	10	/* header only, vpmu_control_reply */
+#define VPMU_CONTROL_DETACH	11	/* vpmu_detach_request, vpmu_control_reply */
+#define VPMU_CONTROL_ATTACH	12	/* header only, vpmu_control_reply */
+#define VPMU_CONTROL_PERSISTENT	13	/* vpmu_persistent_request, vpmu_control_reply + events */
+#define VPMU_CONTROL_LINK	14	/* vpmu_link_request, vpmu_control_reply */
 
 /**
  * struct vpmu_control_header - first words of every control request
@@ -94,7 +100,8 @@ struct vpmu_control_header {
 /**
  * struct vpmu_control_reply - the answer where nothing but success is returned
  * @status: 0 or a positive Linux errno
- * @value: entries returned for the catalogue, else zero
+ * @value: entries that follow for the catalogue and the list of persistent events, the
+ *         first page for VPMU_CONTROL_MAP with VPMU_MAP_WINDOW, else zero
  */
 struct vpmu_control_reply {
 	__le32 status;
@@ -120,6 +127,8 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_AUX_START_PAUSED	(1U << 11)	/* a trace that waits to be resumed */
 #define VPMU_OPEN_AUX_PAUSE		(1U << 12)	/* overflow pauses the leader's trace */
 #define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* overflow resumes it */
+#define VPMU_OPEN_PAUSED		(1U << 14)	/* waits for its starter */
+#define VPMU_OPEN_PERSISTENT		(1U << 15)	/* as by VPMU_CONTROL_DETACH */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,
@@ -193,6 +202,8 @@ struct vpmu_open_reply {
 #define VPMU_MAP_WRITABLE	(1U << 0)
 /* Of an AUX area: VPMU_COMMAND_AUX_BEGIN says where there is room, and there is no ring */
 #define VPMU_MAP_DRIVEN		(1U << 1)
+/* Of the ring of a persistent event: the device lays it into the window; no addresses follow */
+#define VPMU_MAP_WINDOW		(1U << 2)
 
 /**
  * struct vpmu_map_request - VPMU_CONTROL_MAP, VPMU_CONTROL_MAP_AUX; @pages 64-bit
@@ -227,6 +238,69 @@ struct vpmu_pause_request {
 	struct vpmu_control_header header;
 	__le32 paused;
 	__le32 reserved;
+};
+
+/* vpmu_link_request::role: what an overflow of the event does to the target */
+#define VPMU_LINK_STARTER	1
+#define VPMU_LINK_STOPPER	2
+
+/**
+ * struct vpmu_link_request - VPMU_CONTROL_LINK
+ * @header: event names the event whose overflows start or stop the other
+ * @target: the other
+ * @role: VPMU_LINK_*
+ * @reserved: zero
+ */
+struct vpmu_link_request {
+	struct vpmu_control_header header;
+	__le64 target;
+	__le32 role;
+	__le32 reserved;
+};
+
+/**
+ * struct vpmu_detach_request - VPMU_CONTROL_DETACH
+ * @header: event names the event
+ * @name: lower-case letters, digits, "-" and "_", a letter first, padded with zeros; all
+ *        zero: the name that it has, or "event" and its id
+ */
+struct vpmu_detach_request {
+	struct vpmu_control_header header;
+	char name[VPMU_PERSISTENT_NAME];
+};
+
+/**
+ * struct vpmu_persistent_request - VPMU_CONTROL_PERSISTENT
+ * @header: event is zero
+ * @after: only events with a higher id are wanted
+ * @count: most of them wanted
+ * @reserved: zero
+ */
+struct vpmu_persistent_request {
+	struct vpmu_control_header header;
+	__le64 after;
+	__le32 count;
+	__le32 reserved;
+};
+
+/**
+ * struct vpmu_persistent_event - a persistent event as it is now
+ * @id: its id
+ * @open: what it would be opened with; VPMU_OPEN_ENABLED if it is enabled now
+ * @pages: of its ring, the metadata page included; zero: it has none
+ * @map: VPMU_MAP_* that its ring was mapped with
+ * @window_page: with VPMU_MAP_WINDOW the number of the ring's first page in the window
+ * @flags: VPMU_PERSISTENT_*
+ * @name: as for vpmu_detach_request::name
+ */
+struct vpmu_persistent_event {
+	__le64 id;
+	struct vpmu_open_request open;
+	__le32 pages;
+	__le32 map;
+	__le32 window_page;
+	__le32 flags;
+	char name[VPMU_PERSISTENT_NAME];
 };
 
 /**
@@ -300,12 +374,13 @@ struct vpmu_task_page {
 #define VPMU_COMMAND_REFRESH	9	/* on for so many overflows more, then off */
 #define VPMU_COMMAND_AUX_BEGIN	10	/* write @room bytes of the AUX area from @value on */
 #define VPMU_COMMAND_AUX_END	11	/* no more; answers the head and what found no room */
+#define VPMU_COMMAND_FLUSH	12	/* show what was produced; 0: all persistent ones here */
 
 /**
  * struct vpmu_command - one command on a vCPU queue
  * @op: VPMU_COMMAND_*
  * @reserved: zero
- * @event: the event meant; zero for VPMU_COMMAND_VCPU
+ * @event: the event meant; zero for VPMU_COMMAND_VCPU, and for VPMU_COMMAND_FLUSH of all
  * @value: the new period for VPMU_COMMAND_PERIOD, overflows more for
  *         VPMU_COMMAND_REFRESH, the head for VPMU_COMMAND_AUX_BEGIN, else zero
  * @room: bytes of room for VPMU_COMMAND_AUX_BEGIN, else zero
@@ -347,6 +422,7 @@ struct vpmu_reply {
 #define VPMU_NOTICE_ERROR	2	/* the event is in VPMU_STATE_ERROR */
 #define VPMU_NOTICE_LIMIT	3	/* what VPMU_COMMAND_REFRESH gave is used up */
 #define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or fills */
+#define VPMU_NOTICE_PERSISTENT	5	/* the host has started or ended persistent events */
 
 /**
  * struct vpmu_notice - what the device tells the driver on the event queue

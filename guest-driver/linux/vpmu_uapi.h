@@ -31,7 +31,8 @@
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: most samples that one event makes in a second
  * @max_aux_pages: most pages of one AUX area
- * @reserved: zero
+ * @max_persistent: most persistent events of the guest's own
+ * @persistent_type: perf_event_attr::type of the persistent PMU
  */
 struct vpmu_info {
 	__u32 version;
@@ -47,7 +48,8 @@ struct vpmu_info {
 	__u32 tsc_khz;
 	__u32 max_sample_rate;
 	__u32 max_aux_pages;
-	__u32 reserved[2];
+	__u32 max_persistent;
+	__u32 persistent_type;
 };
 
 /* Who makes the samples: struct vpmu_open::engine and VPMU_IOC_ENGINE */
@@ -58,12 +60,14 @@ struct vpmu_info {
 /**
  * struct vpmu_open - the arguments of perf_event_open(2)
  * @attr: address of a struct perf_event_attr; type is perf's HARDWARE, SOFTWARE,
- *        HW_CACHE or RAW, or the vpmu PMU's own (struct vpmu_info::pmu_type)
+ *        HW_CACHE or RAW, or the vpmu PMU's own (struct vpmu_info::pmu_type); or the
+ *        persistent PMU's (::persistent_type) for a new descriptor of the persistent
+ *        event whose id is config, everything else zero
  * @pid: 0 for the caller, a thread, or -1 for every task on @cpu
  * @cpu: -1 for any, or a CPU number
  * @group_fd: -1, or the file descriptor of the group's leader
  * @engine: VPMU_ENGINE_*
- * @flags: PERF_FLAG_FD_CLOEXEC, _FD_NO_GROUP, _FD_OUTPUT
+ * @flags: PERF_FLAG_FD_CLOEXEC, _FD_NO_GROUP, _FD_OUTPUT; VPMU_FLAG_*
  */
 struct vpmu_open {
 	__u64 attr;
@@ -73,6 +77,67 @@ struct vpmu_open {
 	__u32 engine;
 	__u64 flags;
 };
+
+/* struct vpmu_open::flags */
+#define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* then as VPMU_IOC_DETACH */
+#define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* opens paused, for its starter */
+
+/* Bytes of the name of a persistent event */
+#define VPMU_PERSISTENT_NAME	40
+/* Bytes of a struct perf_event_attr, as of Linux 6.1 */
+#define VPMU_ATTR_SIZE		128
+
+/**
+ * struct vpmu_detach - make an event persistent
+ * @id: filled in: what to open it again with
+ * @name: lower-case letters, digits, "-" and "_", a letter first, padded with zeros; all
+ *        zero: the name that it has, or "event" and its id
+ */
+struct vpmu_detach {
+	__u64 id;
+	char name[VPMU_PERSISTENT_NAME];
+};
+
+/**
+ * struct vpmu_persistent - list persistent events
+ * @after: only events with a higher id are wanted
+ * @count: most of them wanted
+ * @reserved: zero
+ * @entries: address of an array of struct vpmu_persistent_entry
+ */
+struct vpmu_persistent {
+	__u64 after;
+	__u32 count;
+	__u32 reserved;
+	__u64 entries;
+};
+
+/**
+ * struct vpmu_persistent_entry - a persistent event as it is now
+ * @id: config to open it again with
+ * @name: under which sysfs lists it
+ * @cpu: to open it again on
+ * @pages: of its ring, the metadata page included, as they are to be mapped; zero: it has
+ *         no ring yet
+ * @engine: who makes its samples, VPMU_ENGINE_*
+ * @flags: VPMU_PERSISTENT_*
+ * @attr: a struct perf_event_attr of that size: what it counts and what its records hold;
+ *        disabled as it is now
+ */
+struct vpmu_persistent_entry {
+	__u64 id;
+	char name[VPMU_PERSISTENT_NAME];
+	__u32 cpu;
+	__u32 pages;
+	__u32 engine;
+	__u32 flags;
+	__u8 attr[VPMU_ATTR_SIZE];
+};
+
+/* struct vpmu_persistent_entry::flags */
+#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* the host's: to be read and flushed alone */
+#define VPMU_PERSISTENT_WINDOW		(1U << 1)	/* its ring outlives a reset of the guest */
+#define VPMU_PERSISTENT_OVERWRITE	(1U << 2)	/* its ring is mapped read-only */
 
 /**
  * struct vpmu_catalogue - read catalogue entries
@@ -288,5 +353,27 @@ struct vpmu_sample_packet {
 
 /* On an event's file descriptor: which engine samples it, a __u32. */
 #define VPMU_IOC_ENGINE		_IOR(VPMU_IOC_MAGIC, 4, __u32)
+
+/* On /dev/vpmu: lists persistent events; returns the number of entries written. */
+#define VPMU_IOC_PERSISTENT	_IOW(VPMU_IOC_MAGIC, 5, struct vpmu_persistent)
+/*
+ * What was sampled and traced before stands in the mapped pages when this returns, and
+ * pollers are woken: on an event's file descriptor of the event, or with
+ * PERF_IOC_FLAG_GROUP as argument of its group; on /dev/vpmu of all persistent events.
+ */
+#define VPMU_IOC_FLUSH		_IO(VPMU_IOC_MAGIC, 6)
+
+/* On an event's file descriptor: it lives on without one. */
+#define VPMU_IOC_DETACH		_IOWR(VPMU_IOC_MAGIC, 7, struct vpmu_detach)
+/* It no longer does: it ends with its last file descriptor. */
+#define VPMU_IOC_ATTACH		_IO(VPMU_IOC_MAGIC, 8)
+/* Its overflows start, or stop, the event whose file descriptor is the argument. */
+#define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
+#define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
+
+/*
+ * mmap(2) of /dev/vpmu, shared, one page at offset 0, for writing: a 32-bit write at its
+ * beginning is a mark, as VPMU_IOC_MARK without a system call. It holds nothing to read.
+ */
 
 #endif /* _UAPI_VPMU_H */

@@ -103,6 +103,7 @@ static int device_info(struct vpmu_device *dev)
 	virtio_cread_le(vdev, struct vpmu_config, max_sample_rate, &info->max_sample_rate);
 	if (virtio_has_feature(vdev, VPMU_F_AUX))
 		virtio_cread_le(vdev, struct vpmu_config, max_aux_pages, &info->max_aux_pages);
+	virtio_cread_le(vdev, struct vpmu_config, max_persistent, &info->max_persistent);
 	info->time_shift = shift;
 
 	if (info->version != VPMU_VERSION) {

@@ -38,6 +38,8 @@ pub struct Limits {
     pub max_aux_pages: u32,
     /// Most guest pages that all rings and AUX areas together name; each costs the host eight bytes.
     pub max_pages: u32,
+    /// Most persistent events of the guest's own.
+    pub max_persistent: u32,
     /// Most samples that one event makes in a second; not zero.
     pub max_sample_rate: u32,
 }
@@ -49,6 +51,7 @@ impl Default for Limits {
             max_ring_pages: 4096,
             max_aux_pages: 16_384,
             max_pages: 1 << 17,
+            max_persistent: 64,
             max_sample_rate: 100_000,
         }
     }

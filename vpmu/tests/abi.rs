@@ -12,7 +12,7 @@ use std::process::{Command as Process, Stdio};
 
 use vpmu::abi::*;
 
-const RUST: [&str; 10] = [
+const RUST: [&str; 11] = [
     include_str!("../src/abi/mod.rs"),
     include_str!("../src/abi/catalogue.rs"),
     include_str!("../src/abi/command.rs"),
@@ -22,6 +22,7 @@ const RUST: [&str; 10] = [
     include_str!("../src/abi/notice.rs"),
     include_str!("../src/abi/open.rs"),
     include_str!("../src/abi/packet.rs"),
+    include_str!("../src/abi/persistent.rs"),
     include_str!("../src/abi/task.rs"),
 ];
 const HEADERS: [&str; 2] = [
@@ -58,7 +59,8 @@ fn layouts() -> Vec<Layout> {
     layouts! {
         Config = "vpmu_config" {
             version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
-            time_mult, time_shift, reserved, tsc_khz, max_sample_rate, max_aux_pages, reserved_1,
+            time_mult, time_shift, reserved, tsc_khz, max_sample_rate, max_aux_pages,
+            max_persistent,
         }
         ControlHeader = "vpmu_control_header" { op, reserved, event }
         ControlReply = "vpmu_control_reply" { status, value }
@@ -71,6 +73,12 @@ fn layouts() -> Vec<Layout> {
         MapRequest = "vpmu_map_request" { header, pages, flags }
         RedirectRequest = "vpmu_redirect_request" { header, target }
         PauseRequest = "vpmu_pause_request" { header, paused, reserved }
+        LinkRequest = "vpmu_link_request" { header, target, role, reserved }
+        DetachRequest = "vpmu_detach_request" { header, name }
+        PersistentRequest = "vpmu_persistent_request" { header, after, count, reserved }
+        PersistentEvent = "vpmu_persistent_event" {
+            id, open, pages, map, window_page, flags, name,
+        }
         CatalogueRequest = "vpmu_catalogue_request" { header, first, count }
         CatalogueEntry = "vpmu_catalogue_entry" {
             kind, flags, config, name, unit, source, counts,
@@ -108,10 +116,12 @@ fn constants() -> Vec<(&'static str, i128)> {
         F_TASK_PAGE,
         F_DOORBELL,
         F_AUX,
+        F_WINDOW,
         QUEUE_CONTROL,
         QUEUE_EVENT,
         QUEUE_VCPU,
         SHM_DOORBELL,
+        SHM_WINDOW,
         COUNT_GUEST,
         COUNT_VCPU,
         KIND_HARDWARE,
@@ -147,6 +157,10 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_PAUSE,
         CONTROL_MAP_AUX,
         CONTROL_UNMAP_AUX,
+        CONTROL_DETACH,
+        CONTROL_ATTACH,
+        CONTROL_PERSISTENT,
+        CONTROL_LINK,
         TASK_HISTORY,
         CONTEXT_TASK,
         OPEN_ENABLED,
@@ -163,6 +177,8 @@ fn constants() -> Vec<(&'static str, i128)> {
         OPEN_AUX_START_PAUSED,
         OPEN_AUX_PAUSE,
         OPEN_AUX_RESUME,
+        OPEN_PAUSED,
+        OPEN_PERSISTENT,
         SAMPLE_ALLOWED,
         READ_ALLOWED,
         MAX_STACK,
@@ -171,6 +187,11 @@ fn constants() -> Vec<(&'static str, i128)> {
         ENGINE_BATCHED,
         MAP_WRITABLE,
         MAP_DRIVEN,
+        MAP_WINDOW,
+        LINK_STARTER,
+        LINK_STOPPER,
+        PERSISTENT_NAME,
+        PERSISTENT_OPERATOR,
         CATALOGUE_SAMPLES,
         CATALOGUE_GUEST_ONLY,
         CATALOGUE_ANY_CONFIG,
@@ -208,6 +229,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         COMMAND_REFRESH,
         COMMAND_AUX_BEGIN,
         COMMAND_AUX_END,
+        COMMAND_FLUSH,
         STATE_ERROR,
         STATE_OFF,
         STATE_INACTIVE,
@@ -216,6 +238,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         NOTICE_ERROR,
         NOTICE_LIMIT,
         NOTICE_AUX,
+        NOTICE_PERSISTENT,
     ]
 }
 
@@ -402,6 +425,17 @@ fn every_constant_is_compared() {
         "IOC_CATALOGUE",
         "IOC_MARK",
         "IOC_ENGINE",
+        "IOC_PERSISTENT",
+        "IOC_FLUSH",
+        "IOC_DETACH",
+        "IOC_ATTACH",
+        "IOC_SET_STARTER",
+        "IOC_SET_STOPPER",
+        "ATTR_SIZE",
+        "FLAG_PERSISTENT",
+        "FLAG_ENABLE_ON_STARTER",
+        "PERSISTENT_WINDOW",
+        "PERSISTENT_OVERWRITE",
     ];
     let in_c: BTreeSet<_> = HEADERS
         .iter()

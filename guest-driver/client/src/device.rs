@@ -19,7 +19,7 @@ pub const PATH: &str = "/dev/vpmu";
 /// Most catalogue entries read at once.
 const CHUNK: usize = 32;
 /// The one version of the device interface that this library speaks.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const COUNT_VCPU: u32 = 1;
 
 /// What the device refused.

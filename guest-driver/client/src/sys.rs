@@ -26,7 +26,8 @@ pub(crate) struct RawInfo {
     pub(crate) tsc_khz: u32,
     pub(crate) max_sample_rate: u32,
     pub(crate) max_aux_pages: u32,
-    pub(crate) reserved: [u32; 2],
+    pub(crate) max_persistent: u32,
+    pub(crate) persistent_type: u32,
 }
 
 /// `struct vpmu_open`.

@@ -10,7 +10,7 @@ wire! {
         pub op: U32,
         /// Zero.
         pub reserved: U32,
-        /// The event meant; zero for [`COMMAND_VCPU`].
+        /// The event meant; zero for [`COMMAND_VCPU`], and for [`COMMAND_FLUSH`] of all.
         pub event: U64,
         /// The new period for [`COMMAND_PERIOD`], overflows more for [`COMMAND_REFRESH`], the head for
         /// [`COMMAND_AUX_BEGIN`], else zero.
@@ -46,6 +46,9 @@ pub const COMMAND_AUX_BEGIN: u32 = 10;
 /// vCPU command: it may no longer; [`Reply::value`] is the head that it reached, [`Reply::lost`] the
 /// bytes that found no room since the beginning.
 pub const COMMAND_AUX_END: u32 = 11;
+/// vCPU command: what the event sampled and traced before stands in the guest's pages when this is
+/// answered, and its readers are woken; event zero: of every persistent event of this vCPU.
+pub const COMMAND_FLUSH: u32 = 12;
 
 wire! {
     /// The answer to a [`Command`]: the event as it is after it.

@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// The virtio device id; unassigned by the virtio specification.
 pub const DEVICE_ID: u32 = 63;
 /// The version of this interface, in [`Config::version`].
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Feature bit: the device writes samples into rings in guest memory.
 pub const F_RING: u32 = 0;
@@ -15,6 +15,8 @@ pub const F_TASK_PAGE: u32 = 1;
 pub const F_DOORBELL: u32 = 2;
 /// Feature bit: the device writes traces into AUX areas in guest memory.
 pub const F_AUX: u32 = 3;
+/// Feature bit: shared memory region [`SHM_WINDOW`] exists.
+pub const F_WINDOW: u32 = 4;
 
 /// Virtqueue index of the control queue.
 pub const QUEUE_CONTROL: u16 = 0;
@@ -26,6 +28,8 @@ pub const QUEUE_VCPU: u16 = 2;
 /// Shared memory region id of the doorbell page: a 32-bit write at its offset 0 is a mark
 /// with the written value on the writing vCPU.
 pub const SHM_DOORBELL: u8 = 0;
+/// Shared memory region id of the window: the VMM's memory for rings that outlive a reset.
+pub const SHM_WINDOW: u8 = 1;
 
 wire! {
     /// The device's configuration space.
@@ -58,8 +62,8 @@ wire! {
         pub max_sample_rate: U32,
         /// Most pages of one AUX area, a power of two.
         pub max_aux_pages: U32,
-        /// Zero.
-        pub reserved_1: U32,
+        /// Most persistent events of the guest's own.
+        pub max_persistent: U32,
     }
 }
 

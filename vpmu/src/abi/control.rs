@@ -38,13 +38,25 @@ pub const CONTROL_PAUSE: u32 = 8;
 pub const CONTROL_MAP_AUX: u32 = 9;
 /// Control operation: detach them; once answered, the device writes there no more.
 pub const CONTROL_UNMAP_AUX: u32 = 10;
+/// Control operation: make an event persistent; [`DetachRequest`](super::DetachRequest),
+/// [`ControlReply`].
+pub const CONTROL_DETACH: u32 = 11;
+/// Control operation: make it one that can be closed again; header only, [`ControlReply`].
+pub const CONTROL_ATTACH: u32 = 12;
+/// Control operation: list persistent events; [`PersistentRequest`](super::PersistentRequest), then
+/// [`ControlReply`] and [`PersistentEvent`](super::PersistentEvent)s, by ascending id.
+pub const CONTROL_PERSISTENT: u32 = 13;
+/// Control operation: make an event the starter or stopper of another; [`LinkRequest`],
+/// [`ControlReply`].
+pub const CONTROL_LINK: u32 = 14;
 
 wire! {
     /// The answer to a control request that returns nothing but success.
     pub struct ControlReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
-        /// Operation-specific: entries returned for the catalogue, else zero.
+        /// Operation-specific: entries that follow for the catalogue and the list of persistent events,
+        /// the ring's first page in the window for [`CONTROL_MAP`] with [`MAP_WINDOW`], else zero.
         pub value: U32,
     }
 }
@@ -68,6 +80,9 @@ pub const MAP_WRITABLE: u32 = 1 << 0;
 /// [`MapRequest::flags`] of an AUX area: the event has no ring of the device's; the driver says with
 /// [`COMMAND_AUX_BEGIN`](super::COMMAND_AUX_BEGIN) where there is room, and writes the records.
 pub const MAP_DRIVEN: u32 = 1 << 1;
+/// [`MapRequest::flags`] of the ring of a persistent event: the device lays it into the window, page
+/// after page, and no addresses follow.
+pub const MAP_WINDOW: u32 = 1 << 2;
 
 wire! {
     /// [`CONTROL_REDIRECT`]; as perf's `PERF_EVENT_IOC_SET_OUTPUT`.
@@ -90,6 +105,25 @@ wire! {
         pub reserved: U32,
     }
 }
+
+wire! {
+    /// [`CONTROL_LINK`].
+    pub struct LinkRequest {
+        /// `event` names the event whose overflows start or stop the other.
+        pub header: ControlHeader,
+        /// The other.
+        pub target: U64,
+        /// One of `LINK_*`.
+        pub role: U32,
+        /// Zero.
+        pub reserved: U32,
+    }
+}
+
+/// [`LinkRequest::role`]: its overflow starts the target.
+pub const LINK_STARTER: u32 = 1;
+/// [`LinkRequest::role`]: its overflow stops the target.
+pub const LINK_STOPPER: u32 = 2;
 
 wire! {
     /// [`CONTROL_TASK_PAGE`].

@@ -40,6 +40,7 @@ mod metadata;
 mod notice;
 mod open;
 mod packet;
+mod persistent;
 mod task;
 
 pub use catalogue::*;
@@ -50,6 +51,7 @@ pub use metadata::*;
 pub use notice::*;
 pub use open::*;
 pub use packet::*;
+pub use persistent::*;
 pub use task::*;
 
 /// What a page is, everywhere in this interface.

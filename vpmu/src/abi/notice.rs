@@ -25,3 +25,6 @@ pub const NOTICE_LIMIT: u32 = 3;
 /// [`Notice::kind`]: in an AUX area that the driver drives, the event has crossed the wakeup mark,
 /// has used half of its room, or found none; to be answered with [`COMMAND_AUX_END`](super::COMMAND_AUX_END).
 pub const NOTICE_AUX: u32 = 4;
+/// [`Notice::kind`]: the host has started or ended persistent events, `event` among them; to be
+/// answered with [`CONTROL_PERSISTENT`](super::CONTROL_PERSISTENT).
+pub const NOTICE_PERSISTENT: u32 = 5;

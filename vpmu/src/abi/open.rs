@@ -81,6 +81,11 @@ pub const OPEN_AUX_START_PAUSED: u32 = 1 << 11;
 pub const OPEN_AUX_PAUSE: u32 = 1 << 12;
 /// [`OpenRequest::flags`]: its overflow resumes the trace that leads its group.
 pub const OPEN_AUX_RESUME: u32 = 1 << 13;
+/// [`OpenRequest::flags`]: opens paused: it counts and makes nothing until its starter overflows.
+pub const OPEN_PAUSED: u32 = 1 << 14;
+/// [`OpenRequest::flags`]: opens persistent, as by [`CONTROL_DETACH`](super::CONTROL_DETACH) without a
+/// name.
+pub const OPEN_PERSISTENT: u32 = 1 << 15;
 
 /// perf's `PERF_SAMPLE_*` that an event can have: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
 /// PERIOD, STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR.

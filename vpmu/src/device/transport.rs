@@ -45,6 +45,7 @@ impl Vpmu {
             tsc_khz: self.settings.tsc_khz.into(),
             max_sample_rate: limits.max_sample_rate.into(),
             max_aux_pages: limits.max_aux_pages.into(),
+            max_persistent: limits.max_persistent.into(),
             ..Config::default()
         };
         data.fill(0);
