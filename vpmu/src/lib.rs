@@ -25,6 +25,7 @@ mod notice;
 mod output;
 mod pages;
 mod period;
+mod persistent;
 mod queues;
 mod record;
 mod ring;
@@ -42,5 +43,6 @@ pub use machine::{
     Access, CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers,
 };
 pub use metrics::{ExitCounts, Metrics};
+pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use settings::{Engines, Limits, Settings};
 pub use source::Source;

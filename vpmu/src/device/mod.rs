@@ -1,5 +1,6 @@
 //! The device as a VMM sees it: the lock, and the vCPUs' entries and exits.
 
+mod persistent;
 mod transport;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,6 +56,12 @@ pub enum Error {
     /// A queue's rings do not lie in guest memory.
     #[error("the driver set up queue {0} outside guest memory, or not at all")]
     Queue(usize),
+    /// The window is not one region of whole pages.
+    #[error("the window must be one region of whole pages, the first of them aligned")]
+    Window,
+    /// The window lies where guest memory does.
+    #[error("the window lies in guest memory")]
+    WindowOverlaps,
     /// There is no such vCPU.
     #[error("the PMU device has no vCPU {0}")]
     NoVcpu(u32),
