@@ -180,10 +180,13 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_EXITS		0x101	/* VM exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_HALTS		0x102	/* times that the vCPU halted; config 0 */
 #define VPMU_KIND_GUEST_TIME	0x103	/* ns with a CPU inside the run call; config 0 */
-#define VPMU_KIND_MARK		0x104	/* marks; config: the value to count */
+#define VPMU_KIND_MARK		0x104	/* marks; config: their value, or VPMU_MARK_ANY */
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
 #define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU */
+
+/* config of VPMU_KIND_MARK: every mark; PERF_SAMPLE_ADDR of a sample is its value */
+#define VPMU_MARK_ANY		(1ULL << 32)
 
 /* config of VPMU_KIND_SAMPLE_TRACE: what a period counts */
 #define VPMU_PACE_CPU_CLOCK	0	/* ns of the host's clock on the vCPU thread */

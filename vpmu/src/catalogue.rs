@@ -4,7 +4,7 @@ use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
     CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO,
     EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE,
-    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC,
+    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY,
     PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
 };
 use crate::event::pace;
@@ -170,6 +170,19 @@ impl Catalogue {
                 ..time
             });
         }
+        // Before those of one value, which any config names.
+        entries.push(Entry {
+            excludes: true,
+            ..Entry::device(
+                KIND_MARK,
+                MARK_ANY,
+                "marks",
+                DEVICE,
+                ANY_PERIOD,
+                "marks placed by guest programs, whatever their value; samples have it as their \
+                 address",
+            )
+        });
         let mark = Entry::device(
             KIND_MARK,
             0,

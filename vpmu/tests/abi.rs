@@ -133,6 +133,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         KIND_HALTS,
         KIND_GUEST_TIME,
         KIND_MARK,
+        MARK_ANY,
         KIND_EXIT_TRACE,
         KIND_SAMPLE_TRACE,
         KIND_HOST_TRACE,

@@ -20,7 +20,7 @@ pub const KIND_EXITS: u32 = 0x101;
 pub const KIND_HALTS: u32 = 0x102;
 /// Event kind: nanoseconds that the vCPU thread had a CPU inside the run call; config is zero.
 pub const KIND_GUEST_TIME: u32 = 0x103;
-/// Event kind: marks placed through the doorbell; config is the value to count.
+/// Event kind: marks placed through the doorbell; config is the value to count, or [`MARK_ANY`].
 pub const KIND_MARK: u32 = 0x104;
 
 /// Event kind: a trace of VM exits in the AUX area; config is one of `EXIT_*`. The count is the bytes
@@ -40,6 +40,9 @@ pub const PACE_EXITS: u64 = 1;
 pub const PACE_CYCLES: u64 = 2;
 /// [`KIND_SAMPLE_TRACE`] config: the CPU's instructions.
 pub const PACE_INSTRUCTIONS: u64 = 3;
+
+/// [`KIND_MARK`] config: every mark, whatever its value.
+pub const MARK_ANY: u64 = 1 << 32;
 
 /// [`KIND_EXITS`], [`KIND_EXIT_TRACE`] config: every exit, those that the host kernel handles by
 /// itself included.

@@ -30,6 +30,8 @@ pub(crate) struct Sample<'a> {
     pub(crate) misc: u16,
     /// Zero where the hypervisor would not tell.
     pub(crate) ip: u64,
+    /// Of a mark its value, else zero: no event of ours knows a data address.
+    pub(crate) addr: u64,
     pub(crate) period: u64,
     pub(crate) read: Reading<'a>,
     /// With the markers that name the mode.
@@ -59,8 +61,7 @@ impl Record {
             (SAMPLE_IP, sample.ip),
             (SAMPLE_TID, origin.task()),
             (SAMPLE_TIME, origin.time),
-            // No event of ours knows a data address.
-            (SAMPLE_ADDR, 0),
+            (SAMPLE_ADDR, sample.addr),
             (SAMPLE_ID, origin.id),
             (SAMPLE_STREAM_ID, origin.stream_id),
             (SAMPLE_CPU, u64::from(origin.vcpu)),

@@ -30,6 +30,7 @@ fn sample() -> Sample<'static> {
     Sample {
         misc: MISC_USER,
         ip: 0x1111,
+        addr: 0x3333,
         period: 10,
         read: Reading {
             time_enabled: 50,
@@ -82,7 +83,7 @@ fn parts() -> Vec<(u64, Vec<u64>)> {
         (SAMPLE_IP, vec![0x1111]),
         (SAMPLE_TID, vec![TASK]),
         (SAMPLE_TIME, vec![99]),
-        (SAMPLE_ADDR, vec![0]),
+        (SAMPLE_ADDR, vec![0x3333]),
         (SAMPLE_ID, vec![3]),
         (SAMPLE_STREAM_ID, vec![4]),
         (SAMPLE_CPU, vec![2]),

@@ -160,6 +160,7 @@ impl State {
                     cpu: None,
                 }),
                 task,
+                addr: 0,
             };
             self.overflow(host, found.event, found.period, &moment);
         }

@@ -4,7 +4,7 @@ use std::io;
 
 use super::State;
 use super::overflow::Moment;
-use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS};
+use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, MARK_ANY, PACE_EXITS};
 use crate::event::{Facts, Host};
 use crate::machine::{self, CpuState, ExitReason, GuestRegs, Registers};
 use crate::vcpu::{Need, exit_matches};
@@ -17,6 +17,8 @@ pub(super) struct Exit<'a> {
     regs: Option<Option<GuestRegs>>,
     cpu: Option<Option<CpuState>>,
     tsc: Option<u64>,
+    /// The value of the mark that it is, if it is one.
+    mark: Option<u32>,
 }
 
 impl<'a> Exit<'a> {
@@ -27,6 +29,7 @@ impl<'a> Exit<'a> {
             regs: None,
             cpu: None,
             tsc: None,
+            mark: None,
         }
     }
 
@@ -58,6 +61,7 @@ impl<'a> Exit<'a> {
             time: state.clock.nanoseconds(tsc),
             place: self.place(host),
             task: state.output.running(self.vcpu),
+            addr: self.mark.map_or(0, u64::from),
         }
     }
 }
@@ -72,8 +76,9 @@ impl State {
         regs: &mut dyn Registers,
     ) {
         let exit = &mut Exit::new(vcpu, regs);
+        exit.mark = Some(value);
         self.happen(host, exit, |facts| {
-            facts.kind == KIND_MARK && facts.config == u64::from(value)
+            facts.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&facts.config)
         });
     }
 

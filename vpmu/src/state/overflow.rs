@@ -31,6 +31,8 @@ pub(super) struct Moment {
     /// `None` where the hypervisor would not tell.
     pub(super) place: Option<Place>,
     pub(super) task: Task,
+    /// The value of the mark that it was, else zero.
+    pub(super) addr: u64,
 }
 
 impl Moment {
@@ -71,6 +73,7 @@ impl State {
                 time: self.clock.nanoseconds(tsc),
                 place,
                 task: self.output.running(vcpu),
+                addr: 0,
             };
             let periods = overflows.samples.iter().map(|sample| sample.period);
             self.overflows(host, id, periods, &moment);
@@ -167,6 +170,7 @@ impl State {
                 None => MISC_UNKNOWN,
             },
             ip: regs.map_or(0, |regs| regs.ip),
+            addr: moment.addr,
             period,
             read: snapshot.reading(),
             chain: capture.chain(),

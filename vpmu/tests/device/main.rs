@@ -15,6 +15,7 @@ mod hostile;
 mod life;
 mod limits;
 mod loss;
+mod marks;
 mod modes;
 mod opening;
 mod page;

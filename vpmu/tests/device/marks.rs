@@ -1,0 +1,96 @@
+//! Marks of every value, and the values that their samples hold.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use crate::reader::SAMPLE;
+use crate::rig::{Rig, open_of};
+use crate::world::At;
+
+const ADDR: u64 = 1 << 3;
+
+/// An enabled event that samples each mark of `config` with its address alone.
+fn addressed(kind: u32, config: u64) -> OpenRequest {
+    OpenRequest {
+        period: 1.into(),
+        sample_type: ADDR.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(kind, config, 0)
+    }
+}
+
+#[test]
+fn marks_counts_each_whatever_its_value() {
+    let mut rig = Rig::new();
+    let events = [MARK_ANY, 5, 0, u32::MAX.into(), MARK_ANY + 5].map(|config| {
+        let request = OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..open_of(KIND_MARK, config, 0)
+        };
+        rig.open(&request).expect("open")
+    });
+    for value in [0, 5, 5, 6, u32::MAX] {
+        rig.mark(0, value, 1);
+    }
+    rig.mark(1, 5, 1);
+    let counts = events.map(|id| rig.value(0, id));
+    assert_eq!(counts, [5, 2, 1, 1, 0], "a mark has 32 bits");
+}
+
+#[test]
+fn the_address_of_a_mark_is_its_value() {
+    let mut rig = Rig::new();
+    for config in [MARK_ANY, 7] {
+        let mark = rig.open(&addressed(KIND_MARK, config)).expect("open");
+        let mut ring = rig.map(mark, 1);
+        for value in [7, u32::MAX, 0] {
+            rig.mark(0, value, 1);
+        }
+        let addresses: Vec<u64> = ring
+            .raw()
+            .iter()
+            .map(|record| {
+                assert_eq!((record.kind, record.words.len()), (SAMPLE, 1));
+                record.words[0]
+            })
+            .collect();
+        let all = [7, u64::from(u32::MAX), 0];
+        let expected = if config == 7 { &all[..1] } else { &all };
+        assert_eq!(addresses, expected);
+    }
+}
+
+#[test]
+fn nothing_else_has_an_address() {
+    let mut rig = Rig::new();
+    let exits = rig.open(&addressed(KIND_EXITS, EXIT_USER)).expect("open");
+    let mut ring = rig.map(exits, 1);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.mark(0, 7, 1);
+    let records = ring.raw();
+    assert!(records.iter().all(|record| record.words == [0]));
+    assert_eq!(records.len(), 2);
+}
+
+#[test]
+fn the_catalogue_names_marks_of_any_value_before_those_of_one() {
+    let mut rig = Rig::new();
+    let marks: Vec<_> = rig
+        .catalogue()
+        .iter()
+        .filter(|entry| entry.kind.get() == KIND_MARK)
+        .map(|entry| {
+            let len = entry.name.iter().position(|&byte| byte == 0);
+            let name = String::from_utf8_lossy(&entry.name[..len.expect("short")]).into_owned();
+            (name, entry.config.get(), entry.flags.get())
+        })
+        .collect();
+    let flags = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCLUDES;
+    assert_eq!(
+        marks,
+        [
+            ("marks".to_owned(), MARK_ANY, flags),
+            ("mark".to_owned(), 0, flags | CATALOGUE_ANY_CONFIG),
+        ]
+    );
+}
