@@ -67,28 +67,3 @@ pub struct Metrics {
     /// Guest requests that could not even be answered.
     pub bad_requests: u64,
 }
-
-impl Metrics {
-    /// Adds what another stretch of time counted; vectors are not its to count.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.events_opened += other.events_opened;
-        self.control_requests += other.control_requests;
-        self.commands += other.commands;
-        self.samples_written += other.samples_written;
-        self.samples_lost += other.samples_lost;
-        self.samples_throttled += other.samples_throttled;
-        self.host_overflows += other.host_overflows;
-        self.host_throttles += other.host_throttles;
-        self.samples_unnamed += other.samples_unnamed;
-        self.drains += other.drains;
-        self.overflow_exits += other.overflow_exits;
-        self.interrupts += other.interrupts;
-        self.notices += other.notices;
-        self.marks += other.marks;
-        self.wakeups += other.wakeups;
-        self.aux_written += other.aux_written;
-        self.aux_lost = self.aux_lost.saturating_add(other.aux_lost);
-        self.aux_records += other.aux_records;
-        self.bad_requests += other.bad_requests;
-    }
-}

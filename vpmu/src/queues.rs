@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
 
-/// The queues of one activation.
-#[derive(Debug)]
+/// The queues of one activation; by default none.
+#[derive(Debug, Default)]
 pub(crate) struct Queues {
     memory: Arc<GuestMemoryMmap>,
     queues: Vec<Queue>,

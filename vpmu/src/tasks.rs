@@ -38,6 +38,11 @@ impl Tasks {
         self.0[vcpu as usize] = page;
     }
 
+    /// Nobody has named a page.
+    pub(crate) fn clear(&mut self) {
+        self.0.fill(None);
+    }
+
     /// Who runs on `vcpu`, which stands still meanwhile.
     pub(crate) fn running(&self, memory: &GuestMemoryMmap, vcpu: u32) -> Task {
         let word =

@@ -80,16 +80,7 @@ pub struct Vpmu {
     guest_ips: OnceLock<bool>,
     interrupts: AtomicU64,
     marks: AtomicU64,
-    lock: Mutex<Locked>,
-}
-
-/// What the lock guards.
-#[derive(Debug)]
-struct Locked {
-    state: Option<State>,
-    /// Of activations that are over.
-    past: Metrics,
-    next_id: u64,
+    state: Mutex<State>,
 }
 
 impl Vpmu {
@@ -115,6 +106,7 @@ impl Vpmu {
             return Err(Error::SampleRate);
         }
         let clock = Clock::new(settings.tsc_khz).ok_or(Error::TscFrequency)?;
+        let state = State::new(settings.clone(), clock);
         Ok(Self {
             vcpus: (0..settings.vcpus).map(|_| Vcpu::default()).collect(),
             settings,
@@ -125,11 +117,7 @@ impl Vpmu {
             guest_ips: OnceLock::new(),
             interrupts: AtomicU64::new(0),
             marks: AtomicU64::new(0),
-            lock: Mutex::new(Locked {
-                state: None,
-                past: Metrics::default(),
-                next_id: 1,
-            }),
+            state: Mutex::new(state),
         })
     }
 
@@ -215,11 +203,7 @@ impl Vpmu {
     /// What the device did since the start.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let locked = self.locked();
-        let mut metrics = locked.past.clone();
-        if let Some(state) = &locked.state {
-            metrics.add(&state.totals());
-        }
+        let mut metrics = self.locked().totals();
         metrics.kicks = self.vcpus.iter().map(Vcpu::kicks).collect();
         metrics.interrupts = self.interrupts.load(Ordering::Relaxed);
         metrics.marks = self.marks.load(Ordering::Relaxed);
@@ -237,11 +221,8 @@ impl Vpmu {
     /// of it calls for one: after the lock is let go, for the machine has locks of its own.
     fn with_state(&self, act: impl FnOnce(&mut State, &Host<'_>) -> bool) {
         let interrupt = {
-            let mut locked = self.locked();
-            let Some(state) = &mut locked.state else {
-                return;
-            };
-            let served = act(state, &self.host());
+            let mut state = self.locked();
+            let served = act(&mut state, &self.host());
             let Delivered(noticed) = state.deliver_notices();
             served || noticed
         };
@@ -266,8 +247,8 @@ impl Vpmu {
         self.vcpus.get(index as usize)
     }
 
-    fn locked(&self) -> MutexGuard<'_, Locked> {
+    fn locked(&self) -> MutexGuard<'_, State> {
         // Each change of the state is complete in itself; a panic elsewhere does not spoil it.
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,6 @@ use crate::abi::{
     QUEUE_VCPU, VERSION,
 };
 use crate::catalogue::Catalogue;
-use crate::state::State;
 
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
@@ -82,29 +81,13 @@ impl Vpmu {
                 return Err(Error::Queue(index));
             }
         }
-        let mut locked = self.locked();
-        locked.state = Some(State::new(
-            self.settings.clone(),
-            self.clock,
-            memory,
-            features,
-            queues,
-            locked.next_id,
-        ));
+        self.locked().activate(memory, features, queues);
         Ok(())
     }
 
     /// Drops every event, ring and host descriptor; guest memory is not touched afterwards.
     pub fn reset(&self) {
-        let mut locked = self.locked();
-        if let Some(mut state) = locked.state.take() {
-            state.drop_events(&self.host());
-            if state.collecting {
-                self.machine.draining(false);
-            }
-            locked.next_id = state.next_id;
-            locked.past.add(&state.totals());
-        }
+        self.locked().reset(&self.host());
     }
 
     /// The driver notified `queue`. A vCPU queue is served on the thread of the vCPU that

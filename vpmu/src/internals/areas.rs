@@ -102,7 +102,8 @@ impl Tracer {
             writable: true,
             backward: false,
         };
-        let mut output = Output::new(Arc::new(memory.clone()), 1);
+        let mut output = Output::new(1);
+        output.activate(Arc::new(memory.clone()));
         let clock = Clock::new(1_000_000)?;
         output.add_ring(EVENT, Ring::new(&memory, &ring, manner, clock).ok()?);
         let metadata = ring.first().copied();

@@ -17,7 +17,7 @@ use crate::record::{Origin, Reading, Record, Sample};
 use crate::ring::{Author, Face, Outcome, Ring};
 use crate::tasks::{History, Task, Tasks};
 
-/// Rings and notices of one activation.
+/// Rings, and notices of one activation.
 ///
 /// A ring goes by the event that it was mapped with. Events write to it by family: an event and
 /// its children go by the id of the first, their owner.
@@ -37,7 +37,7 @@ pub(crate) struct Output {
     pub(crate) tally: Tally,
 }
 
-/// What became of samples since the activation.
+/// What became of samples since the start.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) written: u64,
@@ -61,9 +61,9 @@ pub(crate) enum Note<'a> {
 }
 
 impl Output {
-    pub(crate) fn new(memory: Arc<GuestMemoryMmap>, vcpus: usize) -> Self {
+    pub(crate) fn new(vcpus: usize) -> Self {
         Self {
-            memory,
+            memory: Arc::default(),
             rings: BTreeMap::new(),
             areas: BTreeMap::new(),
             untold: BTreeMap::new(),
@@ -73,6 +73,22 @@ impl Output {
             record: Record::default(),
             tally: Tally::default(),
         }
+    }
+
+    /// A driver is there, with guest memory.
+    pub(crate) fn activate(&mut self, memory: Arc<GuestMemoryMmap>) {
+        self.memory = memory;
+    }
+
+    /// Forgets the driver and its memory.
+    pub(crate) fn reset(&mut self) {
+        self.memory = Arc::default();
+        self.rings.clear();
+        self.areas.clear();
+        self.untold.clear();
+        self.routes.clear();
+        self.tasks.clear();
+        self.notices = Notices::default();
     }
 
     pub(crate) fn memory(&self) -> &Arc<GuestMemoryMmap> {

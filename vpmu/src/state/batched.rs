@@ -11,7 +11,7 @@ use crate::merge::Found;
 use crate::record::SAMPLE_TID;
 use crate::source::Mode;
 use crate::tasks::Task;
-use crate::vcpu::Need;
+use crate::vcpu::{Need, Vcpu};
 use crate::walk::Place;
 
 /// Milliseconds that a host may take to put a record into its ring: when some are collected while
@@ -32,7 +32,6 @@ impl State {
         self.metrics.drains += 1;
         self.gather(host);
         self.write_until(host, until);
-        let mut idle = self.merge.is_empty();
         for (vcpu, on) in (0..).zip(host.vcpus) {
             if on.needs(Need::Throttled) {
                 self.lift_all(host, vcpu);
@@ -42,9 +41,14 @@ impl State {
                     self.lift_at(host, id, time);
                 }
             }
-            idle &= !on.needs(Need::Collecting) && !on.needs(Need::Throttled);
         }
-        if idle && self.collecting {
+        self.rest_if_idle(host);
+    }
+
+    /// Has nobody collect any more when there is nothing to collect, and nothing throttled.
+    pub(super) fn rest_if_idle(&mut self, host: &Host<'_>) {
+        let busy = |on: &Vcpu| on.needs(Need::Collecting) || on.needs(Need::Throttled);
+        if self.collecting && self.merge.is_empty() && !host.vcpus.iter().any(busy) {
             self.collecting = false;
             host.machine.draining(false);
         }

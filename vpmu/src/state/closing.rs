@@ -22,16 +22,6 @@ impl State {
         Ok(())
     }
 
-    /// Closes everything, without a write to guest memory.
-    pub(crate) fn drop_events(&mut self, host: &Host<'_>) {
-        for (id, event) in std::mem::take(&mut self.events) {
-            if let Some(vcpu) = event.active_on() {
-                self.active[vcpu as usize].remove(&id);
-                host.vcpus[vcpu as usize].drop_needs(event.needs());
-            }
-        }
-    }
-
     /// Takes the ring away that was mapped with an event, its pending loss written if it fits.
     pub(crate) fn unmap(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
         if !self.output.has_ring(id) {

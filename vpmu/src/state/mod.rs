@@ -8,6 +8,7 @@ mod group;
 mod hardware;
 mod overflow;
 mod producing;
+mod reset;
 mod throttling;
 mod tracing;
 
@@ -33,7 +34,9 @@ use crate::source::Rate;
 use crate::throttle::Allowance;
 use crate::walk::{Capture, Place};
 
-/// Everything between a driver's `DRIVER_OK` and its reset.
+/// Everything that the device knows, as long as it lives. What a driver brings lies in `features`,
+/// `queues` and `output`, and goes with its reset: before the first driver and between two of them no
+/// feature is negotiated, there is no queue, and no guest memory.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) settings: Settings,
@@ -42,7 +45,7 @@ pub(crate) struct State {
     pub(crate) queues: Queues,
     pub(crate) output: Output,
     pub(crate) events: BTreeMap<u64, Event>,
-    /// The next event's id; outlives the state, for ids are never used again.
+    /// The next event's id: ids are never used again.
     pub(crate) next_id: u64,
     pub(crate) metrics: Metrics,
     /// How often each event may sample.
@@ -58,7 +61,7 @@ pub(crate) struct State {
     /// Overflows that the host recorded, on their way to rings.
     merge: Merge,
     /// The machine has been asked to have such collected.
-    pub(crate) collecting: bool,
+    collecting: bool,
 }
 
 /// What becomes of overflows that are found when an event has been stopped.
@@ -69,25 +72,17 @@ enum Pending {
 }
 
 impl State {
-    pub(crate) fn new(
-        settings: Settings,
-        clock: Clock,
-        memory: GuestMemoryMmap,
-        features: u64,
-        queues: Vec<virtio_queue::Queue>,
-        next_id: u64,
-    ) -> Self {
+    pub(crate) fn new(settings: Settings, clock: Clock) -> Self {
         let vcpus = settings.vcpus as usize;
-        let memory = Arc::new(memory);
         Self {
             allowance: Allowance::new(settings.limits.max_sample_rate),
             settings,
             clock,
-            features,
-            queues: Queues::new(Arc::clone(&memory), queues),
-            output: Output::new(memory, vcpus),
+            features: 0,
+            queues: Queues::default(),
+            output: Output::new(vcpus),
             events: BTreeMap::new(),
-            next_id,
+            next_id: 1,
             metrics: Metrics::default(),
             active: vec![BTreeSet::new(); vcpus],
             exit_places: vec![(0, None); vcpus],
@@ -98,7 +93,20 @@ impl State {
         }
     }
 
-    /// What this activation did.
+    /// A driver is there, with features and queues that have been checked.
+    pub(crate) fn activate(
+        &mut self,
+        memory: GuestMemoryMmap,
+        features: u64,
+        queues: Vec<virtio_queue::Queue>,
+    ) {
+        let memory = Arc::new(memory);
+        self.features = features;
+        self.queues = Queues::new(Arc::clone(&memory), queues);
+        self.output.activate(memory);
+    }
+
+    /// What it did since the start.
     pub(crate) fn totals(&self) -> Metrics {
         Metrics {
             samples_written: self.output.tally.written,

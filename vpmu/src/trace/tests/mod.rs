@@ -70,7 +70,8 @@ impl Rig {
 
     fn with(ring_pages: u64, pages: u64, writable: bool, watermark: u32) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x40_0000)]).expect("memory");
-        let mut output = Output::new(memory.clone().into(), 2);
+        let mut output = Output::new(2);
+        output.activate(memory.clone().into());
         let ring: Vec<_> = (0..=ring_pages)
             .map(|page| GuestAddress(RING + page * PAGE))
             .collect();
