@@ -38,6 +38,7 @@
 
 #include "vpmu_abi.h"
 
+struct fasync_struct;
 struct file;
 struct task_struct;
 struct user_struct;
@@ -249,6 +250,11 @@ struct vpmu_aux {
  * @ref: held by the fd, by each event, children included, and by each sibling
  * @rcu: notices look it up without a lock
  * @event: the event opened; its children point to it
+ * @id: the device's, of @event
+ * @cpu: of @event, -1 for any
+ * @task: of @event, for nothing but comparing; NULL for all on @cpu
+ * @waitq: whoever polls
+ * @fasync: whoever wants a signal
  * @type: perf_event_attr::type as opened
  * @config: as for perf_event_attr::config of our PMU
  * @wanted: what the device is asked for besides: sampling and its output
@@ -285,6 +291,11 @@ struct vpmu_file {
 	struct kref ref;
 	struct rcu_head rcu;
 	struct perf_event *event;
+	u64 id;
+	int cpu;
+	const struct task_struct *task;
+	wait_queue_head_t waitq;
+	struct fasync_struct *fasync;
 	u32 type;
 	u64 config;
 	struct vpmu_open_request wanted;
@@ -444,7 +455,7 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev);
 void vpmu_file_get(struct vpmu_file *file);
 void vpmu_file_put(struct vpmu_file *file);
 void vpmu_file_close(struct vpmu_file *file);
-u64 vpmu_file_id(const struct vpmu_file *file);
+bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_file *other);
 struct file *vpmu_file_fget(int fd);
 
 static inline struct vpmu_file *vpmu_group_next(struct vpmu_file *file, struct vpmu_file *leader)

@@ -235,9 +235,13 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (own->file) {
 		spin_lock_irq(&dev->notice_lock);
 		list_add(&own->family, &own->file->family);
-		if (!event->parent)
-			WRITE_ONCE(own->file->event, event);
 		spin_unlock_irq(&dev->notice_lock);
+	}
+	if (own->file && !event->parent) {
+		own->file->event = event;
+		own->file->id = own->id;
+		own->file->cpu = event->cpu;
+		own->file->task = event->hw.target;
 	}
 	event->destroy = event_destroy;
 	return 0;

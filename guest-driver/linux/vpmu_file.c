@@ -51,6 +51,7 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	INIT_LIST_HEAD(&file->members);
 	INIT_LIST_HEAD(&file->member);
 	INIT_LIST_HEAD(&file->writer);
+	init_waitqueue_head(&file->waitq);
 	init_irq_work(&file->gone, file_gone);
 	vpmu_device_get(dev);
 	file->dev = dev;
@@ -91,16 +92,16 @@ void vpmu_file_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_file_id() - the device's id of a file's event
- * @file: an open one
+ * vpmu_file_shares_context() - whether two open events may write to one ring, as perf has it
+ * @file: the one
+ * @other: the other
  *
- * Return: the id; that of its records, too.
+ * Return: true if they are of one CPU, or bound to none and of one task.
  */
-u64 vpmu_file_id(const struct vpmu_file *file)
+bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_file *other)
 {
-	const struct vpmu_event *own = file->event->pmu_private;
-
-	return own->id;
+	return file->dev == other->dev && file->cpu == other->cpu &&
+	       (file->cpu != -1 || file->task == other->task);
 }
 
 /**
@@ -176,12 +177,11 @@ static bool file_task_ended(struct perf_event *event)
 static __poll_t file_poll(struct file *filp, poll_table *wait)
 {
 	struct vpmu_file *file = filp->private_data;
-	struct perf_event *event = file->event;
 
-	poll_wait(filp, &event->waitq, wait);
+	poll_wait(filp, &file->waitq, wait);
 	if (READ_ONCE(file->error))
 		return EPOLLHUP | EPOLLERR;
-	if (file_task_ended(event) && !file_has_children(event))
+	if (file->task && file_task_ended(file->event) && !file_has_children(file->event))
 		return EPOLLHUP;
 	return vpmu_output_poll(file);
 }
@@ -193,7 +193,7 @@ static int file_fasync(int fd, struct file *filp, int on)
 	int ret;
 
 	inode_lock(inode);
-	ret = fasync_helper(fd, filp, on, &file->event->fasync);
+	ret = fasync_helper(fd, filp, on, &file->fasync);
 	inode_unlock(inode);
 	return ret < 0 ? ret : 0;
 }
@@ -291,7 +291,7 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_PERIOD:
 		return file_period(file, user);
 	case PERF_EVENT_IOC_ID:
-		return put_user(vpmu_file_id(file), (u64 __user *)user);
+		return put_user(file->id, (u64 __user *)user);
 	case PERF_EVENT_IOC_SET_OUTPUT:
 		return file_set_output(file, arg);
 	case PERF_EVENT_IOC_PAUSE_OUTPUT:

@@ -26,7 +26,7 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	list_del_init(&file->writer);
 	/* Who waits for the one looks at the other, or learns that there is none. */
 	if (file->ring)
-		wake_up_all(&file->event->waitq);
+		wake_up_all(&file->waitq);
 	file->ring = ring;
 	if (ring)
 		list_add_tail(&file->writer, &ring->writers);
@@ -56,29 +56,28 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
 {
-	if (file->ring->id == vpmu_file_id(file))
+	if (file->ring->id == file->id)
 		return;
-	if (vpmu_control_redirect(file->dev, vpmu_file_id(file), 0))
+	if (vpmu_control_redirect(file->dev, file->id, 0))
 		dev_err(&file->dev->vdev->dev, "event %llu still writes to the ring of %llu\n",
-			vpmu_file_id(file), file->ring->id);
+			file->id, file->ring->id);
 	vpmu_output_attach(file, NULL);
 }
 
 static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 {
 	struct vpmu_ring *ring = target ? target->ring : NULL;
-	u64 id = vpmu_file_id(file);
 	int err;
 
 	lockdep_assert_held(&file->dev->output_lock);
 	/* What is mapped stays; its own ring may be so through another event. */
-	if (file->maps || (file->ring && file->ring->id == id))
+	if (file->maps || (file->ring && file->ring->id == file->id))
 		return -EINVAL;
 	if (target && !ring)
 		return -EINVAL;
 	if (file->ring == ring)
 		return 0;
-	err = vpmu_control_redirect(file->dev, id, target ? vpmu_file_id(target) : 0);
+	err = vpmu_control_redirect(file->dev, file->id, target ? target->id : 0);
 	if (!err)
 		vpmu_output_attach(file, ring);
 	return err;
@@ -99,11 +98,7 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	int err;
 
 	if (target) {
-		struct perf_event *to = target->event, *from = file->event;
-
-		if (target == file || target->dev != file->dev || to->cpu != from->cpu)
-			return -EINVAL;
-		if (to->cpu == -1 && to->hw.target != from->hw.target)
+		if (target == file || !vpmu_file_shares_context(file, target))
 			return -EINVAL;
 		if ((target->wanted.flags ^ file->wanted.flags) & backward)
 			return -EINVAL;
@@ -127,7 +122,7 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
 
 	mutex_lock(&file->dev->output_lock);
 	if (file->ring && file->ring->count > 1)
-		err = vpmu_control_pause(file->dev, vpmu_file_id(file), paused);
+		err = vpmu_control_pause(file->dev, file->id, paused);
 	mutex_unlock(&file->dev->output_lock);
 	return err;
 }
@@ -173,8 +168,8 @@ void vpmu_output_gone(struct vpmu_file *file)
 	unsigned long flags;
 
 	spin_lock_irqsave(&file->dev->notice_lock, flags);
-	if (!READ_ONCE(file->closed) && file->event)
-		wake_up_all(&file->event->waitq);
+	if (!READ_ONCE(file->closed))
+		wake_up_all(&file->waitq);
 	spin_unlock_irqrestore(&file->dev->notice_lock, flags);
 }
 
@@ -187,9 +182,9 @@ static void output_wakeup(struct vpmu_file *file, int reason)
 	if (ring) {
 		atomic_set(&ring->poll, (__force int)EPOLLIN);
 		list_for_each_entry(writer, &ring->writers, writer)
-			wake_up_all(&writer->event->waitq);
+			wake_up_all(&writer->waitq);
 	}
-	kill_fasync(&file->event->fasync, SIGIO, reason);
+	kill_fasync(&file->fasync, SIGIO, reason);
 }
 
 /**
@@ -212,8 +207,7 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	rcu_read_lock();
 	spin_lock_irqsave(&dev->notice_lock, flags);
 	file = xa_load(&dev->files, le64_to_cpu(notice->event));
-	/* A closed file's event goes after vpmu_output_close() has had the lock. */
-	if (!file || READ_ONCE(file->closed) || !file->event)
+	if (!file || READ_ONCE(file->closed))
 		goto unlock;
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
@@ -224,8 +218,8 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		break;
 	case VPMU_NOTICE_ERROR:
 		WRITE_ONCE(file->error, true);
-		wake_up_all(&file->event->waitq);
-		kill_fasync(&file->event->fasync, SIGIO, POLL_ERR);
+		wake_up_all(&file->waitq);
+		kill_fasync(&file->fasync, SIGIO, POLL_ERR);
 		break;
 	}
 unlock:

@@ -136,7 +136,7 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	ring = ring_alloc(count);
 	if (IS_ERR(ring))
 		return PTR_ERR(ring);
-	ring->id = vpmu_file_id(file);
+	ring->id = file->id;
 	/* From the map on the device writes there, and its notices must not be lost. */
 	vpmu_output_attach(file, ring);
 	err = vpmu_control_map(file->dev, ring->id, ring->pages, count,
