@@ -1,6 +1,7 @@
 //! What this host can count: the events by name, and the finding of them. Opens nothing.
 
 use crate::attr::{AttrError, EventAttr};
+use crate::near::{near, suggestion};
 use crate::sys::RawEntry;
 use crate::trace::Format;
 
@@ -13,6 +14,7 @@ const AUX: u32 = 1 << 4;
 const FORMAT_SHIFT: u32 = 16;
 
 const KIND_SHIFT: u32 = 48;
+const CONFIG_MASK: u64 = (1 << KIND_SHIFT) - 1;
 
 /// What is wrong with an event's name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,14 +54,6 @@ pub enum CatalogueError {
         /// Which.
         source: AttrError,
     },
-}
-
-fn suggestion(names: &[String]) -> String {
-    if names.is_empty() {
-        String::new()
-    } else {
-        format!(": did you mean {}?", names.join(" or "))
-    }
 }
 
 /// One event that this host can count.
@@ -108,7 +102,7 @@ impl Entry {
 }
 
 /// Up to the first zero; what is not UTF-8 shows as replacement characters.
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()
         .position(|&byte| byte == 0)
@@ -131,6 +125,10 @@ impl Catalogue {
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.name.as_str())
     }
 
     /// The entry of that very name.
@@ -169,6 +167,36 @@ impl Catalogue {
         Ok(attr)
     }
 
+    /// What would be written after `-e` for `attr`, whichever type's number it has for it; of
+    /// what is not in the catalogue, the kind's number and the config.
+    #[must_use]
+    pub fn spec(&self, pmu_type: u32, attr: &EventAttr) -> String {
+        let (kind, config) = if attr.pmu_type == pmu_type {
+            (attr.config >> KIND_SHIFT, attr.config & CONFIG_MASK)
+        } else {
+            (attr.pmu_type.into(), attr.config)
+        };
+        let of_kind = || {
+            let entries = self.entries.iter();
+            entries.filter(|entry| u64::from(entry.kind) == kind)
+        };
+        let mut spec = if let Some(entry) = of_kind().find(|entry| entry.config == config) {
+            // Of an event that takes a value, zero is one like any other.
+            let value = if entry.takes_value { "=0" } else { "" };
+            format!("{}{value}", entry.name)
+        } else if let Some(entry) = of_kind().find(|entry| entry.takes_value) {
+            format!("{}={config}", entry.name)
+        } else {
+            format!("{kind:#x}/{config:#x}")
+        };
+        match (attr.exclude_user, attr.exclude_kernel) {
+            (false, true) => spec.push_str(":u"),
+            (true, false) => spec.push_str(":k"),
+            _ => {}
+        }
+        spec
+    }
+
     /// The entry that `spec` names.
     ///
     /// # Errors
@@ -192,33 +220,12 @@ impl Catalogue {
         };
         let entry = self.get(name).ok_or_else(|| CatalogueError::Unknown {
             name: name.into(),
-            near: self.near(name),
+            near: near(name, self.names()),
         })?;
         if value.is_some() && !entry.takes_value {
             return Err(CatalogueError::NoValue(name.into()));
         }
         Ok((entry, value, modifiers))
-    }
-
-    /// At most three names like `name`, the likest first.
-    fn near(&self, name: &str) -> Vec<String> {
-        let mut ranked: Vec<(usize, &str)> = self
-            .entries
-            .iter()
-            .filter_map(|entry| {
-                let candidate = entry.name.as_str();
-                let part =
-                    name.len() >= 3 && (candidate.contains(name) || name.contains(candidate));
-                let distance = if part { 1 } else { distance(name, candidate) };
-                (distance <= 1 + name.len() / 4).then_some((distance, candidate))
-            })
-            .collect();
-        ranked.sort_unstable();
-        ranked
-            .into_iter()
-            .take(3)
-            .map(|(_, name)| name.to_owned())
-            .collect()
     }
 }
 
@@ -228,22 +235,6 @@ fn number(text: &str) -> Option<u64> {
         None => text.parse(),
     };
     value.ok().filter(|value| value >> KIND_SHIFT == 0)
-}
-
-/// Levenshtein's: how many single-character edits lead from one to the other.
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]
@@ -305,6 +296,25 @@ mod tests {
         let attr = catalogue.attr(9, "cycles:u").unwrap();
         assert!(attr.exclude_kernel && !attr.exclude_user && attr.pmu_type == 9);
         assert!(catalogue.attr(9, "task-clock:uk").is_ok());
+    }
+
+    #[test]
+    fn an_event_is_named_as_it_was_asked_for() {
+        let catalogue = catalogue();
+        for spec in [
+            "task-clock",
+            "cycles",
+            "cycles:u",
+            "cycles:k",
+            "mark=0",
+            "mark=7",
+        ] {
+            let attr = catalogue.attr(9, spec).unwrap();
+            assert_eq!(catalogue.spec(9, &attr), spec);
+        }
+        // By perf's own numbers.
+        assert_eq!(catalogue.spec(9, &EventAttr::new(1, 1)), "task-clock");
+        assert_eq!(catalogue.spec(9, &EventAttr::new(4, 0x3c)), "0x4/0x3c");
     }
 
     #[test]

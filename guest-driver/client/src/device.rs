@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use zerocopy::FromZeros;
@@ -11,7 +11,7 @@ use crate::Error;
 use crate::attr::EventAttr;
 use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
-use crate::sys::{self, RawEntry};
+use crate::sys::{self, RawEntry, Scope};
 
 /// Where the driver puts its device.
 pub const PATH: &str = "/dev/vpmu";
@@ -51,6 +51,9 @@ pub enum DeviceError {
     /// A mark was refused.
     #[error("placing a mark")]
     Mark(#[source] io::Error),
+    /// What was held back could not be written.
+    #[error("flushing all persistent events")]
+    Flush(#[source] io::Error),
     /// The event was refused.
     #[error("opening the event{}", hint(.0))]
     OpenEvent(#[source] io::Error),
@@ -104,6 +107,10 @@ pub struct Info {
     pub max_sample_rate: u32,
     /// Most pages of one AUX area; zero if the device has none.
     pub max_aux_pages: u32,
+    /// Most persistent events of the guest's own.
+    pub max_persistent: u32,
+    /// The type by which a persistent event is opened again.
+    pub persistent_type: u32,
 }
 
 impl Info {
@@ -171,6 +178,8 @@ impl Vpmu {
             tsc_khz: raw.tsc_khz,
             max_sample_rate: raw.max_sample_rate,
             max_aux_pages: raw.max_aux_pages,
+            max_persistent: raw.max_persistent,
+            persistent_type: raw.persistent_type,
         };
         let catalogue = read_catalogue(&file, raw.catalogue_len)?;
         Ok(Self {
@@ -221,7 +230,8 @@ impl Vpmu {
     fn open_in(&self, attr: &EventAttr, leader: Option<&Event>) -> Result<Event, Error> {
         let place = attr.place(leader.map(AsFd::as_fd));
         let engine = attr.engine.number();
-        let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine)
+        let flags = attr.door_flags();
+        let fd = sys::open(self.file.as_fd(), &mut attr.to_raw(), place, engine, flags)
             .map_err(DeviceError::OpenEvent)?;
         Ok(Event::new(fd, attr))
     }
@@ -232,6 +242,21 @@ impl Vpmu {
     /// [`Error::Device`] if the device takes no marks.
     pub fn mark(&self, value: u32) -> Result<(), Error> {
         Ok(sys::mark(self.file.as_fd(), value).map_err(DeviceError::Mark)?)
+    }
+
+    /// Returns when all that persistent events have sampled and traced before stands in their
+    /// pages, and their readers are woken.
+    ///
+    /// # Errors
+    /// [`Error::Device`], with `EIO` if one is in error; the others are flushed.
+    pub fn flush(&self) -> Result<(), Error> {
+        Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
+    }
+}
+
+impl AsFd for Vpmu {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
@@ -282,6 +307,8 @@ mod tests {
             tsc_khz: 2_000_000,
             max_sample_rate: 100_000,
             max_aux_pages: 1024,
+            max_persistent: 64,
+            persistent_type: 10,
         };
         assert_eq!(info.time_of(2_000), 1_005);
         assert_eq!(info.time_of(u64::MAX), (u64::MAX >> 1) + 5);

@@ -1,6 +1,9 @@
 //! One type for callers that use several modules, and the one-line form of any error.
 
-use crate::{area, attr, catalogue, device, event, overwrite, perf, ring, tasks};
+use crate::{
+    area, attr, catalogue, device, event, history, marks, overwrite, perf, persistent, ring, tasks,
+    trigger,
+};
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +34,18 @@ pub enum Error {
     /// From a trace's AUX area.
     #[error(transparent)]
     Area(#[from] area::AreaError),
+    /// From a ring read beside others.
+    #[error(transparent)]
+    History(#[from] history::HistoryError),
+    /// From persistent events.
+    #[error(transparent)]
+    Persistent(#[from] persistent::PersistentError),
+    /// From starters and stoppers.
+    #[error(transparent)]
+    Trigger(#[from] trigger::TriggerError),
+    /// From marks placed without a call.
+    #[error(transparent)]
+    Marks(#[from] marks::MarksError),
     /// From the perf core door.
     #[error(transparent)]
     Perf(#[from] perf::PerfError),

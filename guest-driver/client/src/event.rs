@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::area::{Area, AreaError, Snapshot};
 use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
+use crate::history::{History, HistoryError};
 use crate::overwrite::{Overwrite, OverwriteError};
 use crate::reading::{self, Reading};
 use crate::record::{Layout, Words};
@@ -53,6 +54,9 @@ pub enum EventError {
     /// An engine of which this library does not know.
     #[error("the event is sampled by an engine of number {0}, which is unknown here")]
     UnknownEngine(u32),
+    /// What was held back could not be written.
+    #[error("flushing the event{}", flush_hint(.0))]
+    Flush(#[source] io::Error),
     /// Reading failed.
     #[error("reading the event")]
     Read(#[source] io::Error),
@@ -84,6 +88,13 @@ fn output_hint(error: &io::Error) -> &'static str {
             " (the other must have a ring, measure the same task or CPU and write in the same direction, and this one must have none)"
         }
         Some(libc::EBADF) => " (the other is no event of the vPMU)",
+        _ => "",
+    }
+}
+
+fn flush_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EIO) => " (what counted it on the host was lost; what it had sampled is there)",
         _ => "",
     }
 }
@@ -213,6 +224,23 @@ impl Event {
         Engine::of(number).ok_or(EventError::UnknownEngine(number))
     }
 
+    /// Returns when all that the event has sampled and traced before stands in its pages, and
+    /// its readers are woken.
+    ///
+    /// # Errors
+    /// [`EventError::Flush`], with `EIO` if the event is in error.
+    pub fn flush(&self) -> Result<(), EventError> {
+        sys::flush(self.as_fd(), Scope::Event).map_err(EventError::Flush)
+    }
+
+    /// As [`Event::flush`], of every event in its group.
+    ///
+    /// # Errors
+    /// [`EventError::Flush`].
+    pub fn flush_group(&self) -> Result<(), EventError> {
+        sys::flush(self.as_fd(), Scope::Group).map_err(EventError::Flush)
+    }
+
     /// A new period, or frequency of an event that has one, from this moment.
     ///
     /// # Errors
@@ -328,6 +356,20 @@ impl Event {
             .checked_shl(pages_log2)
             .ok_or(RingError::TooLarge(pages_log2))?;
         Ok(Overwrite::new(self, pages, self.layout)?)
+    }
+
+    /// Maps a ring of `data_pages` data pages to read what it holds while it is written and
+    /// read by others, of which nothing is paused and nothing taken. `overwrites` says whether
+    /// it was mapped so: of a persistent event, [`crate::Persistent::overwrites`].
+    ///
+    /// # Errors
+    /// As [`Event::map`]; [`HistoryError::Forward`].
+    pub fn map_history(
+        &self,
+        data_pages: u32,
+        overwrites: bool,
+    ) -> Result<History<'_>, HistoryError> {
+        History::new(self, data_pages, self.layout, (overwrites, self.backward))
     }
 
     /// Maps an AUX area of 2^`pages_log2` pages for a trace whose ring is `ring`, to be read

@@ -6,9 +6,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use crate::event::{Event, EventError};
+use crate::history;
 use crate::map::Mapping;
-use crate::record::{Header, Layout, Record};
-use crate::ring::{self, DATA_HEAD, PAGE_SIZE, RingError, WORD};
+use crate::record::{Layout, Record};
+use crate::ring::{self, DATA_HEAD, PAGE_SIZE, RingError};
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -61,31 +62,13 @@ impl<'a> Overwrite<'a> {
 
 /// From the newest, at the head, to the oldest of which nothing was written over.
 fn records(mapping: &Mapping, layout: &Layout) -> Result<Vec<Record>, RingError> {
-    let size = (mapping.len() - PAGE_SIZE) as u64;
     let head = mapping.load(DATA_HEAD, Ordering::Acquire);
+    let size = (mapping.len() - PAGE_SIZE) as u64;
     // It counts down from zero.
-    let available = head.wrapping_neg().min(size);
-    let word = |position| ring::data_word(mapping, size, position);
-    let mut records = Vec::new();
-    let mut read = 0;
-    while read + WORD as u64 <= available {
-        let position = head.wrapping_add(read);
-        let header = Header::from_word(word(position));
-        let length = u64::from(header.size);
-        let is_record = length != 0 && (length | position).is_multiple_of(WORD as u64);
-        if !is_record || length > available - read {
-            break;
-        }
-        let body: Vec<u64> = (1..length / WORD as u64)
-            .map(|index| word(position.wrapping_add(index * WORD as u64)))
-            .collect();
-        let record = Record::parse(header, &body, layout).map_err(|source| RingError::Record {
-            tail: position,
-            source,
-        })?;
-        records.push(record);
-        read += length;
-    }
+    let held = history::copy(mapping, head, head.wrapping_neg().min(size));
+    let mut records = history::walk(&held, head, layout)
+        .map(|(record, _)| record)
+        .collect::<Result<Vec<_>, _>>()?;
     records.reverse();
     Ok(records)
 }

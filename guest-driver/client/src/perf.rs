@@ -55,6 +55,9 @@ pub enum PerfError {
     /// A term of an event that is not `name`, `name=number`, or does not fit its bits.
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
+    /// It is to outlive its handles, or to wait for a starter.
+    #[error("perf's own door has neither persistent events nor starters: open it by /dev/vpmu")]
+    Door,
     /// The kernel refused the event.
     #[error("perf_event_open")]
     Open(#[source] io::Error),
@@ -190,6 +193,9 @@ impl PerfPmu {
 }
 
 fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
+    if attr.door_flags() != 0 {
+        return Err(PerfError::Door);
+    }
     let place = attr.place(leader.map(AsFd::as_fd));
     let fd = sys::perf_event_open(&mut attr.to_raw(), place).map_err(PerfError::Open)?;
     Ok(Event::new(fd, attr))

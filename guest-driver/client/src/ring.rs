@@ -19,7 +19,7 @@ pub(crate) const WORD: usize = 8;
 
 // Byte offsets in perf's metadata page.
 pub(crate) const DATA_HEAD: usize = 1024;
-const DATA_TAIL: usize = 1032;
+pub(crate) const DATA_TAIL: usize = 1032;
 
 /// What is wrong with a ring.
 #[derive(Debug, thiserror::Error)]

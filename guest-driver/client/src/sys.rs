@@ -2,6 +2,10 @@
 //! poll. Knows the layout of the driver's structs and nothing of their meaning.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
+mod lasting;
+
+pub(crate) use lasting::*;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -162,6 +166,7 @@ pub(crate) fn open(
     attr: &mut perf_event_attr,
     place: Place<'_>,
     engine: u32,
+    flags: u64,
 ) -> io::Result<OwnedFd> {
     let request = RawOpen {
         attr: std::ptr::from_mut(attr).expose_provenance() as u64,
@@ -169,7 +174,7 @@ pub(crate) fn open(
         cpu: place.cpu,
         group_fd: place.group_fd(),
         engine,
-        flags: bindings::PERF_FLAG_FD_CLOEXEC.into(),
+        flags: u64::from(bindings::PERF_FLAG_FD_CLOEXEC) | flags,
     };
     // SAFETY: the driver reads `request` and the attr it points to, and may write the attr's
     // size; both live and are borrowed until it returns.
@@ -188,7 +193,7 @@ pub(crate) fn perf_event_open(attr: &mut perf_event_attr, place: Place<'_>) -> i
     Ok(owned(fd))
 }
 
-/// A request of perf's that takes a number by value.
+/// A request that takes a number by value.
 fn by_value(event: BorrowedFd<'_>, request: u32, value: u64) -> io::Result<()> {
     // SAFETY: the callers' requests take their argument by value and touch no memory of ours.
     checked(unsafe { libc::ioctl(event.as_raw_fd(), request.into(), value) })?;
@@ -315,6 +320,7 @@ mod tests {
         assert_eq!(offset_of!(RawInfo, pmu_type), 40);
         assert_eq!(offset_of!(RawInfo, max_sample_rate), 48);
         assert_eq!(offset_of!(RawInfo, max_aux_pages), 52);
+        assert_eq!(offset_of!(RawInfo, persistent_type), 60);
         assert_eq!(size_of::<RawOpen>(), 32);
         assert_eq!(offset_of!(RawOpen, group_fd), 16);
         assert_eq!(offset_of!(RawOpen, flags), 24);

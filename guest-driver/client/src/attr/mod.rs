@@ -1,6 +1,7 @@
 //! What an event shall be, as plain data. Knows perf's numbers; opens nothing.
 
 mod bits;
+mod bytes;
 
 pub use bits::*;
 
@@ -8,7 +9,7 @@ use std::os::fd::BorrowedFd;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-use crate::sys::Place;
+use crate::sys::{self, Place};
 
 #[expect(
     clippy::cast_possible_truncation,
@@ -129,6 +130,12 @@ pub struct EventAttr {
     pub aux_resume: bool,
     /// Who makes the samples. perf's own door knows no choice and pays it no heed.
     pub engine: Engine,
+    /// Lives on without a handle from the first, with a ring that outlives a reset of this
+    /// machine where the device can; see [`crate::Event::detach`]. Not by perf's own door.
+    pub persistent: bool,
+    /// Counts and samples nothing until its starter overflows:
+    /// [`crate::Event::set_starter_of`]. Not by perf's own door.
+    pub enable_on_starter: bool,
 }
 
 impl EventAttr {
@@ -166,6 +173,8 @@ impl EventAttr {
             aux_pause: false,
             aux_resume: false,
             engine: Engine::Any,
+            persistent: false,
+            enable_on_starter: false,
         }
     }
 
@@ -312,6 +321,35 @@ impl EventAttr {
         }
     }
 
+    /// Lives on without a handle; see [`EventAttr::persistent`].
+    #[must_use]
+    pub fn persistent(self) -> Self {
+        Self {
+            persistent: true,
+            ..self
+        }
+    }
+
+    /// Waits for its starter; see [`EventAttr::enable_on_starter`].
+    #[must_use]
+    pub fn enabled_on_starter(self) -> Self {
+        Self {
+            enable_on_starter: true,
+            ..self
+        }
+    }
+
+    /// Overflows every `period`, to start and stop others before the next instruction: its own
+    /// records say nothing.
+    #[must_use]
+    pub fn triggering(self, period: u64) -> Self {
+        Self {
+            sample_type: 0,
+            engine: Engine::Exit,
+            ..self.sampling(period)
+        }
+    }
+
     /// Applies perf's modifiers, as after the colon in `task-clock:u`.
     ///
     /// # Errors
@@ -336,6 +374,13 @@ impl EventAttr {
             cpu: self.cpu,
             leader,
         }
+    }
+
+    /// What the shared-page door is told beside the attributes.
+    pub(crate) fn door_flags(&self) -> u64 {
+        let flag = |asked, flag| if asked { flag } else { 0 };
+        flag(self.persistent, sys::FLAG_PERSISTENT)
+            | flag(self.enable_on_starter, sys::FLAG_ENABLE_ON_STARTER)
     }
 
     /// In the kernel's form.

@@ -98,3 +98,66 @@ fn traces_have_their_watermark_and_what_pauses_them() {
     assert_eq!(action(EventAttr::new(9, 7).resuming()), 4);
     assert_eq!(action(EventAttr::new(9, 7).pausing().resuming()), 6);
 }
+
+#[test]
+fn the_kernels_bytes_tell_what_was_asked_for() {
+    let some = EventAttr {
+        pid: -1,
+        cpu: 3,
+        persistent: true,
+        exclude_kernel: true,
+        backward: true,
+        sample_id_all: true,
+        pinned: true,
+        aux_watermark: 77,
+        ..EventAttr::new(9, 7)
+            .sampling_at(5)
+            .with_call_chains(30)
+            .with_user_registers(0x3)
+            .with_registers(0x100)
+            .with_user_stack(512)
+            .wakeup_every(3)
+            .sampled_by(Engine::Exit)
+    };
+    let others = EventAttr {
+        disabled: false,
+        freq: false,
+        inherit: true,
+        inherit_stat: true,
+        enable_on_exec: true,
+        exclude_kernel: false,
+        exclude_user: true,
+        watermark: true,
+        exclude_callchain_user: true,
+        exclude_callchain_kernel: true,
+        aux_pause: true,
+        aux_start_paused: true,
+        aux_resume: true,
+        ..some.clone()
+    };
+    for attr in [some, others] {
+        let raw = attr.to_raw();
+        let mut bytes = [0; crate::sys::ATTR_BYTES];
+        #[expect(unsafe_code, reason = "its fields have unions among them")]
+        // SAFETY: the kernel's struct is longer than these bytes, and plain numbers throughout.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                (&raw const raw).cast::<u8>(),
+                bytes.as_mut_ptr(),
+                bytes.len(),
+            );
+        }
+        assert_eq!(EventAttr::from_bytes(&bytes, 3, Engine::Exit), attr);
+    }
+}
+
+#[test]
+fn what_perf_has_no_bits_for_goes_beside() {
+    let attr = EventAttr::new(9, 7);
+    assert_eq!(attr.door_flags(), 0);
+    assert_eq!(attr.clone().persistent().door_flags(), 1 << 32);
+    assert_eq!(attr.clone().enabled_on_starter().door_flags(), 1 << 33);
+    let trigger = attr.sampling(9).triggering(4);
+    assert_eq!((trigger.period, trigger.sample_type), (4, 0));
+    assert_eq!(trigger.engine, Engine::Exit);
+}

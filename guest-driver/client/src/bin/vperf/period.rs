@@ -94,6 +94,8 @@ mod tests {
             tsc_khz: 2_000_000,
             max_sample_rate: 10_000,
             max_aux_pages: 1,
+            max_persistent: 1,
+            persistent_type: 10,
         }
     }
 

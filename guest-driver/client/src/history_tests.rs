@@ -1,0 +1,242 @@
+//! Rings in a file's pages, written at the moments at which it matters.
+
+use super::*;
+use crate::attr::SAMPLE_IP;
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+const SIZE: u64 = PAGE_SIZE as u64;
+/// Of a record here: a page holds 170 and a part of one.
+const RECORD: u64 = 24;
+const LAYOUT: Layout = Layout {
+    sample_type: SAMPLE_IP,
+    read_format: 0,
+    sample_id_all: false,
+    regs_user: 0,
+    regs_intr: 0,
+};
+
+struct Writer {
+    file: File,
+    head: u64,
+    backward: bool,
+}
+
+impl Writer {
+    fn new(backward: bool) -> (Self, Mapping) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 * SIZE).unwrap();
+        let mapping = Mapping::new_read_only(file.as_fd(), 2 * PAGE_SIZE).unwrap();
+        let writer = Self {
+            file,
+            head: 0,
+            backward,
+        };
+        (writer, mapping)
+    }
+
+    fn word(&self, offset: u64, word: u64) {
+        self.file.write_all_at(&word.to_ne_bytes(), offset).unwrap();
+    }
+
+    fn publish(&self) {
+        self.word(DATA_HEAD as u64, self.head);
+    }
+
+    /// Without telling.
+    fn put(&mut self, ip: u64) {
+        let start = if self.backward {
+            self.head = self.head.wrapping_sub(RECORD);
+            self.head
+        } else {
+            self.head
+        };
+        for (index, word) in [RECORD << 48 | 9, ip, 0].into_iter().enumerate() {
+            let position = start.wrapping_add(8 * index as u64) % SIZE;
+            self.word(SIZE + position, word);
+        }
+        if !self.backward {
+            self.head += RECORD;
+        }
+    }
+
+    fn record(&mut self, ip: u64) {
+        self.put(ip);
+        self.publish();
+    }
+
+    fn records(&mut self, ips: impl Iterator<Item = u64>) {
+        ips.for_each(|ip| self.record(ip));
+    }
+}
+
+fn ips(past: &Past) -> Vec<u64> {
+    let ip = |record: &Record| match record {
+        Record::Sample(sample) => sample.ip,
+        record => panic!("{record:?}"),
+    };
+    assert_eq!(past.unreadable, 0);
+    past.records.iter().map(ip).collect()
+}
+
+fn quiet() -> Result<(), EventError> {
+    Ok(())
+}
+
+#[test]
+fn the_newest_records_come_oldest_first_and_once() {
+    let (mut writer, mapping) = Writer::new(true);
+    let mut seen = Vec::new();
+    let mut position = 0;
+    for ip in 0..1000 {
+        writer.record(ip);
+        let all = newest(&mapping, &LAYOUT, None, quiet).unwrap();
+        assert_eq!(
+            ips(&all),
+            ((ip + 1u64).saturating_sub(170)..=ip).collect::<Vec<_>>()
+        );
+        if ip % 100 == 0 {
+            let more = newest(&mapping, &LAYOUT, Some(position), quiet).unwrap();
+            assert_eq!(more.missed, 0);
+            seen.extend(ips(&more));
+            position = more.position;
+        }
+    }
+    assert_eq!(seen, (0..=900).collect::<Vec<u64>>());
+    let none = newest(&mapping, &LAYOUT, Some(writer.head), quiet).unwrap();
+    assert_eq!((none.records.len(), none.missed), (0, 0));
+}
+
+#[test]
+fn what_was_written_over_before_is_told_in_bytes() {
+    let (mut writer, mapping) = Writer::new(true);
+    writer.records(0..10);
+    let first = newest(&mapping, &LAYOUT, None, quiet).unwrap();
+    writer.records(10..500);
+    let next = newest(&mapping, &LAYOUT, Some(first.position), quiet).unwrap();
+    assert_eq!(ips(&next), (330..500).collect::<Vec<u64>>());
+    assert_eq!(next.missed, (330 - 10) * RECORD);
+}
+
+/// Runs `then` at the second flush: after the copy.
+fn after_copy(then: impl Fn()) -> impl Fn() -> Result<(), EventError> {
+    let flushes = Cell::new(0);
+    move || {
+        flushes.set(flushes.get() + 1);
+        if flushes.get() == 2 {
+            then();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_written_over_while_it_is_copied_is_left_out() {
+    for later in [0, 1, 7, 169, 170, 171, 1000] {
+        let (mut writer, mapping) = Writer::new(true);
+        writer.records(0..500);
+        let writer = RefCell::new(writer);
+        let barrier = after_copy(|| writer.borrow_mut().records(0..later));
+        let past = newest(&mapping, &LAYOUT, None, barrier).unwrap();
+        // 4096 bytes hold 170 records and 16 bytes, which the first later one takes, too.
+        let left = (SIZE.saturating_sub(later * RECORD)) / RECORD;
+        assert_eq!(
+            ips(&past),
+            (500 - left..500).collect::<Vec<u64>>(),
+            "{later}"
+        );
+    }
+}
+
+#[test]
+fn what_is_being_written_and_not_yet_told_is_waited_for() {
+    let (mut writer, mapping) = Writer::new(true);
+    writer.records(0..500);
+    // Stands in the ring, over the oldest, before the copy; the head tells it after a flush.
+    for ip in 0..20 {
+        writer.put(0xdead_0000 + ip);
+    }
+    let writer = RefCell::new(writer);
+    let past = newest(
+        &mapping,
+        &LAYOUT,
+        None,
+        after_copy(|| writer.borrow().publish()),
+    )
+    .unwrap();
+    assert_eq!(ips(&past), (350..500).collect::<Vec<u64>>());
+}
+
+#[test]
+fn unread_records_are_shown_and_stay() {
+    let (mut writer, mapping) = Writer::new(false);
+    writer.records(0..100);
+    for _ in 0..2 {
+        let past = unread(&mapping, &LAYOUT, None, quiet).unwrap();
+        assert_eq!(ips(&past), (0..100).collect::<Vec<u64>>());
+    }
+    writer.word(DATA_TAIL as u64, 40 * RECORD);
+    writer.records(100..200);
+    let past = unread(&mapping, &LAYOUT, None, quiet).unwrap();
+    assert_eq!(ips(&past), (40..200).collect::<Vec<u64>>());
+    let more = unread(&mapping, &LAYOUT, Some(90 * RECORD), quiet).unwrap();
+    assert_eq!((ips(&more), more.missed), ((90..200).collect(), 0));
+    let late = unread(&mapping, &LAYOUT, Some(30 * RECORD), quiet).unwrap();
+    assert_eq!((ips(&late).len(), late.missed), (160, 10 * RECORD));
+}
+
+#[test]
+fn what_others_take_out_meanwhile_is_left_out() {
+    let (mut writer, mapping) = Writer::new(false);
+    writer.records(0..100);
+    let writer = RefCell::new(writer);
+    let barrier = after_copy(|| {
+        let mut writer = writer.borrow_mut();
+        writer.word(DATA_TAIL as u64, 60 * RECORD);
+        writer.records(100..200);
+    });
+    let past = unread(&mapping, &LAYOUT, None, barrier).unwrap();
+    assert_eq!(ips(&past), (60..100).collect::<Vec<u64>>());
+    // All of it, by readers that have gone on.
+    let gone = after_copy(|| writer.borrow().word(DATA_TAIL as u64, 200 * RECORD));
+    let past = unread(&mapping, &LAYOUT, None, gone).unwrap();
+    assert!(past.records.is_empty());
+}
+
+#[test]
+fn nonsense_ends_the_reading() {
+    let (writer, mapping) = Writer::new(false);
+    writer.word(DATA_HEAD as u64, SIZE + 8);
+    let error = unread(&mapping, &LAYOUT, None, quiet).unwrap_err();
+    assert!(matches!(
+        error,
+        HistoryError::Ring(RingError::Overrun { .. })
+    ));
+    let (mut writer, mapping) = Writer::new(true);
+    for header in [0, 4 << 48 | 9, 0xfff8 << 48 | 9] {
+        writer.record(1);
+        writer.record(2);
+        let position = writer.head.wrapping_add(RECORD) % SIZE;
+        writer.word(SIZE + position, header);
+        let past = newest(&mapping, &LAYOUT, None, quiet).unwrap();
+        assert_eq!(ips(&past), [2], "{header:#x}");
+    }
+    // Too short for its fields: passed over, and told.
+    writer.record(1);
+    let position = writer.head % SIZE;
+    writer.word(SIZE + position, 8 << 48 | 9);
+    let past = newest(&mapping, &LAYOUT, None, quiet).unwrap();
+    assert_eq!(past.unreadable, 1);
+}
+
+#[test]
+fn a_failed_flush_is_told() {
+    let (_, mapping) = Writer::new(true);
+    let fail = || {
+        Err(EventError::Flush(std::io::Error::from_raw_os_error(
+            libc::EIO,
+        )))
+    };
+    assert!(newest(&mapping, &LAYOUT, None, fail).is_err());
+}
