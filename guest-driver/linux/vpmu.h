@@ -356,6 +356,10 @@ void vpmu_device_put(struct vpmu_device *dev);
 
 /* vpmu_control.c */
 void vpmu_control_callback(struct virtqueue *vq);
+int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
+		      size_t reply_len);
+int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value);
+int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id);
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
 		      u32 *engine);
 int vpmu_control_close(struct vpmu_device *dev, u64 id);
@@ -368,6 +372,13 @@ int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
 int vpmu_control_catalogue(struct vpmu_device *dev);
+
+/* vpmu_control_persistent.c */
+int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name);
+int vpmu_control_attach(struct vpmu_device *dev, u64 id);
+int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flags, u32 *page);
+int vpmu_control_persistent(struct vpmu_device *dev, u64 after,
+			    struct vpmu_persistent_event *events, u32 count);
 
 /* vpmu_vcpu.c */
 int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index);

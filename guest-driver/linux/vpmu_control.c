@@ -24,12 +24,18 @@ void vpmu_control_callback(struct virtqueue *vq)
 	complete(&dev->control_done);
 }
 
-/*
- * Sends a request and waits for its answer; both from kmalloc. Returns the bytes
- * answered or a negative errno.
+/**
+ * vpmu_control_send() - send a request and wait for its answer
+ * @dev: the device
+ * @request: the request, from kmalloc
+ * @request_len: bytes of it
+ * @reply: filled in, from kmalloc
+ * @reply_len: room there
+ *
+ * Return: bytes answered or a negative errno.
  */
-static int control_send(struct vpmu_device *dev, void *request, size_t request_len,
-			void *reply, size_t reply_len)
+int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
+		      size_t reply_len)
 {
 	struct scatterlist out, in, *sgs[] = { &out, &in };
 	unsigned int len;
@@ -61,8 +67,16 @@ unlock:
 	return err;
 }
 
-/* Sends a request that a vpmu_control_reply answers. */
-static int control_call(struct vpmu_device *dev, void *request, size_t len)
+/**
+ * vpmu_control_call() - send a request that a vpmu_control_reply answers
+ * @dev: the device
+ * @request: the request, from kmalloc
+ * @len: bytes of it
+ * @value: the reply's, on success; NULL where it has none
+ *
+ * Return: 0 or a negative errno, the device's own included.
+ */
+int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value)
 {
 	struct vpmu_control_reply *reply;
 	int ret;
@@ -70,10 +84,35 @@ static int control_call(struct vpmu_device *dev, void *request, size_t len)
 	reply = kzalloc(sizeof(*reply), GFP_KERNEL);
 	if (!reply)
 		return -ENOMEM;
-	ret = control_send(dev, request, len, reply, sizeof(*reply));
+	ret = vpmu_control_send(dev, request, len, reply, sizeof(*reply));
 	if (ret >= 0)
 		ret = ret < sizeof(*reply) ? -EPROTO : -(int)le32_to_cpu(reply->status);
+	if (!ret && value)
+		*value = le32_to_cpu(reply->value);
 	kfree(reply);
+	return ret;
+}
+
+/**
+ * vpmu_control_event() - a request that is no more than its header
+ * @dev: the device
+ * @op: VPMU_CONTROL_*
+ * @id: the event's
+ *
+ * Return: 0 or a negative errno, the device's own included.
+ */
+int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
+{
+	struct vpmu_control_header *header;
+	int ret;
+
+	header = kzalloc(sizeof(*header), GFP_KERNEL);
+	if (!header)
+		return -ENOMEM;
+	header->op = cpu_to_le32(op);
+	header->event = cpu_to_le64(id);
+	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
+	kfree(header);
 	return ret;
 }
 
@@ -101,8 +140,8 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 	call->request = *wanted;
 	call->request.header.op = cpu_to_le32(VPMU_CONTROL_OPEN);
 
-	ret = control_send(dev, &call->request, sizeof(call->request),
-			   &call->reply, sizeof(call->reply));
+	ret = vpmu_control_send(dev, &call->request, sizeof(call->request),
+				&call->reply, sizeof(call->reply));
 	if (ret >= 0)
 		ret = ret < sizeof(call->reply) ? -EPROTO : -(int)le32_to_cpu(call->reply.status);
 	if (!ret) {
@@ -115,21 +154,6 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 	return ret;
 }
 
-static int control_event(struct vpmu_device *dev, u32 op, u64 id)
-{
-	struct vpmu_control_header *header;
-	int ret;
-
-	header = kzalloc(sizeof(*header), GFP_KERNEL);
-	if (!header)
-		return -ENOMEM;
-	header->op = cpu_to_le32(op);
-	header->event = cpu_to_le64(id);
-	ret = control_call(dev, header, sizeof(*header));
-	kfree(header);
-	return ret;
-}
-
 /**
  * vpmu_control_close() - close an event
  * @dev: the device
@@ -139,7 +163,7 @@ static int control_event(struct vpmu_device *dev, u32 op, u64 id)
  */
 int vpmu_control_close(struct vpmu_device *dev, u64 id)
 {
-	return control_event(dev, VPMU_CONTROL_CLOSE, id);
+	return vpmu_control_event(dev, VPMU_CONTROL_CLOSE, id);
 }
 
 static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pages, u32 count,
@@ -163,7 +187,7 @@ static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pa
 	addresses = (__le64 *)(request + 1);
 	for (i = 0; i < count; i++)
 		addresses[i] = cpu_to_le64(page_to_phys(pages[i]));
-	ret = control_call(dev, request, len);
+	ret = vpmu_control_call(dev, request, len, NULL);
 	kfree(request);
 	return ret;
 }
@@ -211,7 +235,7 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
  */
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 {
-	return control_event(dev, VPMU_CONTROL_UNMAP_AUX, id);
+	return vpmu_control_event(dev, VPMU_CONTROL_UNMAP_AUX, id);
 }
 
 /**
@@ -224,7 +248,7 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
  */
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id)
 {
-	return control_event(dev, VPMU_CONTROL_UNMAP, id);
+	return vpmu_control_event(dev, VPMU_CONTROL_UNMAP, id);
 }
 
 /**
@@ -246,7 +270,7 @@ int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target)
 	request->header.op = cpu_to_le32(VPMU_CONTROL_REDIRECT);
 	request->header.event = cpu_to_le64(id);
 	request->target = cpu_to_le64(target);
-	ret = control_call(dev, request, sizeof(*request));
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
 	kfree(request);
 	return ret;
 }
@@ -270,7 +294,7 @@ int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
 	request->header.op = cpu_to_le32(VPMU_CONTROL_PAUSE);
 	request->header.event = cpu_to_le64(id);
 	request->paused = cpu_to_le32(paused);
-	ret = control_call(dev, request, sizeof(*request));
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
 	kfree(request);
 	return ret;
 }
@@ -294,7 +318,7 @@ int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t addres
 	request->header.op = cpu_to_le32(VPMU_CONTROL_TASK_PAGE);
 	request->vcpu = cpu_to_le32(vcpu);
 	request->address = cpu_to_le64(address);
-	ret = control_call(dev, request, sizeof(*request));
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
 	kfree(request);
 	return ret;
 }
@@ -318,7 +342,7 @@ static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
 	request->first = cpu_to_le32(first);
 	request->count = cpu_to_le32(count);
 
-	ret = control_send(dev, request, sizeof(*request), reply, len);
+	ret = vpmu_control_send(dev, request, sizeof(*request), reply, len);
 	if (ret < 0)
 		goto free;
 	len = ret;
