@@ -32,7 +32,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a guest until it ends
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Tell what this machine can do, and what follows from it
     Check(CheckArgs),
 }
@@ -77,6 +77,24 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     pub max_aux_pages: Option<u32>,
 
+    /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
+    /// in bytes or with K or M; 0: none [default: 16M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub window: Option<u64>,
+
+    /// Most persistent events of the guest's own [default: 64]
+    #[arg(long, value_name = "N")]
+    pub max_persistent: Option<u32>,
+
+    /// What follows when the guest resets or triple-faults: exit, or restart, with the persistent
+    /// events going on [default: exit]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub on_reset: Option<OnReset>,
+
+    /// Take the commands of 'vmm ctl' on a Unix socket that this makes
+    #[arg(long, value_name = "SOCKET")]
+    pub ctl: Option<PathBuf>,
+
     /// What makes the guest's samples of host events: batched (the host, without an exit for
     /// each), exit (the vCPU, with one), or auto (the first where the host knows guest addresses)
     /// [default: auto]
@@ -105,6 +123,17 @@ pub enum Engine {
     Exit,
 }
 
+/// What follows when the guest resets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnReset {
+    /// The run ends
+    #[default]
+    Exit,
+    /// The guest boots again
+    Restart,
+}
+
 const RUN_HELP: &str = "\
 Examples:
   vmm run --kernel vmlinux --initramfs rootfs.cpio.gz --vcpus 2 --memory 512
@@ -114,10 +143,15 @@ Examples:
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"max-sample-rate\": 10000,
+   \"window\": \"16M\", \"max-persistent\": 64, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"engine\": \"auto\", \"report\": \"report.json\", \"summary\": true}
 
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
 Ctrl-A Ctrl-A sends one Ctrl-A.
+
+Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory; its
+persistent events whose rings lie in the window go on, and so does its time. A power-off, a kernel
+panic and a signal end the run all the same.
 
 Debug port: a byte written by the guest to port 0x504 says that init is reached; the report has
 the time from the first instruction until then.
@@ -138,6 +172,21 @@ fn parse_memory(text: &str) -> Result<u64, String> {
     let number: u64 = number
         .parse()
         .map_err(|_| "give a number of MiB, or one with M or G".to_owned())?;
+    number
+        .checked_mul(factor)
+        .ok_or_else(|| "more than any machine has".to_owned())
+}
+
+/// Bytes out of `65536`, `64K` or `16M`.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (number, factor) = match text.as_bytes().last() {
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        _ => (text, 1),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "give a number of bytes, or one with K or M".to_owned())?;
     number
         .checked_mul(factor)
         .ok_or_else(|| "more than any machine has".to_owned())
@@ -192,6 +241,17 @@ mod tests {
             assert!(parse_memory(bad).is_err(), "{bad}");
         }
         assert!(parse_memory(&format!("{}G", u64::MAX)).is_err());
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("64K"), Ok(64 << 10));
+        assert_eq!(parse_bytes("16m"), Ok(16 << 20));
+        for bad in ["", "K", "1.5M", "-1", "4G", "é", "99999999999999999999"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+        assert!(parse_bytes(&format!("{}M", u64::MAX)).is_err());
     }
 
     #[test]

@@ -4,10 +4,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use vpmu::Limits;
 
-use crate::cli::{Engine, RunArgs};
+use crate::arch::layout::{PAGE, WINDOW_MAX};
+use crate::cli::{self, Engine, OnReset, RunArgs};
 
 /// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
 pub const MAX_VCPUS: u32 = 254;
@@ -18,6 +19,7 @@ pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
 const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 const DEFAULT_MEMORY_MIB: u64 = 256;
+const DEFAULT_WINDOW: u64 = 16 << 20;
 
 /// What a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +40,14 @@ pub struct Config {
     pub max_sample_rate: u32,
     /// Most pages of one AUX area, a power of two.
     pub max_aux_pages: u32,
+    /// Bytes of the window, whole pages; zero: there is none.
+    pub window: u64,
+    /// Most persistent events of the guest's own.
+    pub max_persistent: u32,
+    /// What follows when the guest resets.
+    pub on_reset: OnReset,
+    /// Where the control socket is.
+    pub ctl: Option<PathBuf>,
     /// What makes its samples of host events.
     pub engine: Engine,
     /// Where the report goes.
@@ -84,6 +94,15 @@ pub enum ConfigError {
     /// A limit that no AUX area can reach.
     #[error("AUX areas of {0} pages: give a power of two with --max-aux-pages")]
     AuxPages(u32),
+    /// A window that cannot be laid out.
+    #[error(
+        "a window of {0} bytes: give whole pages of 4K, no more than {max}M, with --window",
+        max = WINDOW_MAX >> 20
+    )]
+    Window(u64),
+    /// A control socket of a machine that has nothing to control.
+    #[error("--ctl is of use with the PMU alone: leave --no-vpmu out")]
+    CtlWithoutVpmu,
 }
 
 /// The file of `--config`: the flags by their long names, all optional.
@@ -100,9 +119,24 @@ struct Document {
     max_sample_rate: Option<u32>,
     #[serde(rename = "max-aux-pages")]
     max_aux_pages: Option<u32>,
+    #[serde(deserialize_with = "bytes")]
+    window: Option<u64>,
+    #[serde(rename = "max-persistent")]
+    max_persistent: Option<u32>,
+    #[serde(rename = "on-reset")]
+    on_reset: Option<OnReset>,
+    ctl: Option<PathBuf>,
     engine: Option<Engine>,
     report: Option<PathBuf>,
     summary: Option<bool>,
+}
+
+/// A size as the flags have it, in quotes.
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(from)?;
+    cli::parse_bytes(&text)
+        .map(Some)
+        .map_err(serde::de::Error::custom)
 }
 
 impl Document {
@@ -147,6 +181,15 @@ impl TryFrom<&RunArgs> for Config {
         if !max_aux_pages.is_power_of_two() {
             return Err(ConfigError::AuxPages(max_aux_pages));
         }
+        let window = args.window.or(file.window).unwrap_or(DEFAULT_WINDOW);
+        if !window.is_multiple_of(PAGE) || window > WINDOW_MAX {
+            return Err(ConfigError::Window(window));
+        }
+        let vpmu = !args.no_vpmu && file.vpmu.unwrap_or(true);
+        let ctl = args.ctl.or(file.ctl);
+        if ctl.is_some() && !vpmu {
+            return Err(ConfigError::CtlWithoutVpmu);
+        }
         Ok(Self {
             kernel: args.kernel.or(file.kernel).ok_or(ConfigError::NoKernel)?,
             initramfs: args.initramfs.or(file.initramfs),
@@ -159,9 +202,16 @@ impl TryFrom<&RunArgs> for Config {
                 .filter(|count| (1..=MAX_VCPUS).contains(&u32::from(*count)))
                 .ok_or(ConfigError::Vcpus(vcpus))?,
             memory_mib,
-            vpmu: !args.no_vpmu && file.vpmu.unwrap_or(true),
+            vpmu,
             max_sample_rate,
             max_aux_pages,
+            window,
+            max_persistent: args
+                .max_persistent
+                .or(file.max_persistent)
+                .unwrap_or_else(|| Limits::default().max_persistent),
+            on_reset: args.on_reset.or(file.on_reset).unwrap_or_default(),
+            ctl,
             engine: args.engine.or(file.engine).unwrap_or_default(),
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),

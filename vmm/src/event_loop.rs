@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use event_manager::{
+    EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
+};
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::{Vpmu, abi};
 
@@ -44,25 +46,25 @@ pub enum LoopError {
 }
 
 /// The console's event descriptors, both ends of them with the [`Serial`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Console {
     /// The device.
     pub serial: Arc<Serial>,
     /// Signalled when the guest has read all its input.
-    pub room: EventFd,
+    pub room: Arc<EventFd>,
     /// Signalled when output waits to be written.
-    pub waiting: EventFd,
+    pub waiting: Arc<EventFd>,
 }
 
 /// The queues whose notifications KVM turns into events.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Queues {
     /// The device.
     pub vpmu: Arc<Vpmu>,
     /// Of the control queue.
-    pub control: EventFd,
+    pub control: Arc<EventFd>,
     /// Of the event queue.
-    pub notices: EventFd,
+    pub notices: Arc<EventFd>,
     /// When the device's samples are to be collected.
     pub drain: Arc<DrainTimer>,
 }
@@ -78,38 +80,67 @@ struct Wakeups {
     failed: Option<event_manager::Error>,
 }
 
-/// Serves everything but the vCPUs until the run's end is announced.
-///
-/// # Errors
-/// [`LoopError`]; the run's end is then not announced.
-pub fn run(
-    end: &Arc<End>,
-    signals: EndingSignals,
-    console: Console,
-    queues: Option<Queues>,
-) -> Result<(), LoopError> {
-    let serial = Arc::clone(&console.serial);
-    let wakeups = Wakeups {
-        end: Arc::clone(end),
-        signals,
-        console,
-        queues,
-        keyboard: Keyboard::new().map_err(LoopError::Input)?,
-        write_at: None,
-        failed: None,
-    };
-    let mut manager = EventManager::<Wakeups>::new().map_err(LoopError::Loop)?;
-    let id = manager.add_subscriber(wakeups);
-    while !end.reached() {
-        let wakeups = manager.subscriber_mut(id).map_err(LoopError::Loop)?;
-        if let Some(error) = wakeups.failed.take() {
-            return Err(LoopError::Loop(error));
-        }
-        let timeout = wakeups.timeout();
-        manager.run_with_timeout(timeout).map_err(LoopError::Loop)?;
+/// Everything but the vCPUs, from one boot of the guest to the next.
+#[expect(
+    missing_debug_implementations,
+    reason = "the event manager's has nothing to show"
+)]
+pub struct EventLoop {
+    manager: EventManager<Wakeups>,
+    wakeups: SubscriberId,
+    end: Arc<End>,
+    serial: Arc<Serial>,
+}
+
+impl EventLoop {
+    /// A loop that ends whenever `end` says so.
+    ///
+    /// # Errors
+    /// [`LoopError`].
+    pub fn new(
+        end: &Arc<End>,
+        signals: EndingSignals,
+        console: Console,
+        queues: Option<Queues>,
+    ) -> Result<Self, LoopError> {
+        let serial = Arc::clone(&console.serial);
+        let wakeups = Wakeups {
+            end: Arc::clone(end),
+            signals,
+            console,
+            queues,
+            keyboard: Keyboard::new().map_err(LoopError::Input)?,
+            write_at: None,
+            failed: None,
+        };
+        let mut manager = EventManager::new().map_err(LoopError::Loop)?;
+        Ok(Self {
+            wakeups: manager.add_subscriber(wakeups),
+            manager,
+            end: Arc::clone(end),
+            serial,
+        })
     }
-    serial.write_out();
-    Ok(())
+
+    /// Serves until the end is announced.
+    ///
+    /// # Errors
+    /// [`LoopError`]; the end is then not announced.
+    pub fn run(&mut self) -> Result<(), LoopError> {
+        while !self.end.reached() {
+            let wakeups = self.manager.subscriber_mut(self.wakeups);
+            let wakeups = wakeups.map_err(LoopError::Loop)?;
+            if let Some(error) = wakeups.failed.take() {
+                return Err(LoopError::Loop(error));
+            }
+            let timeout = wakeups.timeout();
+            self.manager
+                .run_with_timeout(timeout)
+                .map_err(LoopError::Loop)?;
+        }
+        self.serial.write_out();
+        Ok(())
+    }
 }
 
 impl Wakeups {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
 use vmm_sys_util::eventfd::EventFd;
@@ -33,6 +33,16 @@ pub const EXIT_FAILURE: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 
 impl Ending {
+    /// Whether a guest that ended so can boot again.
+    #[must_use]
+    pub fn is_reset(self) -> bool {
+        matches!(self, Self::Reset | Self::TripleFault)
+    }
+
+    fn is_from_outside(self) -> bool {
+        matches!(self, Self::ByHand | Self::Signal(_))
+    }
+
     /// The exit status that says so.
     #[must_use]
     pub fn exit_code(self) -> u8 {
@@ -72,11 +82,18 @@ impl fmt::Display for Ending {
     }
 }
 
+#[derive(Debug, Default)]
+struct Said {
+    how: Option<Result<Ending, vcpu::VcpuError>>,
+    /// What was asked for from outside, were it too late to be how this boot ended.
+    outside: Option<Ending>,
+}
+
 /// Where whoever ends the run says so; the first one is believed.
 #[derive(Debug)]
 pub struct End {
     ended: AtomicBool,
-    how: Mutex<Option<Result<Ending, vcpu::VcpuError>>>,
+    said: Mutex<Said>,
     event: EventFd,
     hurry: EventFd,
 }
@@ -89,7 +106,7 @@ impl End {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             ended: AtomicBool::new(false),
-            how: Mutex::new(None),
+            said: Mutex::new(Said::default()),
             event: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
             hurry: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
@@ -97,18 +114,42 @@ impl End {
 
     /// Ends the run.
     pub fn announce(&self, how: Result<Ending, vcpu::VcpuError>) {
-        let mut first = self.how.lock().unwrap_or_else(PoisonError::into_inner);
-        if first.is_some() {
-            return;
+        let mut said = self.said();
+        let outside = how
+            .as_ref()
+            .ok()
+            .copied()
+            .filter(|how| how.is_from_outside());
+        said.outside = said.outside.or(outside);
+        if said.how.is_none() {
+            said.how = Some(how);
+            self.ended.store(true, Ordering::SeqCst);
+            tell(&self.event);
         }
-        let hurry = matches!(how, Ok(Ending::ByHand | Ending::Signal(_)));
-        *first = Some(how);
-        self.ended.store(true, Ordering::SeqCst);
-        for event in [Some(&self.event), hurry.then_some(&self.hurry)] {
-            if let Some(Err(error)) = event.map(|event| event.write(1)) {
-                log::error!("cannot tell that the run has ended: {error}");
-            }
+        if outside.is_some() {
+            tell(&self.hurry);
         }
+    }
+
+    /// After a reset: the run goes on, unless somebody has asked from outside for its end, which is
+    /// then how it ended.
+    ///
+    /// # Errors
+    /// That end.
+    pub fn go_on(&self) -> Result<(), Ending> {
+        let mut said = self.said();
+        if let Some(outside) = said.outside {
+            return Err(outside);
+        }
+        said.how = None;
+        self.ended.store(false, Ordering::SeqCst);
+        // Nothing to read is as good.
+        let _ = self.event.read();
+        Ok(())
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the run has ended: no vCPU enters the guest any more.
@@ -131,10 +172,13 @@ impl End {
 
     /// How it ended; `None` while it goes on, and once taken.
     pub fn take(&self) -> Option<Result<Ending, vcpu::VcpuError>> {
-        self.how
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.said().how.take()
+    }
+}
+
+fn tell(event: &EventFd) {
+    if let Err(error) = event.write(1) {
+        log::error!("cannot tell that the run has ended: {error}");
     }
 }
 
@@ -155,7 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn only_who_ends_from_outside_is_in_a_hurry() {
+    fn a_reset_is_gone_on_from_but_never_over_who_ends_is_from_outside() {
+        let end = End::new().expect("event descriptors");
+        end.announce(Ok(Ending::Reset));
+        assert!(matches!(end.take(), Some(Ok(Ending::Reset))));
+        assert_eq!(end.go_on(), Ok(()));
+        assert!(!end.reached() && end.event().read().is_err());
+        end.announce(Ok(Ending::TripleFault));
+        end.announce(Ok(Ending::Signal(15)));
+        end.announce(Ok(Ending::ByHand));
+        assert!(matches!(end.take(), Some(Ok(Ending::TripleFault))));
+        assert_eq!(end.go_on(), Err(Ending::Signal(15)));
+        assert!(end.reached());
+    }
+
+    #[test]
+    fn only_who_ends_is_from_outside_is_in_a_hurry() {
         for ending in [Ending::ByHand, Ending::Signal(15)] {
             let end = End::new().expect("event descriptors");
             end.announce(Ok(ending));

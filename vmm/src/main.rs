@@ -48,7 +48,7 @@ fn run(args: &RunArgs) -> u8 {
         Ok(destination) => destination,
         Err(error) => return fail(&error, EXIT_FAILURE),
     };
-    let (report, ending) = match Vm::new(&config) {
+    let (report, ending) = match Vm::new(config.clone()) {
         Ok(vm) => {
             let ran = vm.run();
             let report = Report::of_run(&ran);

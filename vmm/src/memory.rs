@@ -1,12 +1,15 @@
-//! Guest memory: its split round the gap below 4 GiB, and its registration with KVM.
+//! Memory that guests reach: their own, split round the gap below 4 GiB, and the window; its
+//! registration with KVM.
 
 #![allow(unsafe_code)]
+
+use std::io;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use crate::arch::layout::{GAP, GAP_END};
+use crate::arch::layout::{GAP, GAP_END, WINDOW};
 
 /// Why guest memory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +23,18 @@ pub enum MemoryError {
         #[source]
         source: vm_memory::mmap::FromRangesError,
     },
+    /// The host refuses the window.
+    #[error("cannot reserve a window of {bytes} bytes: give it less with --window")]
+    ReserveWindow {
+        /// What was asked for.
+        bytes: u64,
+        /// The allocator's reason.
+        #[source]
+        source: vm_memory::mmap::FromRangesError,
+    },
+    /// The host does not take guest memory back.
+    #[error("cannot empty the guest's memory")]
+    Empty(#[source] io::Error),
     /// KVM refuses the region.
     #[error("KVM refuses guest memory at {address:#x}")]
     Register {
@@ -58,12 +73,40 @@ pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
     GuestMemoryMmap::from_ranges(&ranges).map_err(|source| MemoryError::Reserve { mib, source })
 }
 
-/// Makes `memory` the guest's.
+/// Reserves the window, `bytes` long; the host gives pages as they are touched.
+///
+/// # Errors
+/// [`MemoryError::ReserveWindow`].
+pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
+    let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(WINDOW), size)])
+        .map_err(|source| MemoryError::ReserveWindow { bytes, source })
+}
+
+/// Gives the pages of `memory` back to the host: it is all zeros again.
+///
+/// # Errors
+/// [`MemoryError::Empty`].
+pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
+    for region in memory.iter() {
+        let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
+        // SAFETY: the region is mapped with that size, private and anonymous, for which the kernel
+        // promises zeros; all who look into it know that a guest may change it at any time.
+        let result = unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_DONTNEED) };
+        if result != 0 {
+            return Err(MemoryError::Empty(io::Error::last_os_error()));
+        }
+    }
+    Ok(())
+}
+
+/// Makes each of `memories` part of what the guest reaches.
 ///
 /// # Errors
 /// [`MemoryError::Register`].
-pub fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
-    for (slot, region) in (0u32..).zip(memory.iter()) {
+pub fn register(vm: &VmFd, memories: &[&GuestMemoryMmap]) -> Result<(), MemoryError> {
+    let regions = memories.iter().flat_map(|memory| memory.iter());
+    for (slot, region) in (0u32..).zip(regions) {
         let address = region.start_addr().raw_value();
         let registration = kvm_userspace_memory_region {
             slot,
@@ -72,8 +115,8 @@ pub fn register(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MemoryError> 
             memory_size: region.len(),
             userspace_addr: region.as_ptr() as u64,
         };
-        // SAFETY: the region is mapped with that size, and the caller keeps `memory` for as long
-        // as vCPUs run: `Machine` drops its vCPU threads first.
+        // SAFETY: the region is mapped with that size, and the caller keeps the memory for as long
+        // as vCPUs run: `Vm::run` joins their threads first.
         unsafe { vm.set_user_memory_region(registration) }
             .map_err(|source| MemoryError::Register { address, source })?;
     }
@@ -105,5 +148,26 @@ mod tests {
         assert!(!memory.address_in_range(GuestAddress(GAP_END - 1)));
         assert!(memory.address_in_range(GuestAddress(GAP_END + (1 << 20) - 1)));
         assert!(!memory.address_in_range(GuestAddress(GAP_END + (1 << 20))));
+    }
+
+    #[test]
+    fn emptied_memory_is_all_zeros() {
+        use vm_memory::Bytes;
+        let memory = allocate(1).expect("1 MiB");
+        let place = GuestAddress(0x1234);
+        memory.write_obj(0xa5a5_u16, place).expect("in range");
+        empty(&memory).expect("emptied");
+        assert_eq!(memory.read_obj::<u16>(place).expect("in range"), 0);
+    }
+
+    #[test]
+    fn the_largest_window_lies_in_the_gap_beside_everything_else() {
+        use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, IO_APIC, WINDOW_MAX};
+        const {
+            assert!(DOORBELL + DOORBELL_SIZE <= WINDOW);
+            assert!(WINDOW >= GAP && WINDOW + WINDOW_MAX <= IO_APIC as u64);
+        }
+        let window = window(4096).expect("a page");
+        assert!(window.address_in_range(GuestAddress(WINDOW)));
     }
 }

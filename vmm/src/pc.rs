@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::Vpmu;
@@ -18,7 +17,6 @@ use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
 use crate::devices::vpmu::Doorbell;
 use crate::event_loop::Console;
 use crate::exit::End;
-use crate::kvm;
 
 /// Why a device cannot be put in.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +24,6 @@ pub enum PlugError {
     /// The layout has a mistake.
     #[error(transparent)]
     Overlap(#[from] Overlap),
-    /// An interrupt cannot be wired.
-    #[error(transparent)]
-    Kvm(#[from] kvm::KvmError),
     /// A queue that virtio does not know.
     #[error("cannot make the virtqueues")]
     Queues(#[from] virtio_queue::Error),
@@ -54,17 +49,10 @@ fn event() -> Result<EventFd, PlugError> {
 ///
 /// # Errors
 /// [`PlugError`].
-pub fn plug_console(
-    vm: &VmFd,
-    buses: &mut Buses,
-    patience: Patience,
-) -> Result<Console, PlugError> {
-    let (line, room, waiting) = (event()?, event()?, event()?);
-    vm.register_irqfd(&line, layout::SERIAL_GSI)
-        .map_err(kvm::KvmError::refused("wire the console's interrupt"))?;
-    let clone = |event: &EventFd| event.try_clone().map_err(PlugError::Console);
-    let output = Output::new(clone(&waiting)?, patience).map_err(PlugError::Console)?;
-    let serial = Arc::new(Serial::new(Line(line), Room(clone(&room)?), output));
+pub fn plug_console(buses: &mut Buses, patience: Patience) -> Result<Console, PlugError> {
+    let [line, room, waiting] = [event()?, event()?, event()?].map(Arc::new);
+    let output = Output::new(Arc::clone(&waiting), patience).map_err(PlugError::Console)?;
+    let serial = Arc::new(Serial::new(Line(line), Room(Arc::clone(&room)), output));
     let port = u64::from(layout::SERIAL_PORT);
     buses.ports.insert(port, SERIAL_SIZE, serial.clone())?;
     Ok(Console {
@@ -106,14 +94,15 @@ pub fn plug_vpmu(
     vpmu: &Arc<Vpmu>,
     memory: &GuestMemoryMmap,
     interrupt: Arc<Interrupt>,
-) -> Result<(), PlugError> {
+) -> Result<Arc<VirtioMmio>, PlugError> {
     let transport = VirtioMmio::new(vpmu.clone(), memory.clone(), interrupt)?;
+    let transport = Arc::new(transport);
     buses
         .memory
-        .insert(layout::VIRTIO, layout::VIRTIO_SIZE, Arc::new(transport))?;
+        .insert(layout::VIRTIO, layout::VIRTIO_SIZE, transport.clone())?;
     let doorbell = Arc::new(Doorbell(Arc::clone(vpmu)));
     buses
         .memory
         .insert(layout::DOORBELL, layout::DOORBELL_SIZE, doorbell)?;
-    Ok(())
+    Ok(transport)
 }

@@ -162,6 +162,8 @@ pub struct Report {
     pub error: Option<String>,
     /// Nanoseconds of the run.
     pub wall_ns: u64,
+    /// How often the guest has booted.
+    pub boots: u64,
     /// Nanoseconds from the first entry into the guest until the byte at the debug port.
     pub boot_to_init_ns: Option<u64>,
     /// Each vCPU.
@@ -200,6 +202,7 @@ impl Report {
             exit_code: EXIT_FAILURE,
             error: Some(chain(error)),
             wall_ns: 0,
+            boots: 0,
             boot_to_init_ns: None,
             vcpus: Vec::new(),
             kvm_totals: BTreeMap::new(),
@@ -212,7 +215,7 @@ impl Report {
     #[must_use]
     pub fn of_run(ran: &Ran) -> Self {
         let vcpus: Vec<VcpuReport> = (0u32..)
-            .zip(ran.stats.iter())
+            .zip(ran.stats.read_all())
             .map(|(index, stats)| VcpuReport {
                 exits: ran.vpmu.as_ref().map(|vpmu| {
                     let counts = vpmu.exits(index);
@@ -225,7 +228,7 @@ impl Report {
                         total: counts.total(),
                     }
                 }),
-                kvm: stats.as_ref().map(|stats| stats.read_all()),
+                kvm: stats,
             })
             .collect();
         let mut kvm_totals = BTreeMap::new();
@@ -266,6 +269,7 @@ impl Report {
                 .map_or(EXIT_FAILURE, |ending| ending.exit_code()),
             error: ran.ending.as_ref().err().map(|error| chain(error)),
             wall_ns: nanoseconds(ran.wall),
+            boots: ran.boots,
             boot_to_init_ns: ran.boot.map(nanoseconds),
             vcpus,
             kvm_totals,
@@ -287,6 +291,9 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
     let how = ending.map_or_else(|| "the VMM failed".to_owned(), |how| how.to_string());
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(text, "vmm: {how} after {:.3} s", seconds(report.wall_ns));
+    if report.boots > 1 {
+        let _ = writeln!(text, "vmm: {} boots", report.boots);
+    }
     if let Some(boot) = report.boot_to_init_ns {
         let _ = writeln!(text, "vmm: boot to init {:.3} s", seconds(boot));
     }

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signal_handler};
@@ -62,6 +63,59 @@ pub fn install_kick() -> Result<(), SignalError> {
         register_signal_handler(signal, on_kick).map_err(SignalError::Handler)?;
     }
     Ok(())
+}
+
+/// The threads that vCPUs run on, for whoever must call one of them out of the guest.
+#[derive(Debug)]
+pub struct Threads(Vec<AtomicI32>);
+
+impl Threads {
+    /// Of so many vCPUs, none of which runs yet.
+    #[must_use]
+    pub fn new(vcpus: u8) -> Self {
+        Self((0..vcpus).map(|_| AtomicI32::new(0)).collect())
+    }
+
+    /// This thread is `vcpu`'s, until the value is dropped.
+    #[must_use]
+    pub fn join(&self, vcpu: u32) -> Joined<'_> {
+        let slot = usize::try_from(vcpu).ok().and_then(|vcpu| self.0.get(vcpu));
+        if let Some(slot) = slot {
+            // SAFETY: asks for a number and touches no memory.
+            let thread = unsafe { libc::gettid() };
+            slot.store(thread, Ordering::SeqCst);
+        }
+        Joined(slot)
+    }
+
+    /// Makes `vcpu` leave the guest, if it runs; it does so a moment later.
+    pub fn kick(&self, vcpu: u32) {
+        let slot = usize::try_from(vcpu).ok().and_then(|vcpu| self.0.get(vcpu));
+        let thread = slot.map_or(0, |slot| slot.load(Ordering::SeqCst));
+        if thread == 0 {
+            return;
+        }
+        // The kernel's numbers of processes are positive.
+        let process = std::process::id();
+        // SAFETY: touches no memory. Should the thread have ended since, another one of this process
+        // may get the signal, whose handler then does nothing there.
+        let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, kick_signal()) };
+        if result != 0 {
+            log::debug!("vCPU {vcpu} is not kicked: {}", io::Error::last_os_error());
+        }
+    }
+}
+
+/// A vCPU's thread, known by [`Threads`].
+#[derive(Debug)]
+pub struct Joined<'a>(Option<&'a AtomicI32>);
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            slot.store(0, Ordering::SeqCst);
+        }
+    }
 }
 
 /// While it lives, kicks to this thread reach a vCPU.
@@ -163,5 +217,29 @@ mod tests {
         thread.kill(kick_signal()).expect("a live thread");
         kicked.send(()).expect("the thread waits");
         assert_eq!(thread.join().expect("no panic"), 1);
+    }
+
+    #[test]
+    fn a_vcpu_is_kicked_by_its_number_while_it_runs() {
+        install_kick().expect("a handler");
+        let threads = Threads::new(1);
+        let mut flag = 0u8;
+        // SAFETY: `flag` outlives the guard, on this thread.
+        let guard = unsafe { Kickable::new(&raw mut flag) };
+        let kicked = || {
+            // SAFETY: `flag` is this thread's own; the handler runs on it too.
+            unsafe { IMMEDIATE_EXIT.get().replace(0) }
+        };
+        threads.kick(0);
+        assert_eq!(kicked(), 0, "it has no thread yet");
+        let joined = threads.join(0);
+        threads.kick(1);
+        assert_eq!(kicked(), 0, "no such vCPU");
+        threads.kick(0);
+        assert_eq!(kicked(), 1);
+        drop(joined);
+        threads.kick(0);
+        assert_eq!(kicked(), 0, "it has none any more");
+        drop(guard);
     }
 }

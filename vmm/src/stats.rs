@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use vmm_sys_util::ioctl::ioctl;
 
@@ -25,12 +26,37 @@ const DESCRIPTOR: usize = 16;
 const MAX_DESCRIPTORS: usize = 1024;
 const MAX_NAME: usize = 256;
 
+/// Of a descriptor's flags those that say how it moves; the other types are histograms.
+const TYPE_MASK: u32 = 0xf;
+const TYPE_CUMULATIVE: u32 = 0;
+const TYPE_INSTANT: u32 = 1;
+const TYPE_PEAK: u32 = 2;
+
+/// What the kernel says of how a counter moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It only grows.
+    Cumulative,
+    /// It is what is now.
+    Instant,
+    /// It is the largest so far.
+    Peak,
+}
+
+/// A single counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    /// Where it stands in the file.
+    offset: u64,
+    kind: Kind,
+}
+
 /// The statistics of one vCPU.
 #[derive(Debug)]
 pub struct Stats {
     file: File,
-    /// Single counters by name: where each stands in the file.
-    counters: BTreeMap<String, u64>,
+    /// Single counters by name.
+    counters: BTreeMap<String, Place>,
 }
 
 impl Stats {
@@ -50,25 +76,103 @@ impl Stats {
         Ok(Self { file, counters })
     }
 
-    /// The counter `name` now; `None` when this kernel has none of that name.
-    #[must_use]
-    pub fn read(&self, name: &str) -> Option<u64> {
-        self.read_at(*self.counters.get(name)?)
-    }
-
-    /// Every single counter now.
-    #[must_use]
-    pub fn read_all(&self) -> BTreeMap<String, u64> {
-        self.counters
-            .iter()
-            .filter_map(|(name, place)| Some((name.clone(), self.read_at(*place)?)))
-            .collect()
-    }
-
-    fn read_at(&self, place: u64) -> Option<u64> {
+    fn read(&self, place: Place) -> Option<u64> {
         let mut value = [0; 8];
-        self.file.read_exact_at(&mut value, place).ok()?;
+        self.file.read_exact_at(&mut value, place.offset).ok()?;
         Some(u64::from_ne_bytes(value))
+    }
+}
+
+/// One vCPU's statistics over every boot.
+#[derive(Debug, Default)]
+struct Kept {
+    now: Option<Stats>,
+    /// Of boots that are over.
+    past: Option<BTreeMap<String, u64>>,
+}
+
+impl Kept {
+    /// What stands at `place` now, and what `name` came to before.
+    fn total(&self, name: &str, place: Place) -> Option<u64> {
+        let now = self.now.as_ref()?.read(place)?;
+        let past = self.past.as_ref().and_then(|past| past.get(name));
+        Some(joined(place.kind, past.copied().unwrap_or(0), now))
+    }
+
+    fn read(&self, name: &str) -> Option<u64> {
+        match &self.now {
+            Some(now) => self.total(name, *now.counters.get(name)?),
+            None => self.past.as_ref()?.get(name).copied(),
+        }
+    }
+
+    fn read_all(&self) -> Option<BTreeMap<String, u64>> {
+        let Some(now) = &self.now else {
+            return self.past.clone();
+        };
+        let totals = now.counters.iter();
+        Some(
+            totals
+                .filter_map(|(name, place)| Some((name.clone(), self.total(name, *place)?)))
+                .collect(),
+        )
+    }
+}
+
+fn joined(kind: Kind, past: u64, now: u64) -> u64 {
+    match kind {
+        Kind::Cumulative => past.saturating_add(now),
+        Kind::Instant => now,
+        Kind::Peak => past.max(now),
+    }
+}
+
+/// Every vCPU's statistics, over every boot: what only grows goes on growing when the guest boots
+/// again.
+#[derive(Debug)]
+pub struct Statistics(RwLock<Vec<Kept>>);
+
+impl Statistics {
+    /// Of so many vCPUs that have not run yet.
+    #[must_use]
+    pub fn new(vcpus: u8) -> Self {
+        Self(RwLock::new((0..vcpus).map(|_| Kept::default()).collect()))
+    }
+
+    /// A boot begins: those of each of its vCPUs, where this KVM has any.
+    pub fn begin(&self, stats: Vec<Option<Stats>>) {
+        for (kept, stats) in self.write().iter_mut().zip(stats) {
+            kept.now = stats;
+        }
+    }
+
+    /// It is over, while its VM still exists.
+    pub fn end(&self) {
+        for kept in self.write().iter_mut() {
+            kept.past = kept.read_all();
+            kept.now = None;
+        }
+    }
+
+    /// The counter `name` of `vcpu`; `None` when this kernel has none of that name.
+    #[must_use]
+    pub fn read(&self, vcpu: u32, name: &str) -> Option<u64> {
+        let index = usize::try_from(vcpu).ok()?;
+        self.lock().get(index)?.read(name)
+    }
+
+    /// Every single counter of each vCPU; `None` where this KVM has none.
+    #[must_use]
+    pub fn read_all(&self) -> Vec<Option<BTreeMap<String, u64>>> {
+        self.lock().iter().map(Kept::read_all).collect()
+    }
+
+    fn lock(&self) -> RwLockReadGuard<'_, Vec<Kept>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Kept>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,7 +194,7 @@ fn u32_at(bytes: &[u8], offset: usize) -> io::Result<u32> {
 /// The single counters of a statistics file that `read_at(offset, bytes)` reads.
 fn directory(
     read_at: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
-) -> io::Result<BTreeMap<String, u64>> {
+) -> io::Result<BTreeMap<String, Place>> {
     let mut header = [0; HEADER];
     read_at(0, &mut header)?;
     let name_size = u32_at(&header, 4)? as usize;
@@ -106,10 +210,17 @@ fn directory(
     let mut counters = BTreeMap::new();
     for descriptor in bytes.chunks_exact(size.max(1)) {
         let elements = u16::from_ne_bytes([descriptor[6], descriptor[7]]);
-        let place = data + u64::from(u32_at(descriptor, 8)?);
+        let offset = data + u64::from(u32_at(descriptor, 8)?);
+        let kind = match u32_at(descriptor, 0)? & TYPE_MASK {
+            TYPE_CUMULATIVE => Some(Kind::Cumulative),
+            TYPE_INSTANT => Some(Kind::Instant),
+            TYPE_PEAK => Some(Kind::Peak),
+            _ => None,
+        };
         let name = descriptor.get(DESCRIPTOR..).unwrap_or_default();
         let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        if elements == 1 {
+        if let (1, Some(kind)) = (elements, kind) {
+            let place = Place { offset, kind };
             counters.insert(String::from_utf8_lossy(name).into_owned(), place);
         }
     }
@@ -119,8 +230,9 @@ fn directory(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
-    fn file(entries: &[(&str, u16, u32)]) -> Vec<u8> {
+    fn file(entries: &[(&str, u32, u16, u32)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let name_size = 16u32;
         let count = u32::try_from(entries.len()).expect("few");
@@ -130,8 +242,8 @@ mod tests {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.resize(40, 0);
-        for (name, elements, offset) in entries {
-            bytes.extend(0u32.to_ne_bytes());
+        for (name, flags, elements, offset) in entries {
+            bytes.extend(flags.to_ne_bytes());
             bytes.extend(0u16.to_ne_bytes());
             bytes.extend(elements.to_ne_bytes());
             bytes.extend(offset.to_ne_bytes());
@@ -143,7 +255,7 @@ mod tests {
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> io::Result<BTreeMap<String, u64>> {
+    fn parse(bytes: &[u8]) -> io::Result<BTreeMap<String, Place>> {
         directory(&mut |offset, out| {
             let start = usize::try_from(offset).expect("small");
             let part = bytes.get(start..start + out.len()).ok_or_else(invalid)?;
@@ -155,23 +267,60 @@ mod tests {
     #[test]
     fn single_counters_are_found_by_name() {
         let bytes = file(&[
-            ("exits", 1, 8),
-            ("histogram", 20, 16),
-            ("halt_exits", 1, 176),
+            ("exits", 0, 1, 8),
+            ("histogram", 3, 20, 16),
+            ("longest", 0x12, 1, 176),
         ]);
         let data = 40 + 3 * 32;
         let counters = parse(&bytes).expect("the documented layout");
-        assert_eq!(counters.get("exits"), Some(&(data + 8)));
-        assert_eq!(counters.get("halt_exits"), Some(&(data + 176)));
+        let place = |offset, kind| Place { offset, kind };
+        let (exits, longest) = (counters.get("exits"), counters.get("longest"));
+        assert_eq!(exits, Some(&place(data + 8, Kind::Cumulative)));
+        assert_eq!(longest, Some(&place(data + 176, Kind::Peak)));
         assert_eq!(counters.get("histogram"), None);
     }
 
     #[test]
     fn a_strange_layout_is_refused() {
-        let mut bytes = file(&[("exits", 1, 8)]);
+        let mut bytes = file(&[("exits", 0, 1, 8)]);
         bytes[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert!(parse(&bytes).is_err());
         assert!(parse(&bytes[..30]).is_err());
-        assert!(parse(&file(&[("exits", 1, 8)])[..60]).is_err());
+        assert!(parse(&file(&[("exits", 0, 1, 8)])[..60]).is_err());
+    }
+
+    /// Statistics as a kernel would have them in a file: one of each kind.
+    fn stats(exits: u64, blocking: u64, longest: u64) -> Option<Stats> {
+        let mut bytes = file(&[
+            ("exits", 0, 1, 0),
+            ("blocking", 1, 1, 8),
+            ("longest", 2, 1, 16),
+        ]);
+        for value in [exits, blocking, longest] {
+            bytes.extend(value.to_ne_bytes());
+        }
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        file.write_all(&bytes).expect("written");
+        let counters = directory(&mut |offset, bytes| file.read_exact_at(bytes, offset));
+        let counters = counters.expect("the documented layout");
+        Some(Stats { file, counters })
+    }
+
+    #[test]
+    fn what_grows_goes_on_growing_over_boots() {
+        let all = Statistics::new(2);
+        assert_eq!(all.read(0, "exits"), None);
+        all.begin(vec![stats(7, 1, 30), None]);
+        assert_eq!(all.read(0, "exits"), Some(7));
+        all.end();
+        assert_eq!(all.read(0, "exits"), Some(7), "between boots");
+        all.begin(vec![stats(2, 0, 20), None]);
+        let told = ["exits", "blocking", "longest"].map(|name| all.read(0, name));
+        assert_eq!(told, [Some(9), Some(0), Some(30)]);
+        all.end();
+        let [first, second] = all.read_all().try_into().expect("two vCPUs");
+        assert_eq!(first.expect("told").get("exits"), Some(&9));
+        assert_eq!((second, all.read(1, "exits")), (None, None));
+        assert_eq!(all.read(2, "exits"), None, "no such vCPU");
     }
 }

@@ -7,7 +7,9 @@ mod common;
 use std::io::{Read, Write};
 use std::process::Stdio;
 
-use common::{Bench, HALT, SPIN, TRIPLE_FAULT, elf, messages, out, outs, power_off, run, vmm};
+use common::{
+    Bench, HALT, SPIN, TRIPLE_FAULT, elf, messages, out, outs, power_off, read_report, run, vmm,
+};
 
 /// Runs `vmm` with `args`: it must fail with `code` and one line that says each of `words`.
 fn refused(args: &[&str], code: i32, words: &[&str]) {
@@ -56,6 +58,28 @@ fn wrong_usage_is_told_in_one_line() {
         &["run", "--kernel", "x", "--max-aux-pages", "3"],
         2,
         &["3 pages", "--max-aux-pages"],
+    );
+    for (window, word) in [("4097", "4097"), ("513M", "512M"), ("1G", "K or M")] {
+        refused(
+            &["run", "--kernel", "x", "--window", window],
+            2,
+            &[word, "--window"],
+        );
+    }
+    refused(
+        &["run", "--kernel", "x", "--max-persistent", "few"],
+        2,
+        &["few", "--max-persistent"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--on-reset", "again"],
+        2,
+        &["again", "--on-reset", "restart"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--no-vpmu", "--ctl", "y"],
+        2,
+        &["--ctl", "--no-vpmu"],
     );
     refused(
         &["run", "--kernel", "x", "--memory", "9T"],
@@ -162,11 +186,6 @@ fn every_ending_has_its_exit_status() {
         assert_eq!(report["exit_code"], status);
         assert_eq!(messages(&output), "");
     }
-}
-
-fn read_report(path: &std::path::Path) -> serde_json::Value {
-    let text = std::fs::read(path).expect("a report");
-    serde_json::from_slice(&text).expect("JSON")
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub struct Patience {
 pub struct Output {
     out: File,
     pending: Vec<u8>,
-    waiting: EventFd,
+    waiting: Arc<EventFd>,
     patience: Patience,
     broken: bool,
 }
@@ -40,12 +40,12 @@ impl Output {
     ///
     /// # Errors
     /// Standard output is closed.
-    pub fn new(waiting: EventFd, patience: Patience) -> io::Result<Self> {
+    pub fn new(waiting: Arc<EventFd>, patience: Patience) -> io::Result<Self> {
         let out = io::stdout().as_fd().try_clone_to_owned()?;
         Ok(Self::to(File::from(out), waiting, patience))
     }
 
-    fn to(out: File, waiting: EventFd, patience: Patience) -> Self {
+    fn to(out: File, waiting: Arc<EventFd>, patience: Patience) -> Self {
         Self {
             out,
             pending: Vec::with_capacity(BATCH),
@@ -171,7 +171,7 @@ mod tests {
             end: Arc::new(End::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
-        let mut output = Output::to(file.try_clone().expect("a clone"), waiting, patience);
+        let mut output = Output::to(file.try_clone().expect("a clone"), waiting.into(), patience);
         for byte in b"login: " {
             output.write_all(&[*byte]).expect("kept");
             output.flush().expect("nothing to do");

@@ -1,7 +1,7 @@
 //! The 16550 on the port bus.
 
-use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vm_superio::serial::SerialEvents;
 use vm_superio::{Serial as Uart, Trigger};
@@ -14,8 +14,8 @@ use crate::devices::console::Output;
 pub const SERIAL_SIZE: u64 = 8;
 
 /// The interrupt line.
-#[derive(Debug)]
-pub struct Line(pub EventFd);
+#[derive(Debug, Clone)]
+pub struct Line(pub Arc<EventFd>);
 
 impl Trigger for Line {
     type E = io::Error;
@@ -26,8 +26,8 @@ impl Trigger for Line {
 }
 
 /// Tells the event loop that the guest has read everything, so that input can go on.
-#[derive(Debug)]
-pub struct Room(pub EventFd);
+#[derive(Debug, Clone)]
+pub struct Room(pub Arc<EventFd>);
 
 impl SerialEvents for Room {
     fn buffer_read(&self) {}
@@ -40,19 +40,63 @@ impl SerialEvents for Room {
     }
 }
 
+/// The way out, which stays when the port is reset.
+#[derive(Debug, Clone)]
+struct Wire(Arc<Mutex<Output>>);
+
+impl Wire {
+    fn lock(&self) -> MutexGuard<'_, Output> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.lock().flush()
+    }
+}
+
 /// The serial console.
 #[derive(Debug)]
-pub struct Serial(Mutex<Uart<Line, Room, Output>>);
+pub struct Serial {
+    uart: Mutex<Uart<Line, Room, Wire>>,
+    line: Line,
+    room: Room,
+    wire: Wire,
+}
 
 impl Serial {
     /// A port that interrupts by `line`, tells of `room` for input and writes to `output`.
     #[must_use]
     pub fn new(line: Line, room: Room, output: Output) -> Self {
-        Self(Mutex::new(Uart::with_events(line, room, output)))
+        let wire = Wire(Arc::new(Mutex::new(output)));
+        let uart = Uart::with_events(line.clone(), room.clone(), wire.clone());
+        Self {
+            uart: Mutex::new(uart),
+            line,
+            room,
+            wire,
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Uart<Line, Room, Output>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Uart<Line, Room, Wire>> {
+        self.uart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The interrupt line, to be wired.
+    #[must_use]
+    pub fn line(&self) -> &EventFd {
+        &self.line.0
+    }
+
+    /// Every register as at power-on; input that the guest has not read is gone.
+    pub fn reset(&self) {
+        let (line, room, wire) = (self.line.clone(), self.room.clone(), self.wire.clone());
+        *self.lock() = Uart::with_events(line, room, wire);
     }
 
     /// Bytes of input that the port takes now.
@@ -78,7 +122,7 @@ impl Serial {
 
     /// Writes out what the guest has said.
     pub fn write_out(&self) {
-        self.lock().writer_mut().write_out();
+        self.wire.lock().write_out();
     }
 }
 

@@ -120,6 +120,12 @@ impl Interrupt {
         }
     }
 
+    /// The line, to be wired.
+    #[must_use]
+    pub fn line(&self) -> &EventFd {
+        &self.line
+    }
+
     /// Says that buffers were used. The status stands before the edge, so the handler sees it.
     ///
     /// # Errors
@@ -194,6 +200,11 @@ impl VirtioMmio {
         })
     }
 
+    /// As a driver's reset, from the machine's side: every register as at power-on.
+    pub fn reset(&self) {
+        self.reset_state(&mut self.state());
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -250,7 +261,7 @@ impl VirtioMmio {
 
     fn set_status(&self, state: &mut State, value: u32) {
         if value == 0 {
-            self.reset(state);
+            self.reset_state(state);
             return;
         }
         // Bits are only ever added; a driver takes them away by a reset alone.
@@ -302,7 +313,7 @@ impl VirtioMmio {
         }
     }
 
-    fn reset(&self, state: &mut State) {
+    fn reset_state(&self, state: &mut State) {
         self.live.store(false, Ordering::Release);
         self.backend.reset();
         self.interrupt.status.store(0, Ordering::SeqCst);

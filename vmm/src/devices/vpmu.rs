@@ -15,7 +15,8 @@ use crate::arch::layout::{DOORBELL, DOORBELL_SIZE};
 use crate::bus::{Caller, Device};
 use crate::check;
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
-use crate::stats::Stats;
+use crate::signal::Threads;
+use crate::stats::Statistics;
 
 /// Entries of each virtqueue, at most.
 const QUEUE_SIZE: u16 = 256;
@@ -26,7 +27,9 @@ pub struct Carrier {
     /// The transport's interrupt.
     pub interrupt: Arc<Interrupt>,
     /// Each vCPU's statistics, where this kernel has them.
-    pub stats: Arc<Vec<Option<Stats>>>,
+    pub stats: Arc<Statistics>,
+    /// Where each vCPU runs.
+    pub threads: Arc<Threads>,
     /// Goes off when the device is to be drained.
     pub drain: Arc<DrainTimer>,
     /// Whether the host's samples carry guest addresses, once somebody has asked.
@@ -82,24 +85,17 @@ impl AsRawFd for DrainTimer {
     }
 }
 
-impl Carrier {
-    fn counter(&self, vcpu: u32, name: &str) -> Option<u64> {
-        let index = usize::try_from(vcpu).ok()?;
-        self.stats.get(index)?.as_ref()?.read(name)
-    }
-}
-
 impl Machine for Carrier {
     fn interrupt(&self) -> io::Result<()> {
         self.interrupt.used_buffer()
     }
 
     fn exits(&self, vcpu: u32) -> Option<u64> {
-        self.counter(vcpu, "exits")
+        self.stats.read(vcpu, "exits")
     }
 
     fn halts(&self, vcpu: u32) -> Option<u64> {
-        self.counter(vcpu, "halt_exits")
+        self.stats.read(vcpu, "halt_exits")
     }
 
     fn reports_guest_ips(&self) -> bool {

@@ -13,9 +13,11 @@ use vpmu::{Registers, Vpmu};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
+use crate::signal::Threads;
 use registers::ExitRegisters;
 pub use run_page::RunPage;
 use run_page::{Exit, PortAccess};
+pub(crate) use run_page::{set_tsc_offset, tsc_offset};
 
 /// Why a vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +71,8 @@ pub struct Shared {
     pub end: Arc<End>,
     /// The clock of the boot.
     pub progress: Arc<Progress>,
+    /// Where each vCPU runs.
+    pub threads: Arc<Threads>,
 }
 
 /// One vCPU, ready to be moved to its thread.
@@ -115,6 +119,7 @@ impl Vcpu {
     fn enter_until_the_end(&mut self) -> Result<(), VcpuError> {
         let _kickable = self.page.kickable();
         let shared = Arc::clone(&self.shared);
+        let _joined = shared.threads.join(self.index);
         let vpmu = shared.vpmu.as_deref();
         if let Some(vpmu) = vpmu {
             vpmu.attach(self.index, self.tsc_offset())
@@ -165,7 +170,7 @@ impl Vcpu {
 
     /// Guest TSC minus host TSC; zero where KVM does not tell, as older ones do not.
     fn tsc_offset(&self) -> u64 {
-        match run_page::tsc_offset(&self.fd) {
+        match tsc_offset(&self.fd) {
             Ok(offset) => offset,
             Err(error) => {
                 log::debug!("vCPU {}: no TSC offset: {error}", self.index);

@@ -26,6 +26,12 @@ use crate::signal::Kickable;
 mod request {
     const KVMIO: u32 = 0xae;
     vmm_sys_util::ioctl_iow_nr!(
+        KVM_SET_DEVICE_ATTR,
+        KVMIO,
+        0xe1,
+        kvm_bindings::kvm_device_attr
+    );
+    vmm_sys_util::ioctl_iow_nr!(
         KVM_GET_DEVICE_ATTR,
         KVMIO,
         0xe2,
@@ -271,18 +277,33 @@ impl Drop for RunPage {
     }
 }
 
-/// Guest TSC minus host TSC.
-pub(super) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
-    let mut offset = 0u64;
-    let attribute = kvm_device_attr {
+/// The attribute of a vCPU that is guest TSC minus host TSC, its value at `offset`.
+fn tsc_attribute(offset: *mut u64) -> kvm_device_attr {
+    kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
         attr: u64::from(KVM_VCPU_TSC_OFFSET),
-        addr: (&raw mut offset) as u64,
+        addr: offset as u64,
         flags: 0,
-    };
+    }
+}
+
+/// Guest TSC minus host TSC.
+pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
+    let mut offset = 0u64;
+    let attribute = tsc_attribute(&raw mut offset);
     // SAFETY: the kernel reads the structure and writes 64 bits at its address, `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(offset)
+}
+
+/// Makes guest TSC minus host TSC `offset`, of a vCPU that has not run yet.
+pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
+    let attribute = tsc_attribute(&raw mut offset);
+    // SAFETY: the kernel reads the structure and the 64 bits at its address, `offset`.
+    if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

@@ -105,3 +105,9 @@ pub(crate) fn run(kernel: &Path) -> Command {
 pub(crate) fn messages(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
+
+/// The report at `path`.
+pub(crate) fn read_report(path: &Path) -> serde_json::Value {
+    let text = fs::read(path).expect("a report");
+    serde_json::from_slice(&text).expect("JSON")
+}

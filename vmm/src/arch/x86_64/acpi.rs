@@ -33,6 +33,8 @@ pub struct Machine {
     pub vcpus: u8,
     /// Whether the virtio device is there.
     pub virtio: bool,
+    /// Bytes of its window; zero: it has none.
+    pub window: u64,
 }
 
 /// Writes the tables at [`layout::ACPI`]; the RSDP comes first.
@@ -134,7 +136,7 @@ fn dsdt(machine: &Machine) -> Sdt {
     .to_aml_bytes(&mut aml);
     let serial = serial();
     let panic = panic();
-    let virtio = machine.virtio.then(virtio);
+    let virtio = machine.virtio.then(|| virtio(machine.window));
     let mut devices: Vec<&dyn Aml> = vec![&serial, &panic];
     if let Some(virtio) = &virtio {
         devices.push(virtio);
@@ -197,16 +199,19 @@ fn panic() -> Device {
     clippy::cast_possible_truncation,
     reason = "the layout puts the device below 4 GiB"
 )]
-fn virtio() -> Device {
-    device(
-        "VPMU",
-        &"LNRO0005",
-        vec![
-            &aml::Memory32Fixed::new(true, layout::VIRTIO as u32, layout::VIRTIO_SIZE as u32),
-            &aml::Interrupt::new(true, true, false, false, layout::VIRTIO_GSI),
-            &aml::Memory32Fixed::new(true, layout::DOORBELL as u32, layout::DOORBELL_SIZE as u32),
-        ],
-    )
+fn virtio(window: u64) -> Device {
+    let registers =
+        aml::Memory32Fixed::new(true, layout::VIRTIO as u32, layout::VIRTIO_SIZE as u32);
+    let interrupt = aml::Interrupt::new(true, true, false, false, layout::VIRTIO_GSI);
+    let doorbell =
+        aml::Memory32Fixed::new(true, layout::DOORBELL as u32, layout::DOORBELL_SIZE as u32);
+    let window =
+        (window != 0).then(|| aml::Memory32Fixed::new(true, layout::WINDOW as u32, window as u32));
+    let mut resources: Vec<&dyn Aml> = vec![&registers, &interrupt, &doorbell];
+    if let Some(window) = &window {
+        resources.push(window);
+    }
+    device("VPMU", &"LNRO0005", resources)
 }
 
 #[cfg(test)]
@@ -228,6 +233,7 @@ mod tests {
             let (bytes, offsets) = build(&Machine {
                 vcpus,
                 virtio: true,
+                window: 4096,
             });
             assert_eq!(sum(&bytes[..20]), 0, "RSDP, first part");
             assert_eq!(sum(&bytes[..Rsdp::len()]), 0, "RSDP");
@@ -245,6 +251,7 @@ mod tests {
         let (bytes, _) = build(&Machine {
             vcpus: 254,
             virtio: true,
+            window: 4096,
         });
         assert!((bytes.len() as u64) < layout::RESET_VECTOR - layout::ACPI);
     }
@@ -254,6 +261,7 @@ mod tests {
         let (bytes, _) = build(&Machine {
             vcpus: 2,
             virtio: false,
+            window: 0,
         });
         let base = usize::try_from(layout::ACPI).expect("fits");
         let xsdt = u32_at(&bytes, 24) - base;
@@ -268,11 +276,20 @@ mod tests {
 
     #[test]
     fn an_absent_device_is_not_named() {
-        let names = |virtio| {
-            let (bytes, _) = build(&Machine { vcpus: 1, virtio });
-            bytes.windows(8).any(|window| window == b"LNRO0005")
+        let names = |virtio, window, what: &[u8]| {
+            let machine = Machine {
+                vcpus: 1,
+                virtio,
+                window,
+            };
+            let (bytes, _) = build(&machine);
+            bytes.windows(what.len()).any(|part| part == what)
         };
-        assert!(names(true));
-        assert!(!names(false));
+        assert!(names(true, 0, b"LNRO0005"));
+        assert!(!names(false, 0, b"LNRO0005"));
+        let window = u32::try_from(layout::WINDOW).expect("below 4 GiB");
+        let window = window.to_le_bytes();
+        assert!(names(true, 4096, &window));
+        assert!(!names(true, 0, &window) && !names(false, 4096, &window));
     }
 }

@@ -11,7 +11,7 @@ use vm_memory::{
 };
 
 use super::kernel::{Loaded, low_end};
-use super::layout;
+use super::layout::{self, PAGE};
 
 /// Why a guest cannot be given what it boots with.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,6 @@ const LOADER_UNDEFINED: u8 = 0xff;
 const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const KERNEL_ALIGNMENT: u32 = 0x100_0000;
-const PAGE: u64 = 4096;
 
 /// Real-mode code for the reset vector: asks for a reset by the port, and waits for it. A kernel
 /// that finds no better way jumps there, and would otherwise run through empty memory for ever.

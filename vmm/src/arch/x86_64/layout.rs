@@ -38,6 +38,13 @@ pub const VIRTIO_SIZE: u64 = 0x1000;
 pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
 /// Bytes of it.
 pub const DOORBELL_SIZE: u64 = 0x1000;
+/// The window: memory of the VMM's own that the guest reaches, and that no memory map names. It has
+/// its own 2 MiB pages, and room up to what KVM and the APICs own.
+pub const WINDOW: u64 = 0xd020_0000;
+/// Most bytes of it.
+pub const WINDOW_MAX: u64 = 512 << 20;
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
 /// The I/O APIC that KVM emulates.
 pub const IO_APIC: u32 = 0xfec0_0000;
 /// Each vCPU's local APIC.

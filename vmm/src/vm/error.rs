@@ -1,0 +1,85 @@
+//! Why there is no machine, or why it failed.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::arch::{boot, kernel, regs};
+use crate::{event_loop, kvm, memory, pc, signal, vcpu};
+
+/// Why there is no machine, or why it failed.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// A file named in the configuration.
+    #[error("cannot open the {what} {path}")]
+    Open {
+        /// What it is for.
+        what: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A directory or a device where a file is needed.
+    #[error("the {what} {path} is not a file")]
+    NotFile {
+        /// What it is for.
+        what: &'static str,
+        /// Which path.
+        path: PathBuf,
+    },
+    /// The kernel.
+    #[error("the kernel {path}")]
+    Kernel {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: kernel::KernelError,
+    },
+    /// KVM itself.
+    #[error(transparent)]
+    Kvm(#[from] kvm::KvmError),
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] memory::MemoryError),
+    /// What the kernel boots with.
+    #[error(transparent)]
+    Boot(#[from] boot::BootError),
+    /// The ACPI tables.
+    #[error("cannot write the ACPI tables")]
+    Acpi(#[source] vm_memory::GuestMemoryError),
+    /// The state that vCPUs start in.
+    #[error("cannot set a vCPU up")]
+    Registers(#[from] regs::RegisterError),
+    /// Their CPUID leaves.
+    #[error("cannot set a vCPU's CPUID up")]
+    Cpuid(#[source] vmm_sys_util::fam::Error),
+    /// The devices.
+    #[error(transparent)]
+    Devices(#[from] pc::PlugError),
+    /// The paravirtual PMU's host side.
+    #[error("the host's perf events cannot serve the PMU; --no-vpmu leaves it out")]
+    PerfSource(#[from] vpmu::host::Error),
+    /// The paravirtual PMU.
+    #[error("cannot make the PMU device; --no-vpmu leaves it out")]
+    Vpmu(#[from] vpmu::Error),
+    /// A descriptor or a thread.
+    #[error("the host has no more {0}")]
+    Host(&'static str, #[source] io::Error),
+    /// Signals.
+    #[error(transparent)]
+    Signals(#[from] signal::SignalError),
+    /// The terminal.
+    #[error("cannot make the terminal raw")]
+    Terminal(#[source] io::Error),
+    /// The event loop.
+    #[error(transparent)]
+    EventLoop(#[from] event_loop::LoopError),
+    /// A vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] vcpu::VcpuError),
+    /// A thread went away without a word: a mistake of ours.
+    #[error("the run ended without a reason")]
+    NoReason,
+}

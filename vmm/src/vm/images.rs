@@ -1,0 +1,77 @@
+//! What a guest boots from: put into its memory at every boot, out of files that stay open.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use vm_memory::GuestMemoryMmap;
+
+use super::VmError;
+use crate::arch::{acpi, boot, kernel, regs};
+use crate::config::Config;
+
+/// The files and the facts.
+#[derive(Debug)]
+pub(super) struct Images {
+    kernel: File,
+    path: PathBuf,
+    initramfs: Option<File>,
+    cmdline: String,
+    machine: acpi::Machine,
+}
+
+fn open(what: &'static str, path: &Path) -> Result<File, VmError> {
+    let error = |source| VmError::Open {
+        what,
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(error)?;
+    if !file.metadata().map_err(error)?.is_file() {
+        return Err(VmError::NotFile {
+            what,
+            path: path.to_owned(),
+        });
+    }
+    Ok(file)
+}
+
+impl Images {
+    /// Opens what `config` names.
+    ///
+    /// # Errors
+    /// [`VmError::Open`], [`VmError::NotFile`].
+    pub(super) fn open(config: &Config) -> Result<Self, VmError> {
+        let kernel = open("kernel", &config.kernel)?;
+        let initramfs = config
+            .initramfs
+            .as_deref()
+            .map(|path| open("initramfs", path))
+            .transpose()?;
+        Ok(Self {
+            kernel,
+            path: config.kernel.clone(),
+            initramfs,
+            cmdline: config.cmdline.clone(),
+            machine: acpi::Machine {
+                vcpus: config.vcpus,
+                virtio: config.vpmu,
+                window: if config.vpmu { config.window } else { 0 },
+            },
+        })
+    }
+
+    /// Fills `memory`, all zeros so far; where the kernel is entered.
+    ///
+    /// # Errors
+    /// [`VmError`]: a kernel that is none, or something that does not fit.
+    pub(super) fn load(&mut self, memory: &GuestMemoryMmap) -> Result<u64, VmError> {
+        let kernel = kernel::load(memory, &mut self.kernel).map_err(|source| VmError::Kernel {
+            path: self.path.clone(),
+            source,
+        })?;
+        boot::write(memory, &kernel, self.initramfs.as_mut(), &self.cmdline)?;
+        acpi::write(memory, &self.machine).map_err(VmError::Acpi)?;
+        regs::write_tables(memory)?;
+        Ok(kernel.entry)
+    }
+}

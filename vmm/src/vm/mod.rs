@@ -1,0 +1,249 @@
+//! The machine: put together in the order of the boot, run to its end, and asked what it did.
+//!
+//! Devices, memory and the window stay for the whole run; a VM of KVM's lives from one
+//! [`boot`] to the next reset.
+
+mod boot;
+mod error;
+mod images;
+mod pmu;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::{Kvm, VmFd};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::Vpmu;
+
+pub use self::error::VmError;
+
+use self::boot::{Boot, Threads, TscOffsets};
+use self::images::Images;
+use self::pmu::{Parts, Pmu};
+use crate::arch::layout;
+use crate::cli::OnReset;
+use crate::config::Config;
+use crate::devices::console::Patience;
+use crate::devices::progress::Progress;
+use crate::event_loop::{Console, EventLoop};
+use crate::exit::{End, Ending};
+use crate::kvm;
+use crate::memory;
+use crate::pc;
+use crate::signal::{self, EndingSignals};
+use crate::stats::Statistics;
+use crate::terminal;
+use crate::vcpu::Shared;
+
+/// A machine before its first instruction.
+#[derive(Debug)]
+pub struct Vm {
+    // The order is that of the drop: vCPUs go before the memory that they run in.
+    boot: Option<Boot>,
+    images: Images,
+    config: Config,
+    kvm: Kvm,
+    signals: EndingSignals,
+    console: Console,
+    pmu: Option<Pmu>,
+    shared: Arc<Shared>,
+    stats: Arc<Statistics>,
+    tsc_offsets: TscOffsets,
+    memory: GuestMemoryMmap,
+    window: Option<GuestMemoryMmap>,
+}
+
+/// A machine whose run has ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// How.
+    pub ending: Result<Ending, VmError>,
+    /// From the first entry into the guest to the end.
+    pub wall: Duration,
+    /// From the first entry until the guest said that init is reached.
+    pub boot: Option<Duration>,
+    /// How often the guest has booted.
+    pub boots: u64,
+    /// The PMU, unless left out.
+    pub vpmu: Option<Arc<Vpmu>>,
+    /// KVM's statistics of each vCPU, where there are some.
+    pub stats: Arc<Statistics>,
+    /// Guest memory, still mapped.
+    pub memory: GuestMemoryMmap,
+}
+
+fn event() -> Result<EventFd, VmError> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+        .map_err(|source| VmError::Host("event descriptors", source))
+}
+
+impl Vm {
+    /// The machine that `config` describes.
+    ///
+    /// # Errors
+    /// [`VmError`], whatever does not come together.
+    pub fn new(config: Config) -> Result<Self, VmError> {
+        let mut images = Images::open(&config)?;
+        let kvm = kvm::open(config.vcpus)?;
+        let memory = memory::allocate(config.memory_mib)?;
+        let entry = images.load(&memory)?;
+        let window = match config.window {
+            bytes if config.vpmu && bytes > 0 => Some(memory::window(bytes)?),
+            _ => None,
+        };
+        let boot = Boot::new(&kvm, config.vcpus, &reached(&memory, window.as_ref()))?;
+        boot.enter_at(entry)?;
+        let stats = Arc::new(Statistics::new(config.vcpus));
+        stats.begin(boot.stats());
+
+        signal::install_kick()?;
+        let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
+        let progress = Arc::new(Progress::default());
+        let mut buses = pc::Buses::default();
+        let signals = EndingSignals::new()?;
+        let patience = Patience {
+            end: Arc::clone(&end),
+            signals: signals.try_clone()?,
+        };
+        let console = pc::plug_console(&mut buses, patience)?;
+        pc::plug_power(&mut buses, &end, &progress)?;
+        let threads = Arc::new(signal::Threads::new(config.vcpus));
+        let pmu = if config.vpmu {
+            let parts = Parts {
+                memory: &memory,
+                tsc_khz: boot.tsc_khz,
+                stats: &stats,
+                threads: &threads,
+            };
+            Some(Pmu::new(&config, &parts, &mut buses)?)
+        } else {
+            None
+        };
+        let shared = Arc::new(Shared {
+            ports: buses.ports,
+            memory: buses.memory,
+            vpmu: pmu.as_ref().map(|pmu| Arc::clone(&pmu.vpmu)),
+            end,
+            progress,
+            threads,
+        });
+        let mut vm = Self {
+            tsc_offsets: boot.tsc_offsets(),
+            boot: None,
+            images,
+            config,
+            kvm,
+            signals,
+            console,
+            pmu,
+            shared,
+            stats,
+            memory,
+            window,
+        };
+        vm.wire(&boot.vm)?;
+        vm.boot = Some(boot);
+        Ok(vm)
+    }
+
+    /// Runs the guest until it ends, or someone ends it.
+    #[must_use]
+    pub fn run(mut self) -> Ran {
+        let start = Instant::now();
+        let mut boots = 0;
+        let ending = self.run_boots(&mut boots);
+        Ran {
+            ending,
+            wall: start.elapsed(),
+            boot: self.shared.progress.boot_time(),
+            boots,
+            vpmu: self.shared.vpmu.clone(),
+            stats: self.stats,
+            memory: self.memory,
+        }
+    }
+
+    fn run_boots(&mut self, boots: &mut u64) -> Result<Ending, VmError> {
+        let _raw = terminal::Raw::new().map_err(VmError::Terminal)?;
+        let queues = self.pmu.as_ref().map(|pmu| pmu.queues.clone());
+        let signals = self.signals.try_clone()?;
+        let mut events = EventLoop::new(&self.shared.end, signals, self.console.clone(), queues)?;
+        loop {
+            *boots += 1;
+            let boot = self.boot.take().ok_or(VmError::NoReason)?;
+            let ended = self.run_boot(boot, &mut events);
+            match ended {
+                Ok(how) if how.is_reset() && self.config.on_reset == OnReset::Restart => {
+                    if let Err(outside) = self.shared.end.go_on() {
+                        return Ok(outside);
+                    }
+                    log::info!("{how}: it boots again");
+                    self.boot = Some(self.boot_again()?);
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// From the first instruction of a boot to the end of its VM, whose last user this is.
+    fn run_boot(&self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
+        let end = Arc::clone(&self.shared.end);
+        let mut threads = Threads::default();
+        let served = boot
+            .start(&self.shared, &mut threads)
+            .and_then(|()| Ok(events.run()?));
+        if served.is_err() {
+            // No vCPU enters the guest any more; the reason is ours, and this one only a token.
+            end.announce(Ok(Ending::ByHand));
+        }
+        threads.stop();
+        // While the VM exists, whose statistics these are.
+        self.stats.end();
+        if let Some(pmu) = &self.pmu {
+            pmu.reset();
+        }
+        served?;
+        Ok(end.take().ok_or(VmError::NoReason)??)
+    }
+
+    /// A new VM, its memory as at the first boot. Its devices are as at power-on; what its operator
+    /// sees goes on: the window, counts, the console, and the guest's time.
+    fn boot_again(&mut self) -> Result<Boot, VmError> {
+        memory::empty(&self.memory)?;
+        let entry = self.images.load(&self.memory)?;
+        let boot = Boot::new(
+            &self.kvm,
+            self.config.vcpus,
+            &reached(&self.memory, self.window.as_ref()),
+        )?;
+        boot.enter_at(entry)?;
+        boot.keep_time(&self.tsc_offsets);
+        self.stats.begin(boot.stats());
+        self.console.serial.reset();
+        self.wire(&boot.vm)?;
+        Ok(boot)
+    }
+
+    /// Connects interrupt lines and notifications to a new VM; a line serves one VM at a time, so the
+    /// one before must be gone.
+    fn wire(&self, vm: &VmFd) -> Result<(), VmError> {
+        let line = self.console.serial.line();
+        // An interrupt of the boot before is none of this one's; mostly there is none.
+        let _ = line.read();
+        vm.register_irqfd(line, layout::SERIAL_GSI)
+            .map_err(kvm::KvmError::refused("wire the console's interrupt"))?;
+        match &self.pmu {
+            Some(pmu) => pmu.wire(vm),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All memory that the guest reaches.
+fn reached<'a>(
+    memory: &'a GuestMemoryMmap,
+    window: Option<&'a GuestMemoryMmap>,
+) -> Vec<&'a GuestMemoryMmap> {
+    std::iter::once(memory).chain(window).collect()
+}
