@@ -4,6 +4,7 @@ use vpmu_client::Reading;
 
 use crate::events::Chosen;
 use crate::format::{Align, grouped, percent, seconds, table};
+use crate::region::Passages;
 
 /// The count of one event.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -95,6 +96,9 @@ pub(crate) struct Counts {
     pub(crate) target: String,
     pub(crate) elapsed_ns: u64,
     pub(crate) exit_code: u8,
+    /// Where it was not counted all the way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) region: Option<Passages>,
     pub(crate) events: Vec<Count>,
 }
 
@@ -130,9 +134,14 @@ impl Counts {
             ""
         };
         let elapsed = seconds(self.elapsed_ns);
+        let passages = self
+            .region
+            .as_ref()
+            .map(|region| format!("{}\n", region.describe()));
         format!(
-            "\nCounts of {}:\n\n{table}\n{elapsed} seconds elapsed\n{legend}\n",
-            self.target
+            "\nCounts of {}:\n\n{table}\n{}{elapsed} seconds elapsed\n{legend}\n",
+            self.target,
+            passages.unwrap_or_default()
         )
     }
 }
@@ -186,6 +195,7 @@ mod tests {
             target: "'true'".into(),
             elapsed_ns: 1_500_000_000,
             exit_code: 0,
+            region: None,
             events: vec![
                 count("task-clock", "ns", false, (1_234_567, 10, 10)),
                 count("mark", "", true, (10, 100, 50)),

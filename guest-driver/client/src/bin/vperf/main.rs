@@ -17,6 +17,7 @@ mod processes;
 mod profile;
 mod record;
 mod recording;
+mod region;
 mod report;
 mod sampling;
 mod stat;

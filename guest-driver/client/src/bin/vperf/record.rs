@@ -8,7 +8,8 @@ use vpmu_client::{EventAttr, Vpmu};
 
 use crate::events::EventArgs;
 use crate::os::SNAPSHOT;
-use crate::recording::{Recording, RecordingError, Sources};
+use crate::recording::{self, Recording, RecordingError, Sources};
+use crate::region::{Region, RegionArgs, RegionError};
 use crate::sampling::{SamplingArgs, SamplingError};
 use crate::target::{TargetArgs, TargetError};
 use crate::tracing::{self, AreaChoice, TracingError};
@@ -34,6 +35,7 @@ use crate::workload::WorkloadError;
 ///   vperf record -g -- workload tree
 ///   vperf record -e task-clock -F 2000 -- workload hot
 ///   vperf record -e exits-io -c 1 -a -o io.data -- sleep 5
+///   vperf record --from 7 --to 8 -- program     samples between its marks 7 and 8
 ///   vperf record --aux exit-trace-user -- dd if=/dev/vda of=/dev/null
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -66,6 +68,8 @@ pub(crate) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     output: PathBuf,
     #[command(flatten)]
+    region: RegionArgs,
+    #[command(flatten)]
     pub(crate) target: TargetArgs,
 }
 
@@ -90,6 +94,8 @@ pub(crate) enum RecordError {
     Target(TargetError),
     #[error(transparent)]
     Recording(#[from] RecordingError),
+    #[error(transparent)]
+    Region(#[from] RegionError),
 }
 
 impl From<TargetError> for RecordError {
@@ -103,10 +109,13 @@ impl From<TargetError> for RecordError {
 
 pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let vpmu = Vpmu::open()?;
-    let sampled = args
-        .sampling
-        .choose(&args.events, &vpmu, |attr| args.with_chains(attr))?;
-    let traced = tracing::choose(&vpmu, &args.aux, args.sampling.period())?;
+    let sampled = args.sampling.choose(&args.events, &vpmu, |attr| {
+        args.region.apply(args.with_chains(attr))
+    })?;
+    let mut traced = tracing::choose(&vpmu, &args.aux, args.sampling.period())?;
+    for trace in &mut traced {
+        trace.attr = args.region.apply(trace.attr.clone());
+    }
     let areas = AreaChoice {
         pages: args.aux_size,
         snapshot: args.snapshot,
@@ -115,6 +124,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
     let target = args.target.prepare_catching(signals)?;
     let (mut opened, rings) = args.sampling.open(&vpmu, &target, &sampled)?;
     opened.extend(areas.open(&vpmu, &target, &traced, sampled.len())?);
+    let region = args.region.open(&vpmu, &target, &opened)?;
     let sources = Sources {
         sampled: &sampled,
         rings,
@@ -122,12 +132,17 @@ pub(crate) fn run(args: &RecordArgs) -> Result<u8, RecordError> {
         places: areas.map(&vpmu, &traced, &opened, sampled.len())?,
         snapshot: args.snapshot,
     };
-    let heading = args.target.describe();
+    let heading = args.target.describe() + &args.region.place();
     let info = *vpmu.info();
     let mut recording = Recording::begin(&args.output, &heading, sources, info, &target)?;
-    let mut measuring = target.start(&opened)?;
+    let marks = region.iter().flat_map(Region::events);
+    let mut measuring = target.start(opened.iter().chain(marks))?;
     recording.follow(&opened, &mut measuring)?;
-    Ok(recording.finish(&opened, measuring)?)
+    let code = recording.finish(&opened, measuring)?;
+    if let Some(region) = &region {
+        recording::say(&region.passages()?.describe());
+    }
+    Ok(code)
 }
 
 impl RecordArgs {

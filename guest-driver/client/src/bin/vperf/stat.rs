@@ -12,6 +12,7 @@ use vpmu_client::{Event, EventAttr, Reading, Vpmu};
 
 use crate::counts::{Count, Counts};
 use crate::events::{Chosen, EventArgs, EventsError};
+use crate::region::{Region, RegionArgs, RegionError};
 use crate::target::{Opened, Target, TargetArgs, TargetError};
 use crate::workload::WorkloadError;
 
@@ -27,6 +28,7 @@ use crate::workload::WorkloadError;
 ///   vperf stat -e task-clock,exits-io -- dd if=/dev/zero of=/dev/vda count=1
 ///   vperf stat -e '{exits,tsc}' -a -- sleep 5
 ///   vperf stat -p 42 --json -o counts.json
+///   vperf stat --from 7 --to 8 -- program       between the marks 7 and 8 that it places
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct StatArgs {
@@ -42,6 +44,8 @@ pub(crate) struct StatArgs {
     /// Write the counts to a file instead.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    region: RegionArgs,
     #[command(flatten)]
     pub(crate) target: TargetArgs,
 }
@@ -66,6 +70,8 @@ pub(crate) enum StatError {
     Workload(WorkloadError),
     #[error(transparent)]
     Target(TargetError),
+    #[error(transparent)]
+    Region(#[from] RegionError),
     #[error("writing {}", path.display())]
     Output { path: PathBuf, source: io::Error },
     #[error("writing the counts")]
@@ -83,7 +89,10 @@ impl From<TargetError> for StatError {
 
 pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     let vpmu = Vpmu::open()?;
-    let chosen = args.events.to_count(&vpmu)?;
+    let mut chosen = args.events.to_count(&vpmu)?;
+    for event in &mut chosen {
+        event.attr = args.region.apply(event.attr.clone());
+    }
     // Before the work, so that a wrong path does not lose its counts.
     let mut output: Box<dyn Write> = match &args.output {
         None if args.json || args.separator.is_some() => Box::new(io::stdout()),
@@ -95,14 +104,17 @@ pub(crate) fn run(args: &StatArgs) -> Result<u8, StatError> {
     };
     let target = args.target.prepare()?;
     let (opened, refused) = open_all(&vpmu, &target, &chosen, args.events.explicit())?;
+    let region = args.region.open(&vpmu, &target, &opened)?;
     let started = Instant::now();
-    let mut measuring = target.start(&opened)?;
+    let marks = region.iter().flat_map(Region::events);
+    let mut measuring = target.start(opened.iter().chain(marks))?;
     while !measuring.wait(&[], None, &mut Vec::new())? {}
     let elapsed = started.elapsed();
     measuring.stop(&opened)?;
     let counts = Counts {
-        target: args.target.describe(),
+        target: args.target.describe() + &args.region.place(),
         elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+        region: region.as_ref().map(Region::passages).transpose()?,
         events: read_all(&chosen, &opened, refused),
         exit_code: measuring.finish()?,
     };

@@ -64,6 +64,8 @@ pub(crate) enum TargetError {
 pub(crate) struct Opened {
     /// Of the events chosen.
     pub(crate) index: usize,
+    /// The task or CPU, numbered from 0; for all events the same.
+    pub(crate) place: usize,
     pub(crate) event: Event,
 }
 
@@ -206,8 +208,7 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 impl Target {
     /// Opens the `index`th event through `door`, which is told the place's number, everywhere
     /// it shall be; at the same places in the same order for all events. A command's exec
-    /// enables it; in tasks that run already it is enabled from the first: they may have
-    /// children at any moment, and events with children cannot be switched.
+    /// enables it, elsewhere [`Target::start`] does.
     pub(crate) fn open(
         &self,
         index: usize,
@@ -224,7 +225,6 @@ impl Target {
                 .iter()
                 .map(|&pid| EventAttr {
                     inherit: true,
-                    disabled: false,
                     ..attr.clone().of_task(pid)
                 })
                 .collect(),
@@ -240,6 +240,7 @@ impl Target {
             .map(|(place, attr)| {
                 Ok(Opened {
                     index,
+                    place,
                     event: door(place, attr)?,
                 })
             })
@@ -283,9 +284,12 @@ impl Target {
             .collect()
     }
 
-    /// Starts to measure: enables what is not yet, and lets the command go.
-    pub(crate) fn start(self, opened: &[Opened]) -> Result<Measuring, TargetError> {
-        if matches!(self.places, Places::Cpus(_)) {
+    /// Starts to measure: enables what is not yet, in this order, and lets the command go.
+    pub(crate) fn start<'a>(
+        self,
+        opened: impl IntoIterator<Item = &'a Opened>,
+    ) -> Result<Measuring, TargetError> {
+        if !matches!(self.places, Places::Child(_)) {
             for opened in opened {
                 opened.event.enable()?;
             }

@@ -1,5 +1,6 @@
 //! Programs whose profile is known beforehand: what demos and tests of `vperf` measure.
 
+mod regions;
 mod tree;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use vpmu_client::{Vpmu, error};
 ///   workload spin 200          200 ms of CPU time in one function
 ///   workload ports 1000        1000 writes to a port that no device has: 1000 VM exits
 ///   workload marks 10 7        10 marks of the value 7
+///   workload regions 100 --ports 3     100 times mark 1, 3 port writes, mark 2
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
@@ -53,6 +55,7 @@ enum Work {
         /// Of which value.
         value: u32,
     },
+    Regions(regions::RegionsArgs),
 }
 
 #[derive(Debug, Args)]
@@ -153,6 +156,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Work::Ports { count } => ports(count).map_err(|error| format!("/dev/port: {error}")),
+        Work::Regions(args) => regions::run(&args),
         Work::Marks { count, value } => marks(count, value).map_err(|error| error::chain(&error)),
     };
     match result {

@@ -29,7 +29,7 @@ use crate::tracing::{self, Place};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// For people; where stderr is closed there is nobody to tell.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "vperf: {text}");
 }
 

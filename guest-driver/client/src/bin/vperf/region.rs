@@ -1,0 +1,283 @@
+//! Regions of interest: between two marks that the measured programs place, events count and
+//! sample, elsewhere they stand still. The host starts and stops them, by starters and stoppers.
+
+use clap::Args;
+use vpmu_client::trigger::TriggerError;
+use vpmu_client::{Event, EventAttr, Vpmu};
+
+use crate::format::grouped;
+use crate::target::{Opened, Target};
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RegionArgs {
+    /// Measure only from this mark on: a number that the program places (0 to 4294967295, or
+    /// 0x and hexadecimal digits).
+    ///
+    /// The host has the events count from the instruction after the mark on, and with --to up
+    /// to the mark that ends the region, that mark's own exit included: exact for marks, exits
+    /// and whatever the device counts; what the host's counters count comes within its skid.
+    /// Each thread is in and out of the region by its own marks, a new one begins outside; with
+    /// -a and -C each CPU by those placed on it. Without --to it is measured from the first
+    /// such mark on. The same mark for both begins a region at every other one.
+    #[arg(long, value_name = "MARK", value_parser = mark)]
+    from: Option<u32>,
+    /// Measure only up to this mark; without --from, up to the first one.
+    #[arg(long, value_name = "MARK", value_parser = mark)]
+    to: Option<u32>,
+}
+
+fn mark(text: &str) -> Result<u32, String> {
+    let value = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    value.ok_or_else(|| "not a mark: a number from 0 to 4294967295".into())
+}
+
+/// Why there is no region.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegionError {
+    #[error("mark {mark}, which --from and --to need")]
+    Open {
+        mark: u32,
+        source: vpmu_client::Error,
+    },
+    #[error("having mark {mark} start or stop what is measured")]
+    Link { mark: u32, source: TriggerError },
+    #[error("counting regions")]
+    Read(#[source] vpmu_client::event::EventError),
+}
+
+/// How often regions were entered and left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Passages {
+    from: Option<u32>,
+    to: Option<u32>,
+    /// Marks that found their thread, or CPU, outside.
+    entered: Option<u64>,
+    /// Marks that found it inside.
+    left: Option<u64>,
+}
+
+/// The events behind a region, each at all places.
+#[derive(Debug, Default)]
+pub(crate) struct Region {
+    from: Option<u32>,
+    to: Option<u32>,
+    /// Counts marks that begin it, outside of it.
+    entered: Vec<Opened>,
+    /// Counts marks that end it, inside.
+    left: Vec<Opened>,
+    stoppers: Vec<Opened>,
+    /// Empty where the stoppers start, too.
+    starters: Vec<Opened>,
+}
+
+impl RegionArgs {
+    /// Where it is measured, for a heading: `, from mark 7 to mark 8`; empty without a region.
+    pub(crate) fn place(&self) -> String {
+        let ends = [("from", self.from), ("to", self.to)];
+        let named = ends
+            .iter()
+            .filter_map(|(word, mark)| Some((word, (*mark)?)));
+        let words: String = named
+            .map(|(word, mark)| format!(" {word} mark {mark}"))
+            .collect();
+        if words.is_empty() {
+            words
+        } else {
+            format!(",{words}")
+        }
+    }
+
+    /// `attr`, of an event that is measured in the region alone.
+    pub(crate) fn apply(&self, attr: EventAttr) -> EventAttr {
+        if self.from.is_some() {
+            attr.enabled_on_starter()
+        } else {
+            attr
+        }
+    }
+
+    /// Has the region's marks start and stop all of `targets`; `None` where there is no region.
+    pub(crate) fn open(
+        &self,
+        vpmu: &Vpmu,
+        target: &Target,
+        targets: &[Opened],
+    ) -> Result<Option<Region>, RegionError> {
+        let (from, to) = (self.from, self.to);
+        if from.or(to).is_none() {
+            return Ok(None);
+        }
+        let open = |mark: Option<u32>, make: &dyn Fn(EventAttr) -> EventAttr| match mark {
+            Some(mark) => open_mark(vpmu, target, mark, make),
+            None => Ok(Vec::new()),
+        };
+        let trigger = |attr: EventAttr| attr.triggering(1);
+        let region = Region {
+            from,
+            to,
+            entered: open(from, &|attr| attr)?,
+            left: open(to, &|attr| self.apply(attr))?,
+            stoppers: open(to, &trigger)?,
+            starters: open(from.filter(|_| from != to), &trigger)?,
+        };
+        region.link(targets)?;
+        Ok(Some(region))
+    }
+}
+
+/// Opens an event of a mark at all places.
+fn open_mark(
+    vpmu: &Vpmu,
+    target: &Target,
+    mark: u32,
+    make: &dyn Fn(EventAttr) -> EventAttr,
+) -> Result<Vec<Opened>, RegionError> {
+    let error = |source| RegionError::Open { mark, source };
+    let attr = make(vpmu.attr(&format!("mark={mark}")).map_err(error)?);
+    let opened = target.open(0, &attr, |_, attr| vpmu.open_event(attr));
+    opened.map_err(error)
+}
+
+impl Region {
+    /// What is measured, and the counting of ends, goes on inside; the counting of beginnings
+    /// outside: so marks count that change sides, and no others.
+    fn link(&self, targets: &[Opened]) -> Result<(), RegionError> {
+        let inside = || targets.iter().chain(&self.left);
+        if let Some(mark) = self.from {
+            let triggers = if self.from == self.to {
+                &self.stoppers
+            } else {
+                &self.starters
+            };
+            let error = |source| RegionError::Link { mark, source };
+            link(triggers, inside(), Event::set_starter_of).map_err(error)?;
+            link(triggers, &self.entered, Event::set_stopper_of).map_err(error)?;
+        }
+        if let Some(mark) = self.to {
+            let error = |source| RegionError::Link { mark, source };
+            link(&self.stoppers, inside(), Event::set_stopper_of).map_err(error)?;
+            link(&self.stoppers, &self.entered, Event::set_starter_of).map_err(error)?;
+        }
+        Ok(())
+    }
+
+    /// In the order in which they are to be enabled, after what is measured: who starts others
+    /// finds them enabled.
+    pub(crate) fn events(&self) -> impl Iterator<Item = &Opened> {
+        let counters = self.entered.iter().chain(&self.left);
+        counters.chain(&self.stoppers).chain(&self.starters)
+    }
+
+    /// How often it was entered and left so far.
+    pub(crate) fn passages(&self) -> Result<Passages, RegionError> {
+        let sum = |events: &[Opened]| -> Result<u64, RegionError> {
+            let counts = events.iter().map(|opened| opened.event.read());
+            let sum = counts.map(|count| count.map(|count| count.value)).sum();
+            let sum: Result<u64, _> = sum;
+            sum.map_err(RegionError::Read)
+        };
+        let of = |mark: Option<u32>, events| mark.map(|_| sum(events)).transpose();
+        Ok(Passages {
+            from: self.from,
+            to: self.to,
+            entered: of(self.from, &self.entered)?,
+            left: of(self.to, &self.left)?,
+        })
+    }
+}
+
+/// Links each trigger with those of `targets` that are at its place.
+fn link<'a>(
+    triggers: &[Opened],
+    targets: impl IntoIterator<Item = &'a Opened> + Clone,
+    link: fn(&Event, &Event) -> Result<(), TriggerError>,
+) -> Result<(), TriggerError> {
+    for trigger in triggers {
+        let targets = targets.clone().into_iter();
+        for target in targets.filter(|target| target.place == trigger.place) {
+            link(&trigger.event, &target.event)?;
+        }
+    }
+    Ok(())
+}
+
+impl Passages {
+    /// How often, for people.
+    pub(crate) fn describe(&self) -> String {
+        let times = |count: u64| match count {
+            1 => "once".to_owned(),
+            count => format!("{} times", grouped(count)),
+        };
+        let mut parts = Vec::new();
+        parts.extend(
+            self.entered
+                .map(|count| format!("entered {}", times(count))),
+        );
+        parts.extend(self.left.map(|count| format!("left {}", times(count))));
+        let nothing = match (self.entered, self.from) {
+            (Some(0), Some(mark)) => {
+                format!(": nothing that was measured placed mark {mark}")
+            }
+            _ => String::new(),
+        };
+        format!("region {}{nothing}", parts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_numbers_of_32_bits() {
+        assert_eq!(mark("0"), Ok(0));
+        assert_eq!(mark("4294967295"), Ok(u32::MAX));
+        assert_eq!(mark("0xff"), Ok(255));
+        for wrong in ["", "-1", "4294967296", "0x", "begin", "+", "0x100000000"] {
+            assert!(mark(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_measured_from_a_mark_on_waits_for_it() {
+        let apply = |from, to| RegionArgs { from, to }.apply(EventAttr::new(9, 7));
+        assert!(apply(Some(1), Some(2)).enable_on_starter);
+        assert!(apply(Some(1), None).enable_on_starter);
+        assert!(!apply(None, Some(2)).enable_on_starter);
+        assert!(!apply(None, None).enable_on_starter);
+    }
+
+    #[test]
+    fn a_heading_names_the_marks() {
+        let place = |from, to| RegionArgs { from, to }.place();
+        assert_eq!(place(Some(7), Some(8)), ", from mark 7 to mark 8");
+        assert_eq!(place(Some(7), None), ", from mark 7");
+        assert_eq!(place(None, Some(8)), ", to mark 8");
+        assert_eq!(place(None, None), "");
+    }
+
+    #[test]
+    fn passages_are_told_by_side() {
+        let describe = |from: Option<u64>, left| {
+            let passages = Passages {
+                from: from.map(|_| 7),
+                to: None,
+                entered: from,
+                left,
+            };
+            passages.describe()
+        };
+        assert_eq!(
+            describe(Some(10_000), Some(1)),
+            "region entered 10,000 times, left once"
+        );
+        assert_eq!(
+            describe(Some(0), None),
+            "region entered 0 times: nothing that was measured placed mark 7"
+        );
+        assert_eq!(describe(None, Some(2)), "region left 2 times");
+    }
+}
