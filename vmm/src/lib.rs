@@ -3,7 +3,8 @@
 //! [`cli`] and [`config`] say what is wanted; [`vm`] puts the machine together in the order of
 //! the boot and runs it: [`kvm`], [`memory`], [`arch`] for what a PC is, [`pc`] for which device
 //! of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
-//! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to.
+//! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to,
+//! [`recording`] what its persistent events hold.
 //! [`check`] tells what this machine could run.
 
 pub mod arch;
@@ -18,6 +19,7 @@ mod footprint;
 pub mod kvm;
 pub mod memory;
 pub mod pc;
+pub mod recording;
 pub mod report;
 pub mod signal;
 pub mod stats;

@@ -1,0 +1,203 @@
+//! The recording: what persistent events hold, in a `perf.data` that stock perf reads without an
+//! option.
+//!
+//! Knows perf's file format and what the device tells of its persistent events; nothing of
+//! machines, of how a run ends, or of who asks. The file may be given away: it holds what the
+//! guest did, and nothing of the host (no name, no path, no kernel of it).
+
+mod layout;
+mod record;
+mod stream;
+mod symbols;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use vpmu::{History, PersistError, Vpmu};
+
+use self::stream::Stream;
+use self::symbols::{Symbols, SymbolsError};
+
+/// Why there is no recording.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordingError {
+    /// There would be no room for it, or no right to make one.
+    #[error("no recording can be written in the directory {directory}; --recording names another")]
+    Directory {
+        /// Where.
+        directory: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Something else has the name.
+    #[error("the recording {0} would replace a directory; --recording names another file")]
+    IsDirectory(PathBuf),
+    /// The older file cannot be moved.
+    #[error("cannot keep the older recording as {path}")]
+    Keep {
+        /// Its new name.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the recording {path}")]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The symbols of the guest's kernel.
+    #[error(transparent)]
+    Symbols(#[from] SymbolsError),
+}
+
+/// What went into a recording.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Persistent events that sample: those that only count have no place there.
+    pub events: usize,
+    /// Samples of theirs.
+    pub samples: u64,
+    /// Overflows that the device wrote no record of.
+    pub lost: u64,
+    /// Records that the guest has spoiled, or that belong to events that are not persistent.
+    pub left_out: u64,
+}
+
+/// Writes recordings to one file, the last one staying.
+#[derive(Debug)]
+pub struct Recorder {
+    path: PathBuf,
+    symbols: Option<Symbols>,
+}
+
+/// Every persistent event of `vpmu` with what its ring holds; nothing, where it cannot be read.
+#[must_use]
+pub fn histories(vpmu: &Vpmu) -> Vec<History> {
+    let events = vpmu.persistent().into_iter();
+    let history = |event: vpmu::PersistentStatus| match vpmu.history(event.id) {
+        Ok(history) => Some(history),
+        // Ended since the list was made.
+        Err(PersistError::NoSuch(_)) => None,
+        Err(error) => {
+            match error {
+                PersistError::NoRing(_) => {}
+                error => log::warn!("`{}` is recorded without samples: {error}", event.name),
+            }
+            let records = Vec::new();
+            Some(History { event, records })
+        }
+    };
+    events.filter_map(history).collect()
+}
+
+impl Recorder {
+    /// Recordings go to `path`; names of the guest's kernel functions come from the file
+    /// `symbols`. Both are tried out now: the end of a guest is no time to find a mistake.
+    ///
+    /// # Errors
+    /// [`RecordingError`].
+    pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
+        Ok(Self {
+            path: usable(path)?,
+            symbols: symbols.map(Symbols::open).transpose()?,
+        })
+    }
+
+    /// Where recordings go.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a recording. An older one is kept as the same name with `.old`.
+    ///
+    /// # Errors
+    /// [`RecordingError`]; no half of a file stays.
+    pub fn write(&self, histories: &[History]) -> Result<Summary, RecordingError> {
+        self.write_to(&self.path, histories)
+    }
+
+    /// As [`Recorder::write`], to another file.
+    ///
+    /// # Errors
+    /// [`RecordingError`].
+    pub fn write_to(&self, path: &Path, histories: &[History]) -> Result<Summary, RecordingError> {
+        let path = usable(path)?;
+        // perf prints no field that one of a file's events lacks.
+        let sampling = |history: &&History| history.event.rate.is_some();
+        let histories = || histories.iter().filter(sampling);
+        let streams: Vec<Stream<'_>> = histories().map(Stream::new).collect();
+        let addresses: BTreeSet<u64> = streams
+            .iter()
+            .flat_map(|stream| stream.kernel_addresses.iter().copied())
+            .collect();
+        let functions = match &self.symbols {
+            Some(symbols) => symbols.covering(&addresses)?,
+            None => Vec::new(),
+        };
+        let failed = |source| RecordingError::Write {
+            path: path.clone(),
+            source,
+        };
+        let file = tempfile::NamedTempFile::new_in(directory(&path)).map_err(failed)?;
+        let mut out = BufWriter::new(file);
+        layout::write(&mut out, &streams, &functions).map_err(failed)?;
+        out.flush().map_err(failed)?;
+        let file = out.into_inner().map_err(|error| failed(error.into()))?;
+        keep_older(&path)?;
+        file.persist(&path).map_err(|error| failed(error.error))?;
+        Ok(Summary {
+            events: streams.len(),
+            samples: streams.iter().map(|stream| stream.samples).sum(),
+            lost: histories().map(|history| history.event.lost).sum(),
+            left_out: streams.iter().map(|stream| stream.left_out).sum(),
+        })
+    }
+}
+
+/// The same path, if a recording can be written there.
+fn usable(path: &Path) -> Result<PathBuf, RecordingError> {
+    if path.is_dir() {
+        return Err(RecordingError::IsDirectory(path.to_owned()));
+    }
+    let directory = directory(path);
+    match tempfile::tempfile_in(directory) {
+        Ok(_) => Ok(path.to_owned()),
+        Err(source) => Err(RecordingError::Directory {
+            directory: directory.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn keep_older(path: &Path) -> Result<(), RecordingError> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let mut older = OsString::from(path);
+    older.push(".old");
+    let older = PathBuf::from(older);
+    fs::rename(path, &older).map_err(|source| RecordingError::Keep {
+        path: older,
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests;

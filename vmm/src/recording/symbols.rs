@@ -1,0 +1,188 @@
+//! Names of the guest kernel's functions, out of what its operator has: a `System.map`, the text of
+//! `/proc/kallsyms`, or a `vmlinux` with symbols.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use object::{Object, ObjectSymbol, SymbolKind};
+
+/// Why a file names no functions.
+#[derive(Debug, thiserror::Error)]
+pub enum SymbolsError {
+    /// The file cannot be read.
+    #[error("cannot read the symbols {path}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// An ELF file that is damaged.
+    #[error("the symbols {path} are no ELF file that can be read")]
+    Elf {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: object::Error,
+    },
+    /// A file without any.
+    #[error(
+        "{0} names no function; --symbols takes a System.map, a copy of the guest's /proc/kallsyms, \
+         or a vmlinux that is not stripped"
+    )]
+    None(PathBuf),
+    /// What the kernel shows to users who may not see addresses.
+    #[error("{0} shows no addresses; copy the guest's /proc/kallsyms as root")]
+    Hidden(PathBuf),
+}
+
+/// A function of the guest's kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Function {
+    pub(super) start: u64,
+    /// Bytes.
+    pub(super) size: u32,
+    pub(super) name: String,
+}
+
+/// Most characters of a name.
+const NAME_MAX: usize = 255;
+/// What is taken for the size of a function after which nothing stands.
+const LAST_SIZE: u64 = 4096;
+
+/// A file of symbols. It stays open, and is read when names are needed: a kernel has a hundred
+/// thousand, a recording needs a few.
+#[derive(Debug)]
+pub(super) struct Symbols {
+    path: PathBuf,
+    file: File,
+}
+
+/// A place in the kernel that has a name.
+#[derive(Debug)]
+struct Place<'a> {
+    start: u64,
+    /// `None`: it ends where the next one starts.
+    size: Option<u64>,
+    /// `None`: no code.
+    name: Option<&'a str>,
+}
+
+impl Symbols {
+    /// A file that names functions.
+    ///
+    /// # Errors
+    /// [`SymbolsError`].
+    pub(super) fn open(path: &Path) -> Result<Self, SymbolsError> {
+        let file = File::open(path).map_err(|source| SymbolsError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let symbols = Self {
+            path: path.to_owned(),
+            file,
+        };
+        symbols.covering(&BTreeSet::new())?;
+        Ok(symbols)
+    }
+
+    /// The functions in which `addresses` lie, by where they start.
+    ///
+    /// # Errors
+    /// [`SymbolsError`].
+    pub(super) fn covering(
+        &self,
+        addresses: &BTreeSet<u64>,
+    ) -> Result<Vec<Function>, SymbolsError> {
+        let read = |source| SymbolsError::Read {
+            path: self.path.clone(),
+            source,
+        };
+        let mut bytes = Vec::new();
+        let mut file = &self.file;
+        file.rewind().map_err(read)?;
+        file.read_to_end(&mut bytes).map_err(read)?;
+        let text = (!bytes.starts_with(b"\x7fELF")).then(|| String::from_utf8_lossy(&bytes));
+        let mut places: Vec<Place<'_>> = match &text {
+            Some(text) => text.lines().filter_map(text_place).collect(),
+            None => elf_places(&bytes).map_err(|source| SymbolsError::Elf {
+                path: self.path.clone(),
+                source,
+            })?,
+        };
+        // Of several names for one place, the first counts.
+        places.sort_by_key(|place| place.start);
+        let functions = || places.iter().filter(|place| place.name.is_some());
+        match functions().next_back() {
+            None => Err(SymbolsError::None(self.path.clone())),
+            Some(last) if last.start == 0 => Err(SymbolsError::Hidden(self.path.clone())),
+            Some(_) => Ok(covering(&places, addresses)),
+        }
+    }
+}
+
+/// `address type name`, and perhaps `[module]`.
+fn text_place(line: &str) -> Option<Place<'_>> {
+    let mut words = line.split_ascii_whitespace();
+    let start = u64::from_str_radix(words.next()?, 16).ok()?;
+    let is_code = matches!(words.next()?, "t" | "T" | "w" | "W");
+    let name = words.next()?;
+    Some(Place {
+        start,
+        size: None,
+        name: is_code.then_some(name),
+    })
+}
+
+fn elf_places(bytes: &[u8]) -> Result<Vec<Place<'_>>, object::Error> {
+    let file = object::File::parse(bytes)?;
+    let places = file.symbols().filter_map(|symbol| {
+        let is_code = symbol.kind() == SymbolKind::Text;
+        symbol.is_definition().then(|| Place {
+            start: symbol.address(),
+            // Assembler code often has none.
+            size: Some(symbol.size()).filter(|&size| size > 0),
+            name: symbol.name().ok().filter(|_| is_code),
+        })
+    });
+    Ok(places.collect())
+}
+
+/// Those of `places` in which `addresses` lie, each once.
+fn covering(places: &[Place<'_>], addresses: &BTreeSet<u64>) -> Vec<Function> {
+    let mut found: Vec<Function> = Vec::new();
+    for &address in addresses {
+        let function = around(places, address);
+        let is_new = |function: &Function| found.last() != Some(function);
+        found.extend(function.filter(is_new));
+    }
+    found
+}
+
+fn around(places: &[Place<'_>], address: u64) -> Option<Function> {
+    let after = places.partition_point(|place| place.start <= address);
+    let start = places.get(after.checked_sub(1)?)?.start;
+    let first = places.partition_point(|place| place.start < start);
+    let here = places.get(first..after)?;
+    let place = here.iter().find(|place| place.name.is_some())?;
+    let next = places.get(after).map(|next| next.start - start);
+    let size = match (place.size, next) {
+        (Some(size), Some(next)) => size.min(next),
+        (Some(size), None) | (None, Some(size)) => size,
+        (None, None) => LAST_SIZE,
+    };
+    let name: String = place.name?.chars().filter(|c| !c.is_control()).collect();
+    (address - start < size).then(|| Function {
+        start,
+        size: u32::try_from(size).unwrap_or(u32::MAX),
+        name: name.chars().take(NAME_MAX).collect(),
+    })
+}
+
+#[cfg(test)]
+#[path = "symbols_tests.rs"]
+mod tests;

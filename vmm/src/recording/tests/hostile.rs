@@ -1,0 +1,148 @@
+//! A guest that scribbles over its rings spoils its own records, and nothing else.
+
+use super::*;
+
+/// A sample that stands on both sides of what a guest put between.
+fn around(between: &[Vec<u8>]) -> Recorded {
+    let event = event(5, "marks", 0, USUAL);
+    let first = usual(&event, USER, 1, 10, 1);
+    let last = usual(&event, USER, 1, 20, 2);
+    let records = [&[first][..], between, &[last]].concat();
+    recorded(&[history(event, &records)], None)
+}
+
+#[test]
+fn what_is_no_record_of_the_event_is_left_out_and_counted() {
+    let of = event(5, "marks", 0, USUAL);
+    let other = event(6, "other", 0, USUAL);
+    let elsewhere = event(5, "marks", 1, USUAL);
+    let whole = usual(&of, USER, 1, 15, 9);
+    let words = |count: usize| record(9, USER, &vec![5; count]);
+    let bad = [
+        // Of another event, of another vCPU, too short, too long, of no mode of a guest.
+        usual(&other, USER, 1, 15, 9),
+        usual(&elsewhere, USER, 1, 15, 9),
+        words(0),
+        words(6),
+        words(8),
+        usual(&of, 4, 1, 15, 9),
+        usual(&of, 3, 1, 15, 9),
+        // Maps, names, forks, symbols and perf's own kinds.
+        record(1, KERNEL, &[0, 0, 1, 0x6574_632f, 0]),
+        record(3, 0, &[5, 0x6c69_7665, 0]),
+        record(7, 0, &[5; 4]),
+        record(10, KERNEL, &[5; 12]),
+        record(17, 0, &[5; 4]),
+        record(64, 0, &[5; 16]),
+        record(68, 0, &[]),
+        record(u32::MAX, u16::MAX, &[5; 3]),
+        // No whole words.
+        [&whole[..6], &[62, 0], &whole[8..62]].concat(),
+        record(5, 0, &[15, 6, 6]),
+        record(5, 0, &[15]),
+    ];
+    let recorded = around(&bad);
+    let expected = Summary {
+        events: 1,
+        samples: 2,
+        lost: 0,
+        left_out: bad.len() as u64,
+    };
+    assert_eq!(recorded.summary, expected);
+    assert_eq!(script(&recorded.path).len(), 2);
+    let text = perf(&["script", "--show-lost-events"], &recorded.path);
+    assert!(text.contains(&format!("lost {}", bad.len())), "{text}");
+    perf(&["report", "--stdio"], &recorded.path);
+}
+
+#[test]
+fn lengths_that_lie_are_not_followed() {
+    let counts = 1 << 4;
+    let chain = 1 << 5;
+    for (sample_type, read_format, words) in [
+        (1 | chain, 0, vec![1, 2, 7]),
+        (1 | chain, 0, vec![1, u64::MAX, 7]),
+        (1 | chain, 0, vec![1, 1 << 61, 7]),
+        (1 | counts, 0x1f, vec![1, u64::MAX, 7]),
+        (1 | counts, 0x1f, vec![1, u64::MAX / 3, 7]),
+        (1 | counts, 8, vec![1, 1 << 61]),
+        (1 | counts, 0, vec![1]),
+        (1 | counts | chain, 0, vec![1, 2]),
+    ] {
+        let event = PersistentStatus {
+            read_format,
+            ..event(5, "marks", 0, sample_type)
+        };
+        let recorded = recorded(&[history(event, &[record(9, USER, &words)])], None);
+        let summary = (recorded.summary.samples, recorded.summary.left_out);
+        assert_eq!(
+            summary,
+            (0, 1),
+            "{sample_type:#x} {read_format:#x} {words:x?}"
+        );
+    }
+}
+
+#[test]
+fn a_record_that_grows_too_long_is_left_out() {
+    // As long as records get, and the file's form adds a word.
+    let length = 8_187;
+    let mut words = vec![1, length];
+    words.extend(std::iter::repeat_n(
+        0x1000,
+        usize::try_from(length).unwrap(),
+    ));
+    let longest = record(9, USER, &words);
+    assert_eq!(longest.len(), 65_528 - 8);
+    words.push(0x1000);
+    words[1] += 1;
+    let event = event(5, "marks", 0, 1 | 1 << 5);
+    let records = [longest, record(9, USER, &words)];
+    let recorded = recorded(&[history(event, &records)], None);
+    assert_eq!(
+        (recorded.summary.samples, recorded.summary.left_out),
+        (1, 1)
+    );
+}
+
+#[test]
+fn times_and_places_that_make_no_sense_stop_no_reader() {
+    let event = event(5, "marks", 0, USUAL);
+    let samples = [u64::MAX, 0, 1 << 63, 7].map(|time| usual(&event, KERNEL, u64::MAX, time, !0));
+    let recorded = recorded(
+        &[history(event, &samples)],
+        Some("ffffffff81000000 T _text\n"),
+    );
+    assert_eq!(recorded.summary.samples, 4);
+    assert_eq!(script(&recorded.path).len(), 4);
+}
+
+/// Numbers that look random, always the same.
+fn noise(seed: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(seed | 1), |&x| {
+        let x = x ^ x << 13;
+        let x = x ^ x >> 7;
+        Some(x ^ x << 17)
+    })
+}
+
+#[test]
+fn garbage_of_any_kind_leaves_a_file_that_perf_reads() {
+    for seed in 1..=16 {
+        let event = event(5, "marks", 0, abi::SAMPLE_ALLOWED);
+        let mut numbers = noise(seed);
+        let mut next = || numbers.next().unwrap();
+        let records: Vec<Vec<u8>> = (0..300)
+            .map(|_| {
+                let words: Vec<u64> = (0..next() % 40)
+                    .map(|_| if next() % 2 == 0 { next() % 8 } else { next() })
+                    .collect();
+                let kind = [9, 9, 9, 5, 6, 2, 1, 3, 10, 17][next() as usize % 10];
+                record(kind, next() as u16 & 3, &words)
+            })
+            .collect();
+        let recorded = recorded(&[history(event, &records)], None);
+        let lines = perf(&["script", "-F", "event,time"], &recorded.path);
+        assert!(recorded.summary.left_out > 0, "{lines}");
+    }
+}
