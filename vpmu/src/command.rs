@@ -138,6 +138,13 @@ impl State {
         if command.reserved.get() != 0 || has_room || has_value && !takes_value {
             return Err(Errno::EINVAL);
         }
+        let changes = matches!(
+            op,
+            COMMAND_ENABLE | COMMAND_DISABLE | COMMAND_RESET | COMMAND_PERIOD | COMMAND_REFRESH
+        );
+        if changes && self.is_operators(id) {
+            return Err(Errno::EPERM);
+        }
         self.lift(host, id);
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         match op {

@@ -11,12 +11,14 @@ pub(crate) struct Errno(u32);
 impl Errno {
     pub(crate) const E2BIG: Self = Self::of(libc::E2BIG);
     pub(crate) const EBUSY: Self = Self::of(libc::EBUSY);
+    pub(crate) const EEXIST: Self = Self::of(libc::EEXIST);
     pub(crate) const EINVAL: Self = Self::of(libc::EINVAL);
     pub(crate) const EIO: Self = Self::of(libc::EIO);
     pub(crate) const ENOENT: Self = Self::of(libc::ENOENT);
     pub(crate) const ENOSPC: Self = Self::of(libc::ENOSPC);
     pub(crate) const EOPNOTSUPP: Self = Self::of(libc::EOPNOTSUPP);
     pub(crate) const EOVERFLOW: Self = Self::of(libc::EOVERFLOW);
+    pub(crate) const EPERM: Self = Self::of(libc::EPERM);
     pub(crate) const EXDEV: Self = Self::of(libc::EXDEV);
 
     const fn of(number: c_int) -> Self {

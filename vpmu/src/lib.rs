@@ -37,6 +37,7 @@ mod throttle;
 mod trace;
 mod vcpu;
 mod walk;
+mod window;
 
 pub use device::{Error, Vpmu};
 pub use machine::{

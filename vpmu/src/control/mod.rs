@@ -3,19 +3,22 @@
 
 mod aux;
 mod open;
+mod persistent;
 mod rings;
 
-use std::io::Read;
+use std::io::{Read, Write};
 
 use vm_memory::GuestAddress;
-use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use self::persistent::changes;
 use crate::abi::{
-    CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE,
-    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry,
-    CatalogueRequest, ControlHeader, ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest,
-    QUEUE_CONTROL, TaskPageRequest,
+    CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_MAP, CONTROL_MAP_AUX,
+    CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_TASK_PAGE,
+    CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry, CatalogueRequest, ControlHeader,
+    ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest, PersistentEvent, QUEUE_CONTROL,
+    TaskPageRequest,
 };
 use crate::catalogue::Catalogue;
 use crate::errno::{Errno, status};
@@ -106,19 +109,20 @@ impl State {
             CONTROL_CATALOGUE => {
                 enough(room, size_of::<ControlReply>())?;
                 let fit = (room - size_of::<ControlReply>()) / size_of::<CatalogueEntry>();
-                let entries = part(catalogue, &request, fit);
-                let some = entries.as_deref().unwrap_or(&[]);
-                let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
-                let reply = ControlReply {
-                    status: status(&entries).into(),
-                    value: count.into(),
-                };
-                put(&mut writer, &reply)?;
-                some.iter().try_for_each(|entry| put(&mut writer, entry))?;
-                Ok(wire_len::<ControlReply>(1) + wire_len::<CatalogueEntry>(count))
+                entries(&mut writer, &part(catalogue, &request, fit))
             }
+            CONTROL_PERSISTENT => {
+                enough(room, size_of::<ControlReply>())?;
+                let fit = (room - size_of::<ControlReply>()) / size_of::<PersistentEvent>();
+                entries(&mut writer, &self.list_part(&request, fit))
+            }
+            op if changes(op) && self.is_operators(event) => {
+                simple(room, &mut writer, || Err(Errno::EPERM))
+            }
+            CONTROL_DETACH => simple(room, &mut writer, || self.detach_as(&request)),
+            CONTROL_ATTACH => simple(room, &mut writer, || self.reattach(event)),
             CONTROL_CLOSE => simple(room, &mut writer, || self.close(host, event)),
-            CONTROL_MAP => simple(room, &mut writer, || self.map(host, &request)),
+            CONTROL_MAP => valued(room, &mut writer, || self.map(host, &request)),
             CONTROL_UNMAP => simple(room, &mut writer, || self.unmap(host, event)),
             CONTROL_REDIRECT => simple(room, &mut writer, || self.redirect(host, &request)),
             CONTROL_PAUSE => simple(room, &mut writer, || self.pause(&request)),
@@ -177,16 +181,42 @@ fn part(catalogue: &Catalogue, request: &[u8], fit: usize) -> Result<Vec<Catalog
     Ok(rest.iter().take(count).map(|entry| entry.wire()).collect())
 }
 
-/// Answers with a [`ControlReply`], if there is room for it; nothing is done otherwise.
+/// Answers with a [`ControlReply`] and the entries that it counts, for which there is room.
+fn entries<T: IntoBytes + Immutable>(
+    writer: &mut impl Write,
+    entries: &Result<Vec<T>, Errno>,
+) -> Result<u32, BadChain> {
+    let some = entries.as_deref().unwrap_or(&[]);
+    let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
+    let reply = ControlReply {
+        status: status(entries).into(),
+        value: count.into(),
+    };
+    put(writer, &reply)?;
+    some.iter().try_for_each(|entry| put(writer, entry))?;
+    Ok(wire_len::<ControlReply>(1) + wire_len::<T>(count))
+}
+
+/// Answers with a [`ControlReply`] without a value, if there is room for it; nothing is done otherwise.
 fn simple(
     room: usize,
-    writer: &mut impl std::io::Write,
+    writer: &mut impl Write,
     act: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<u32, BadChain> {
+    valued(room, writer, || act().map(|()| 0))
+}
+
+/// As [`simple`], with the value that comes of it.
+fn valued(
+    room: usize,
+    writer: &mut impl Write,
+    act: impl FnOnce() -> Result<u32, Errno>,
+) -> Result<u32, BadChain> {
     enough(room, size_of::<ControlReply>())?;
+    let acted = act();
     let reply = ControlReply {
-        status: status(&act()).into(),
-        value: 0.into(),
+        status: status(&acted).into(),
+        value: acted.unwrap_or(0).into(),
     };
     put(writer, &reply)?;
     Ok(wire_len::<ControlReply>(1))

@@ -7,8 +7,8 @@ use crate::abi::{
     KIND_HARDWARE, KIND_HOST_TRACE, KIND_HW_CACHE, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
     MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED,
     OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
-    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest,
-    READ_ALLOWED, SAMPLE_ALLOWED,
+    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK,
+    OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
@@ -35,7 +35,8 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_EXCLUDE_CHAIN_USER
     | OPEN_AUX_START_PAUSED
     | OPEN_AUX_PAUSE
-    | OPEN_AUX_RESUME;
+    | OPEN_AUX_RESUME
+    | OPEN_PERSISTENT;
 
 /// What an overflow does to the trace that leads the group.
 const STEERING: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
@@ -69,6 +70,10 @@ impl State {
             vcpu if vcpu < self.settings.vcpus => Context::Vcpu(vcpu),
             _ => return Err(Errno::EINVAL),
         };
+        let persistent = request.flags.get() & OPEN_PERSISTENT != 0;
+        if persistent && (context == Context::Task(None) || request.parent.get() != 0) {
+            return Err(Errno::EINVAL);
+        }
         let owner = self.owner(&request)?;
         let leader = self.leader(&request, context)?;
         let entry = self.allowed(catalogue, &request)?;
@@ -78,6 +83,10 @@ impl State {
         }
         let flags = request.flags.get();
         let id = self.next_id;
+        let persistence = match persistent {
+            true => Some(self.persistence(id)?),
+            false => None,
+        };
         let facts = Facts {
             id,
             owner: owner.unwrap_or(id),
@@ -96,6 +105,7 @@ impl State {
         };
         let mut event = Event::new(facts, context, period(&request));
         event.leader = leader;
+        event.persistence = persistence;
         event.prepare(host, Self::first_vcpu(host, context))?;
         event.enabled = flags & OPEN_ENABLED != 0;
         self.next_id += 1;
@@ -115,6 +125,9 @@ impl State {
             0 => return Ok(None),
             parent => self.events.get(&parent).ok_or(Errno::EINVAL)?,
         };
+        if parent.is_operators() {
+            return Err(Errno::EPERM);
+        }
         // Which of the family would be read is not said.
         if request.sample_type.get() & SAMPLE_READ != 0 {
             return Err(Errno::EINVAL);
@@ -135,7 +148,8 @@ impl State {
         }
         let format = request.read_format.get();
         let pinned = request.flags.get() & OPEN_PINNED != 0;
-        if leader.leader.is_some() || !leader.context.is_like(context) || pinned {
+        let persistent = request.flags.get() & OPEN_PERSISTENT != 0 || leader.persistence.is_some();
+        if persistent || leader.leader.is_some() || !leader.context.is_like(context) || pinned {
             return Err(Errno::EINVAL);
         }
         let members = self.members(id);

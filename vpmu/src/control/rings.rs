@@ -7,7 +7,8 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use crate::abi::{
-    MAP_WRITABLE, MapRequest, OPEN_BACKWARD, PAGE_SIZE, PauseRequest, RedirectRequest,
+    F_WINDOW, MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, PAGE_SIZE, PauseRequest,
+    RedirectRequest,
 };
 use crate::errno::Errno;
 use crate::event::Host;
@@ -15,33 +16,76 @@ use crate::ring::{Manner, Ring};
 use crate::state::State;
 
 impl State {
-    /// Lays a ring over pages of the guest.
-    pub(super) fn map(&mut self, host: &Host<'_>, request: &[u8]) -> Result<(), Errno> {
+    /// Lays a ring over pages of the guest, or of the window: then the number of the first of these.
+    pub(super) fn map(&mut self, host: &Host<'_>, request: &[u8]) -> Result<u32, Errno> {
         if !self.has_rings() {
             return Err(Errno::EOPNOTSUPP);
         }
         let (request, rest) = MapRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
         let id = request.header.event.get();
-        let facts = self.events.get(&id).ok_or(Errno::ENOENT)?.facts;
-        if request.flags.get() & !MAP_WRITABLE != 0
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let (facts, persistent) = (event.facts, event.persistence.is_some());
+        let flags = request.flags.get();
+        let in_window = flags & MAP_WINDOW != 0;
+        if in_window && self.features & 1 << F_WINDOW == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if flags & !(MAP_WRITABLE | MAP_WINDOW) != 0
+            || in_window && !persistent
             || facts.is_child()
             || self.output.is_redirected(id)
             || self.output.is_driven(id)
         {
             return Err(Errno::EINVAL);
         }
-        let pages = self.check_pages(request.pages.get(), rest)?;
+        let count = request.pages.get();
+        self.check_size(count)?;
+        let writable = flags & MAP_WRITABLE != 0;
+        if in_window {
+            if self.output.has_ring(id) {
+                return Err(Errno::EBUSY);
+            }
+            return self.lay_in_window(host, id, count, writable);
+        }
+        let pages = self.check_addresses(count, rest)?;
         if self.output.has_ring(id) {
             return Err(Errno::EBUSY);
         }
         self.check_room(pages.len())?;
-        let writable = request.flags.get() & MAP_WRITABLE != 0;
+        self.lay(host, id, &pages, writable)?;
+        Ok(0)
+    }
+
+    /// Lays the ring of an event that has none into the window, `count` pages in all: the number of the
+    /// first.
+    pub(crate) fn lay_in_window(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        count: u32,
+        writable: bool,
+    ) -> Result<u32, Errno> {
+        let pages = self.output.take_window(count).ok_or(Errno::ENOSPC)?;
+        self.lay(host, id, &pages, writable)?;
+        let ring = self.output.ring(id).ok_or(Errno::EINVAL)?;
+        self.output.window_page(ring).ok_or(Errno::EINVAL)
+    }
+
+    /// Lays the ring of an event that has none over `pages`, which have been checked.
+    fn lay(
+        &mut self,
+        host: &Host<'_>,
+        id: u64,
+        pages: &[GuestAddress],
+        writable: bool,
+    ) -> Result<(), Errno> {
+        let facts = self.events.get(&id).ok_or(Errno::ENOENT)?.facts;
         let memory = self.output.memory();
         let manner = Manner {
             writable,
             backward: facts.has(OPEN_BACKWARD),
         };
-        let ring = Ring::new(memory, &pages, manner, self.clock).map_err(|_| Errno::EINVAL)?;
+        let ring = Ring::new(memory, pages, manner, self.clock).map_err(|_| Errno::EINVAL)?;
         self.output.add_ring(id, ring);
         self.with_needs(host, id, |event| event.shown = true);
         // The ring is there, also for an event that turns out to be in error.
@@ -53,9 +97,13 @@ impl State {
     pub(super) fn redirect(&mut self, host: &Host<'_>, request: &[u8]) -> Result<(), Errno> {
         let (request, _) = RedirectRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
         let id = request.header.event.get();
+        let target = request.target.get();
         let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if self.is_operators(target) {
+            return Err(Errno::EPERM);
+        }
         let mapped = self.output.has_ring(id);
-        let ring = match request.target.get() {
+        let ring = match target {
             0 => None,
             target => {
                 let target = self.events.get(&target).ok_or(Errno::ENOENT)?;
@@ -70,7 +118,11 @@ impl State {
                 Some(ring.ok_or(Errno::EINVAL)?)
             }
         };
-        if mapped || event.facts.is_child() || self.output.is_driven(id) {
+        if mapped
+            || event.persistence.is_some()
+            || event.facts.is_child()
+            || self.output.is_driven(id)
+        {
             return Err(Errno::EINVAL);
         }
         self.reroute(host, id, ring);
@@ -106,13 +158,13 @@ impl State {
         Ok(())
     }
 
-    /// As [`State::check_addresses`], of as many pages as a ring can have.
-    fn check_pages(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
+    /// Whether a ring can have `count` pages.
+    fn check_size(&self, count: u32) -> Result<(), Errno> {
         let data = count.checked_sub(1).ok_or(Errno::EINVAL)?;
         if data != 0 && !data.is_power_of_two() || data > self.settings.limits.max_ring_pages {
             return Err(Errno::EINVAL);
         }
-        self.check_addresses(count, addresses)
+        Ok(())
     }
 
     /// The addresses of `count` pages: aligned, in memory, each named once.
@@ -138,7 +190,7 @@ impl State {
         address.0.is_multiple_of(PAGE_SIZE as u64)
             && self
                 .output
-                .memory()
+                .guest()
                 .check_range(address, PAGE_SIZE, Permissions::ReadWrite)
     }
 }

@@ -61,7 +61,7 @@ pub enum Error {
     Window,
     /// The window lies where guest memory does.
     #[error("the window lies in guest memory")]
-    WindowOverlaps,
+    WindowOverlaps(#[source] vm_memory::GuestRegionCollectionError),
     /// There is no such vCPU.
     #[error("the PMU device has no vCPU {0}")]
     NoVcpu(u32),

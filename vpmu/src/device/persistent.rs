@@ -4,6 +4,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::{Error, Vpmu};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus};
+use crate::window::Window;
 
 impl Vpmu {
     /// The same device with a window: memory of the VMM's for rings that outlive a reset. It is one
@@ -13,8 +14,9 @@ impl Vpmu {
     /// # Errors
     /// [`Error::Window`].
     pub fn with_window(self, window: GuestMemoryMmap) -> Result<Self, Error> {
-        let _ = window;
-        Err(Error::Window)
+        let window = Window::new(&window).ok_or(Error::Window)?;
+        self.locked().set_window(window);
+        Ok(self)
     }
 
     /// Starts a persistent event of the operator's; its id. Called when the machine has its vCPUs and

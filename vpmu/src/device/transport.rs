@@ -6,20 +6,22 @@ use zerocopy::IntoBytes;
 
 use super::{Error, Vpmu};
 use crate::abi::{
-    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, QUEUE_CONTROL, QUEUE_EVENT,
-    QUEUE_VCPU, VERSION,
+    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_CONTROL,
+    QUEUE_EVENT, QUEUE_VCPU, VERSION,
 };
 use crate::catalogue::Catalogue;
 
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
+/// Those offered whatever the VMM has.
 const FEATURES: u64 = VERSION_1 | 1 << F_RING | 1 << F_TASK_PAGE | 1 << F_DOORBELL | 1 << F_AUX;
 
 impl Vpmu {
     /// Feature bits offered, `VIRTIO_F_VERSION_1` included.
     #[must_use]
     pub fn features(&self) -> u64 {
-        FEATURES
+        let window = self.locked().output.has_window();
+        FEATURES | u64::from(window) << F_WINDOW
     }
 
     /// Number of virtqueues: control, event, one per vCPU.
@@ -66,7 +68,7 @@ impl Vpmu {
         queues: Vec<Queue>,
     ) -> Result<(), Error> {
         self.reset();
-        if features & VERSION_1 == 0 || features & !FEATURES != 0 {
+        if features & VERSION_1 == 0 || features & !self.features() != 0 {
             return Err(Error::Features(features));
         }
         if queues.len() != self.queue_count() {
@@ -81,8 +83,8 @@ impl Vpmu {
                 return Err(Error::Queue(index));
             }
         }
-        self.locked().activate(memory, features, queues);
-        Ok(())
+        let activated = self.locked().activate(memory, features, queues);
+        activated.map_err(Error::WindowOverlaps)
     }
 
     /// Drops every event, ring and host descriptor; guest memory is not touched afterwards.

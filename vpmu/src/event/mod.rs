@@ -16,6 +16,7 @@ use crate::abi::{
 use crate::clock::Clock;
 use crate::machine::Machine;
 use crate::period::{Completed, Period};
+use crate::persistent::{Name, Persistence};
 use crate::ring::Face;
 use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
 use crate::tasks::Task;
@@ -65,6 +66,8 @@ pub(crate) struct Event {
     pub(crate) limit: u64,
     /// Overflows of it that no record was written of.
     pub(crate) lost: u64,
+    /// It lives on without a handle, under a name.
+    pub(crate) persistence: Option<Persistence>,
     /// A metadata page shows its figures.
     pub(crate) shown: bool,
     /// What it traced, if it is a trace: its count then is the bytes of that.
@@ -93,6 +96,7 @@ impl Event {
             enabled: false,
             limit: 0,
             lost: 0,
+            persistence: None,
             shown: false,
             trace: facts.is_trace().then(Trace::new),
             paused: facts.has(OPEN_AUX_START_PAUSED),
@@ -154,6 +158,18 @@ impl Event {
             || !self.facts.is_trace() && self.facts.wish().wants_state();
         let state = wants(Need::State, samples && wants_state);
         needs.into_iter().flatten().chain(throttled).chain(state)
+    }
+
+    /// Whether it is the operator's.
+    pub(crate) fn is_operators(&self) -> bool {
+        let known = self.persistence.as_ref();
+        known.is_some_and(|persistence| persistence.operator)
+    }
+
+    /// Whether it is persistent under that name.
+    pub(crate) fn is_named(&self, name: &Name) -> bool {
+        let known = self.persistence.as_ref();
+        known.is_some_and(|persistence| persistence.name == *name)
     }
 
     /// Whether the device itself sees its count grow, one by one.

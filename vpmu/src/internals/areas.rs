@@ -103,7 +103,7 @@ impl Tracer {
             backward: false,
         };
         let mut output = Output::new(1);
-        output.activate(Arc::new(memory.clone()));
+        output.activate(Arc::new(memory.clone())).ok()?;
         let clock = Clock::new(1_000_000)?;
         output.add_ring(EVENT, Ring::new(&memory, &ring, manner, clock).ok()?);
         let metadata = ring.first().copied();

@@ -7,7 +7,7 @@ mod notices;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionCollectionError};
 
 use self::aux::Untold;
 use self::notices::Notices;
@@ -16,6 +16,7 @@ use crate::event::Facts;
 use crate::record::{Origin, Reading, Record, Sample};
 use crate::ring::{Author, Face, Outcome, Ring};
 use crate::tasks::{History, Task, Tasks};
+use crate::window::Window;
 
 /// Rings, and notices of one activation.
 ///
@@ -23,7 +24,11 @@ use crate::tasks::{History, Task, Tasks};
 /// its children go by the id of the first, their owner.
 #[derive(Debug)]
 pub(crate) struct Output {
+    /// The guest's RAM, as the driver brought it.
+    guest: Arc<GuestMemoryMmap>,
+    /// All that rings and areas lie in: the guest's RAM, and the window.
     memory: Arc<GuestMemoryMmap>,
+    window: Option<Window>,
     rings: BTreeMap<u64, Ring>,
     /// The area beside a ring, or one that the driver keeps, by the event it was mapped with.
     areas: BTreeMap<u64, Area>,
@@ -63,7 +68,9 @@ pub(crate) enum Note<'a> {
 impl Output {
     pub(crate) fn new(vcpus: usize) -> Self {
         Self {
+            guest: Arc::default(),
             memory: Arc::default(),
+            window: None,
             rings: BTreeMap::new(),
             areas: BTreeMap::new(),
             untold: BTreeMap::new(),
@@ -75,22 +82,56 @@ impl Output {
         }
     }
 
-    /// A driver is there, with guest memory.
-    pub(crate) fn activate(&mut self, memory: Arc<GuestMemoryMmap>) {
-        self.memory = memory;
+    /// There is memory that outlives a reset.
+    pub(crate) fn set_window(&mut self, window: Window) {
+        self.window = Some(window);
     }
 
-    /// Forgets the driver and its memory.
-    pub(crate) fn reset(&mut self) {
-        self.memory = Arc::default();
-        self.rings.clear();
+    pub(crate) fn has_window(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// A driver is there, with guest memory.
+    ///
+    /// # Errors
+    /// The window lies in it.
+    pub(crate) fn activate(
+        &mut self,
+        guest: Arc<GuestMemoryMmap>,
+    ) -> Result<(), GuestRegionCollectionError> {
+        self.memory = match &self.window {
+            Some(window) => Arc::new(guest.insert_region(window.region())?),
+            None => Arc::clone(&guest),
+        };
+        self.guest = guest;
+        Ok(())
+    }
+
+    /// Forgets the driver and its memory, and with that every ring but those of the events that `stays`.
+    pub(crate) fn reset(&mut self, stays: impl Fn(u64) -> bool) {
+        let rings = self.rings.keys().copied().filter(|&ring| !stays(ring));
+        for ring in rings.collect::<Vec<_>>() {
+            self.remove_ring(ring);
+        }
         self.areas.clear();
         self.untold.clear();
         self.routes.clear();
         self.tasks.clear();
         self.notices = Notices::default();
+        let window = self.window.iter();
+        let window = window.map(|window| window.region());
+        // The window alone is one region, or none: they do not overlap.
+        let window = GuestMemoryMmap::from_arc_regions(window.collect());
+        self.memory = Arc::new(window.unwrap_or_default());
+        self.guest = Arc::default();
     }
 
+    /// The guest's RAM.
+    pub(crate) fn guest(&self) -> &GuestMemoryMmap {
+        &self.guest
+    }
+
+    /// All that rings and areas lie in.
     pub(crate) fn memory(&self) -> &Arc<GuestMemoryMmap> {
         &self.memory
     }
@@ -116,10 +157,14 @@ impl Output {
         self.routes.contains_key(&owner)
     }
 
-    /// Guest pages that rings and areas hold.
+    /// Guest pages that rings and areas hold; the window's are bounded by its size.
     pub(crate) fn pages(&self) -> usize {
-        let rings = self.rings.values().map(Ring::pages);
-        rings.chain(self.areas.values().map(Area::pages)).sum()
+        let rings = self.rings.values();
+        let rings = rings.filter(|ring| self.window_page(ring).is_none());
+        rings
+            .map(Ring::pages)
+            .chain(self.areas.values().map(Area::pages))
+            .sum()
     }
 
     pub(crate) fn add_ring(&mut self, event: u64, ring: Ring) {
@@ -128,9 +173,23 @@ impl Output {
 
     /// Takes a ring away, and the area beside it; those who were redirected to it have none then.
     pub(crate) fn remove_ring(&mut self, ring: u64) {
-        self.rings.remove(&ring);
+        let removed = self.rings.remove(&ring);
+        let page = removed.and_then(|ring| self.window_page(&ring));
+        if let (Some(page), Some(window)) = (page, &mut self.window) {
+            window.give_back(page);
+        }
         self.remove_area(ring);
         self.routes.retain(|_, route| *route != ring);
+    }
+
+    /// Pages of the window for a ring, all zero; `None`: it has no such room.
+    pub(crate) fn take_window(&mut self, pages: u32) -> Option<Vec<GuestAddress>> {
+        self.window.as_mut()?.take(pages)
+    }
+
+    /// The number of a ring's first page in the window, if it lies there.
+    pub(crate) fn window_page(&self, ring: &Ring) -> Option<u32> {
+        self.window.as_ref()?.page(ring.metadata())
     }
 
     pub(crate) fn ring(&self, ring: u64) -> Option<&Ring> {
@@ -232,17 +291,17 @@ impl Output {
 
     /// Where the kernel keeps the user registers of the task that runs on `vcpu`, unchecked.
     pub(crate) fn user_regs(&self, vcpu: u32) -> u64 {
-        self.tasks.user_regs(&self.memory, vcpu)
+        self.tasks.user_regs(&self.guest, vcpu)
     }
 
     /// Who has run on `vcpu`, as its task page has it.
     pub(crate) fn history(&self, vcpu: u32) -> History {
-        self.tasks.history(&self.memory, vcpu)
+        self.tasks.history(&self.guest, vcpu)
     }
 
     /// Who runs on `vcpu`, as its task page has it.
     pub(crate) fn running(&self, vcpu: u32) -> Task {
-        self.tasks.running(&self.memory, vcpu)
+        self.tasks.running(&self.guest, vcpu)
     }
 
     /// Lets `act` write to the ring of an event, if it has one, and wakes who waits for it.

@@ -1,7 +1,18 @@
 //! Persistent events as their operator sees them: what is asked for, and what is told. Knows nothing
 //! of rings, queues or the device's lock.
 
+mod name;
+
+pub(crate) use self::name::Name;
 use crate::source::Rate;
+
+/// What an event has that lives on without a handle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Persistence {
+    pub(crate) name: Name,
+    /// The operator's: the guest changes nothing about it.
+    pub(crate) operator: bool,
+}
 
 /// A persistent event of the operator's: the guest reads it, and changes nothing about it.
 ///

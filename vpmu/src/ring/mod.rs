@@ -68,6 +68,11 @@ impl Ring {
         self.metadata
     }
 
+    /// Whether its reader says how far it has read.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.producer.manner().writable
+    }
+
     /// Number of guest pages held.
     pub(crate) fn pages(&self) -> usize {
         1 + self.data.len()

@@ -94,6 +94,10 @@ impl Producer {
         self.size
     }
 
+    pub(super) fn manner(&self) -> Manner {
+        self.manner
+    }
+
     /// Whether samples were lost that no record tells of yet.
     pub(super) fn has_loss(&self) -> bool {
         self.lost > 0

@@ -9,17 +9,27 @@ use crate::output::Note;
 impl State {
     /// Closes an event; its ring goes with the last event that writes to it.
     pub(crate) fn close(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
-        if let Err(Errno::ENOENT) = self.stop(host, id) {
-            return Err(Errno::ENOENT);
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if event.persistence.is_some() {
+            return Err(Errno::EBUSY);
         }
+        self.end(host, id);
+        Ok(())
+    }
+
+    /// Ends an event, persistent or not.
+    pub(crate) fn end(&mut self, host: &Host<'_>, id: u64) {
+        // One that cannot be stopped is in error, and ends all the same.
+        let _ = self.stop(host, id);
         self.write_counts(host, id);
         self.flush(host, id);
         self.disband(host, id);
-        let event = self.events.remove(&id).ok_or(Errno::ENOENT)?;
+        let Some(event) = self.events.remove(&id) else {
+            return;
+        };
         self.output.notices.forget(id);
         self.output.aux_abandon(&event.facts);
         self.retire(event.facts.owner);
-        Ok(())
     }
 
     /// Takes the ring away that was mapped with an event, its pending loss written if it fits.

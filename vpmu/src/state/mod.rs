@@ -7,6 +7,7 @@ mod exit;
 mod group;
 mod hardware;
 mod overflow;
+mod persistent;
 mod producing;
 mod reset;
 mod throttling;
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryMmap, GuestRegionCollectionError};
 
 use self::producing::Awaited;
 use crate::abi::{F_AUX, F_RING, SYNC_START};
@@ -94,16 +95,20 @@ impl State {
     }
 
     /// A driver is there, with features and queues that have been checked.
+    ///
+    /// # Errors
+    /// The window lies in its memory.
     pub(crate) fn activate(
         &mut self,
         memory: GuestMemoryMmap,
         features: u64,
         queues: Vec<virtio_queue::Queue>,
-    ) {
+    ) -> Result<(), GuestRegionCollectionError> {
         let memory = Arc::new(memory);
+        self.output.activate(Arc::clone(&memory))?;
+        self.queues = Queues::new(memory, queues);
         self.features = features;
-        self.queues = Queues::new(Arc::clone(&memory), queues);
-        self.output.activate(memory);
+        Ok(())
     }
 
     /// What it did since the start.

@@ -161,7 +161,7 @@ impl State {
         let capture = &mut self.capture;
         if let Some(place) = moment.place.filter(|_| wish.wants_state()) {
             let user_regs = self.output.user_regs(moment.vcpu);
-            capture.take(self.output.memory(), &place, user_regs, &wish);
+            capture.take(self.output.guest(), &place, user_regs, &wish);
         }
         let sample = Sample {
             misc: match regs {

@@ -19,6 +19,7 @@ mod marks;
 mod modes;
 mod opening;
 mod page;
+mod persistent;
 mod places;
 mod random;
 mod rates;

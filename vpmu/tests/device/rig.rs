@@ -83,6 +83,14 @@ impl Rig {
     }
 
     pub(crate) fn with_engines(engines: Engines, limits: Limits, features: u64) -> Self {
+        let mut rig = Self::bare(engines, limits, None);
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        rig.activate(features);
+        rig
+    }
+
+    /// A device whose vCPUs have no threads yet, and that has no driver.
+    pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
         let world = Arc::new(World::default());
         let settings = Settings {
             vcpus: VCPUS,
@@ -93,26 +101,41 @@ impl Rig {
         };
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world));
-        let vpmu = Vpmu::new(settings, machine, source).expect("a device");
-        for vcpu in 0..VCPUS {
-            world.be_thread(thread(vcpu));
-            vpmu.attach(vcpu, TSC_OFFSET).expect("a vCPU of it");
+        let mut vpmu = Vpmu::new(settings, machine, source).expect("a device");
+        if let Some(window) = window {
+            vpmu = vpmu.with_window(window.clone()).expect("a window");
         }
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
-        let mut rig = Self {
+        Self {
             world,
             vpmu,
             memory,
             queues: Vec::new(),
             next_ring: RINGS,
-        };
-        rig.activate(features);
-        rig
+        }
+    }
+
+    /// The thread of a vCPU introduces itself.
+    pub(crate) fn attach(&self, vcpu: u32) {
+        self.attach_as(vcpu, thread(vcpu));
+    }
+
+    pub(crate) fn attach_as(&self, vcpu: u32, thread: i32) {
+        self.world.be_thread(thread);
+        self.vpmu.attach(vcpu, TSC_OFFSET).expect("a vCPU of it");
     }
 
     /// Sets every queue up afresh and the device going.
     pub(crate) fn activate(&mut self, features: u64) {
+        let queues = self.make_queues();
+        self.vpmu
+            .activate(self.memory.clone(), features, queues)
+            .expect("active");
+    }
+
+    /// Every queue, set up afresh.
+    pub(crate) fn make_queues(&mut self) -> Vec<virtio_queue::Queue> {
         let (drivers, queues) = (0..2 + u64::from(VCPUS))
             .map(|index| {
                 let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
@@ -123,9 +146,7 @@ impl Rig {
         for queue in &self.queues[2..] {
             queue.want_no_interrupt();
         }
-        self.vpmu
-            .activate(self.memory.clone(), features, queues)
-            .expect("active");
+        queues
     }
 
     /// A control request as bytes, `room` for its answer.

@@ -71,7 +71,7 @@ impl Rig {
     fn with(ring_pages: u64, pages: u64, writable: bool, watermark: u32) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x40_0000)]).expect("memory");
         let mut output = Output::new(2);
-        output.activate(memory.clone().into());
+        output.activate(memory.clone().into()).expect("no window");
         let ring: Vec<_> = (0..=ring_pages)
             .map(|page| GuestAddress(RING + page * PAGE))
             .collect();

@@ -1,0 +1,87 @@
+//! What a persistent event may be called: a file name in sysfs, and a word in a command line.
+
+use std::fmt;
+
+use crate::abi::PERSISTENT_NAME;
+
+/// A name of a persistent event: lower-case letters, digits, `-` and `_`, a letter first, and so short
+/// that a zero ends it on the wire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Name(String);
+
+impl Name {
+    /// `None`: it is none.
+    pub(crate) fn new(text: &str) -> Option<Self> {
+        let of_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        let fits = text.len() < PERSISTENT_NAME
+            && text.as_bytes().first().is_some_and(u8::is_ascii_lowercase)
+            && text.bytes().all(of_name);
+        fits.then(|| Self(text.to_owned()))
+    }
+
+    /// The name of an event that was given none.
+    pub(crate) fn of(id: u64) -> Self {
+        Self(format!("event{id}"))
+    }
+
+    /// A name as it stands on the wire, padded with zeros; `None`: it is none.
+    pub(crate) fn from_wire(bytes: &[u8; PERSISTENT_NAME]) -> Option<Self> {
+        let len = bytes.iter().position(|&byte| byte == 0)?;
+        let (text, padding) = bytes.split_at(len);
+        let blank = padding.iter().all(|&byte| byte == 0);
+        std::str::from_utf8(text)
+            .ok()
+            .filter(|_| blank)
+            .and_then(Self::new)
+    }
+
+    pub(crate) fn to_wire(&self) -> [u8; PERSISTENT_NAME] {
+        let mut bytes = [0; PERSISTENT_NAME];
+        for (to, from) in bytes.iter_mut().zip(self.0.bytes()) {
+            *to = from;
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_words_for_files_and_command_lines() {
+        let longest = "a".repeat(PERSISTENT_NAME - 1);
+        for good in ["a", "exits-0", "a_b", "z9", &longest] {
+            let name = Name::new(good).expect(good);
+            assert_eq!(Name::from_wire(&name.to_wire()), Some(name));
+        }
+        let longer = "a".repeat(PERSISTENT_NAME);
+        for bad in [
+            "", "9a", "-a", "_a", "A", "a b", "a/b", "..", "a.b", "\u{e4}", "a\n", &longer,
+        ] {
+            assert_eq!(Name::new(bad), None, "{bad:?}");
+        }
+        assert_eq!(
+            Name::new("event18446744073709551615"),
+            Some(Name::of(u64::MAX))
+        );
+    }
+
+    #[test]
+    fn on_the_wire_zeros_follow() {
+        let mut bytes = Name::of(3).to_wire();
+        bytes[20] = b'x';
+        assert_eq!(Name::from_wire(&bytes), None);
+        assert_eq!(Name::from_wire(&[b'a'; PERSISTENT_NAME]), None);
+        assert_eq!(Name::from_wire(&[0; PERSISTENT_NAME]), None);
+        bytes = Name::of(3).to_wire();
+        bytes[0] = 0xff;
+        assert_eq!(Name::from_wire(&bytes), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! The window: memory of the VMM's for rings that outlive a reset, and which of its pages are taken.
+//! Knows nothing of rings.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vm_memory::{
+    Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MemoryRegionAddress,
+};
+
+use crate::abi::PAGE_SIZE;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// One region of memory, and the runs of its pages that are taken.
+#[derive(Debug)]
+pub(crate) struct Window {
+    region: Arc<GuestRegionMmap>,
+    pages: u32,
+    /// The first page of each run, and its length.
+    taken: BTreeMap<u32, u32>,
+}
+
+impl Window {
+    /// The window that `memory` is; `None` if it is not one region of whole pages.
+    pub(crate) fn new(memory: &GuestMemoryMmap) -> Option<Self> {
+        let mut regions = memory.iter();
+        let (region, None) = (regions.next()?, regions.next()) else {
+            return None;
+        };
+        let (start, len) = (region.start_addr(), region.len());
+        if !start.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return None;
+        }
+        let pages = u32::try_from(len / PAGE).ok()?;
+        let (_, region) = memory.remove_region(start, len).ok()?;
+        Some(Self {
+            region,
+            pages,
+            taken: BTreeMap::new(),
+        })
+    }
+
+    /// Its memory, where the guest sees it.
+    pub(crate) fn region(&self) -> Arc<GuestRegionMmap> {
+        Arc::clone(&self.region)
+    }
+
+    /// Takes the first run of `pages` free pages, which are all zero then; `None`: there is none.
+    pub(crate) fn take(&mut self, pages: u32) -> Option<Vec<GuestAddress>> {
+        let first = self.first_fit(pages)?;
+        let start = u64::from(first) * PAGE;
+        for page in 0..u64::from(pages) {
+            let at = MemoryRegionAddress(start + page * PAGE);
+            let slice = self.region.get_slice(at, PAGE_SIZE).ok()?;
+            slice.copy_from(&[0_u8; PAGE_SIZE]);
+        }
+        self.taken.insert(first, pages);
+        let base = self.region.start_addr().0 + start;
+        let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
+        Some(addresses.collect())
+    }
+
+    /// Gives back the run that begins with page `first`.
+    pub(crate) fn give_back(&mut self, first: u32) {
+        self.taken.remove(&first);
+    }
+
+    /// The number of the page at `address`, if it is one of the window's.
+    pub(crate) fn page(&self, address: GuestAddress) -> Option<u32> {
+        let offset = address.checked_offset_from(self.region.start_addr())?;
+        let page = u32::try_from(offset / PAGE).ok()?;
+        (page < self.pages).then_some(page)
+    }
+
+    fn first_fit(&self, pages: u32) -> Option<u32> {
+        let mut free = 0_u32;
+        for (&first, &len) in &self.taken {
+            if first - free >= pages {
+                break;
+            }
+            free = first + len;
+        }
+        (pages > 0 && self.pages - free >= pages).then_some(free)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    const START: u64 = 0x10_0000;
+
+    fn memory(pages: usize) -> GuestMemoryMmap {
+        let range = (GuestAddress(START), pages * PAGE_SIZE);
+        GuestMemoryMmap::from_ranges(&[range]).expect("memory")
+    }
+
+    fn first(taken: Option<Vec<GuestAddress>>) -> Option<u64> {
+        taken.map(|pages| (pages[0].0 - START) / PAGE)
+    }
+
+    #[test]
+    fn the_first_run_that_fits_is_taken() {
+        let mut window = Window::new(&memory(10)).expect("a window");
+        assert_eq!(first(window.take(3)), Some(0));
+        assert_eq!(first(window.take(3)), Some(3));
+        assert_eq!(first(window.take(3)), Some(6));
+        assert_eq!(first(window.take(3)), None);
+        window.give_back(3);
+        assert_eq!(first(window.take(4)), None);
+        assert_eq!(first(window.take(1)), Some(3));
+        assert_eq!(first(window.take(2)), Some(4));
+        assert_eq!(first(window.take(2)), None);
+        assert_eq!(first(window.take(1)), Some(9));
+        assert_eq!(first(window.take(0)), None);
+        assert_eq!(first(window.take(u32::MAX)), None);
+    }
+
+    #[test]
+    fn pages_are_taken_blank() {
+        let memory = memory(2);
+        let mut window = Window::new(&memory).expect("a window");
+        let old = [7; 2 * PAGE_SIZE];
+        memory
+            .write_slice(&old, GuestAddress(START))
+            .expect("in memory");
+        let pages = window.take(1).expect("free");
+        let mut bytes = [1; 2 * PAGE_SIZE];
+        memory.read_slice(&mut bytes, pages[0]).expect("in memory");
+        let (taken, free) = bytes.split_at(PAGE_SIZE);
+        assert!(taken == [0; PAGE_SIZE] && free == [7; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn its_pages_have_numbers() {
+        let window = Window::new(&memory(2)).expect("a window");
+        let numbers = [START - 1, START, START + PAGE, START + 2 * PAGE, u64::MAX]
+            .map(|address| window.page(GuestAddress(address)));
+        assert_eq!(numbers, [None, Some(0), Some(1), None, None]);
+    }
+
+    #[test]
+    fn it_is_one_region_of_whole_pages() {
+        let memory = |ranges: &[(u64, usize)]| {
+            let ranges: Vec<_> = ranges
+                .iter()
+                .map(|&(at, len)| (GuestAddress(at), len))
+                .collect();
+            GuestMemoryMmap::from_ranges(&ranges).expect("memory")
+        };
+        assert!(Window::new(&GuestMemoryMmap::new()).is_none());
+        assert!(Window::new(&memory(&[(0, 4096), (0x10_0000, 4096)])).is_none());
+        assert!(Window::new(&memory(&[(512, 4096)])).is_none());
+        assert!(Window::new(&memory(&[(0, 4095)])).is_none());
+        assert!(Window::new(&memory(&[(0, 4096)])).is_some());
+    }
+}

@@ -1,0 +1,95 @@
+//! What the list of persistent events tells.
+
+use vpmu::abi::*;
+
+use super::{marks, name, window};
+use crate::rig::{Rig, open_of, sampling};
+use crate::world::CYCLES;
+
+#[test]
+fn an_entry_is_what_it_would_be_opened_with() {
+    let mut rig = Rig::windowed(&window(8));
+    let (kind, config) = CYCLES;
+    let request = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | OPEN_EXCLUDE_KERNEL).into(),
+        wakeup: 3.into(),
+        max_stack: 7.into(),
+        read_format: 0x7.into(),
+        regs_user: 0xff.into(),
+        regs_intr: 0xf.into(),
+        stack_user: 64.into(),
+        sample_type: SAMPLE_ALLOWED.into(),
+        ..sampling(open_of(kind, config, 1), 1000)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.detach(event, "all").expect("detached");
+    let first = rig.map_window(event, 2, 0).expect("mapped");
+    let expected = PersistentEvent {
+        id: event.into(),
+        open: OpenRequest {
+            header: ControlHeader::default(),
+            flags: (request.flags.get() | OPEN_PERSISTENT).into(),
+            sample_type: SAMPLE_ALLOWED.into(),
+            engine: ENGINE_EXIT.into(),
+            ..request
+        },
+        pages: 3.into(),
+        map: MAP_WINDOW.into(),
+        window_page: first.into(),
+        flags: 0.into(),
+        name: rig.listed()[0].name,
+    };
+    assert_eq!(rig.listed(), [expected]);
+    assert_eq!(name(&expected), "all");
+
+    rig.command(1, COMMAND_DISABLE, event);
+    assert_eq!(rig.valued(1, COMMAND_PERIOD, event, 2000), 0);
+    let changed = rig.listed()[0];
+    assert_eq!(changed.open.flags.get() & OPEN_ENABLED, 0);
+    assert_eq!(changed.open.period.get(), 2000);
+}
+
+#[test]
+fn a_frequency_is_listed_as_one_and_a_ring_of_the_guests_by_its_size() {
+    let mut rig = Rig::windowed(&window(8));
+    let (kind, config) = CYCLES;
+    let request = OpenRequest {
+        flags: (OPEN_FREQ | OPEN_WATERMARK).into(),
+        wakeup: 512.into(),
+        ..sampling(open_of(kind, config, 0), 99)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.map(event, 4);
+    rig.detach(event, "").expect("detached");
+    let listed = rig.listed()[0];
+    assert_eq!(listed.open.period.get(), 99);
+    assert_eq!(
+        listed.open.flags.get(),
+        OPEN_FREQ | OPEN_WATERMARK | OPEN_PERSISTENT
+    );
+    assert_eq!(listed.open.wakeup.get(), 512);
+    assert_eq!((listed.pages.get(), listed.map.get()), (5, MAP_WRITABLE));
+}
+
+#[test]
+fn it_is_read_in_parts() {
+    let mut rig = Rig::new();
+    let events = [(); 5].map(|()| rig.open(&marks(0)).expect("open"));
+    for &event in [1, 0, 3, 4].map(|n| &events[n]) {
+        rig.detach(event, "").expect("detached");
+    }
+    let ids = |list: Vec<PersistentEvent>| -> Vec<u64> {
+        list.iter().map(|event| event.id.get()).collect()
+    };
+    let all = [0, 1, 3, 4].map(|n| events[n]);
+    assert_eq!(ids(rig.listed()), all);
+    let room = |entries| size_of::<ControlReply>() + entries * size_of::<PersistentEvent>();
+    assert_eq!(ids(rig.list(0, 2, room(9)).expect("two")), all[..2]);
+    assert_eq!(
+        ids(rig.list(all[0], 9, room(2) + 100).expect("two")),
+        all[1..3]
+    );
+    assert_eq!(ids(rig.list(all[2], 9, room(9)).expect("one")), all[3..]);
+    assert_eq!(ids(rig.list(u64::MAX, 9, room(9)).expect("none")), [0; 0]);
+    assert_eq!(ids(rig.list(0, 0, room(9)).expect("none")), [0; 0]);
+}

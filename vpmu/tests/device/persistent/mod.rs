@@ -1,0 +1,128 @@
+//! Persistent events: what makes one, what becomes of it, who may do what with it.
+
+mod detaching;
+mod listing;
+mod resets;
+mod windows;
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use vpmu::{Engines, Limits};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::reader::Reader;
+use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, open_of, sampling};
+
+/// Where the guest sees the window: beyond its memory.
+pub(crate) const WINDOW: u64 = 0xd010_0000;
+/// What a driver negotiates that knows of the window.
+pub(crate) const WINDOW_FEATURES: u64 = ALL_FEATURES | 1 << F_WINDOW;
+
+/// Memory for a window of so many pages.
+pub(crate) fn window(pages: usize) -> GuestMemoryMmap {
+    let range = (GuestAddress(WINDOW), pages * PAGE_SIZE);
+    GuestMemoryMmap::from_ranges(&[range]).expect("memory")
+}
+
+impl Rig {
+    /// A device with a window of its VMM's, and a driver that knows of it. Nobody is throttled.
+    pub(crate) fn windowed(window: &GuestMemoryMmap) -> Self {
+        let limits = Limits {
+            max_sample_rate: u32::MAX,
+            ..Limits::default()
+        };
+        Self::windowed_with(limits, window)
+    }
+
+    pub(crate) fn windowed_with(limits: Limits, window: &GuestMemoryMmap) -> Self {
+        let mut rig = Self::bare(Engines::Auto, limits, Some(window));
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        rig.activate(WINDOW_FEATURES);
+        rig
+    }
+
+    pub(crate) fn detach(&mut self, event: u64, name: &str) -> Result<(), Errno> {
+        self.detach_raw(event, name.as_bytes())
+    }
+
+    pub(crate) fn detach_raw(&mut self, event: u64, name: &[u8]) -> Result<(), Errno> {
+        let mut request = DetachRequest {
+            header: Self::header(CONTROL_DETACH, event),
+            ..DetachRequest::default()
+        };
+        request.name[..name.len()].copy_from_slice(name);
+        self.control(&request)
+    }
+
+    pub(crate) fn reattach(&mut self, event: u64) -> Result<(), Errno> {
+        self.control(&Self::header(CONTROL_ATTACH, event))
+    }
+
+    /// Every persistent event.
+    pub(crate) fn listed(&mut self) -> Vec<PersistentEvent> {
+        self.list(0, u32::MAX, 0x1_0000).expect("a list")
+    }
+
+    /// Those after an id, as many as wanted that fit into `room` bytes.
+    pub(crate) fn list(
+        &mut self,
+        after: u64,
+        count: u32,
+        room: usize,
+    ) -> Result<Vec<PersistentEvent>, Errno> {
+        let request = PersistentRequest {
+            header: Self::header(CONTROL_PERSISTENT, 0),
+            after: after.into(),
+            count: count.into(),
+            reserved: 0.into(),
+        };
+        let answer = self.control_bytes(request.as_bytes(), room);
+        let (reply, rest) = ControlReply::read_from_prefix(&answer).expect("a reply");
+        let entries: Vec<_> = rest
+            .chunks(size_of::<PersistentEvent>())
+            .map(|entry| PersistentEvent::read_from_bytes(entry).expect("whole"))
+            .collect();
+        assert_eq!(entries.len(), reply.value.get() as usize);
+        match reply.status.get() {
+            0 => Ok(entries),
+            errno => Err(Errno::try_from(errno).expect("an errno")),
+        }
+    }
+
+    /// Lays a ring with so many data pages into the window: the number of its first page.
+    pub(crate) fn map_window(&mut self, event: u64, data: u32, flags: u32) -> Result<u32, Errno> {
+        let request = MapRequest {
+            header: Self::header(CONTROL_MAP, event),
+            pages: (data + 1).into(),
+            flags: (MAP_WINDOW | flags).into(),
+        };
+        let answer = self.control_bytes(request.as_bytes(), size_of::<ControlReply>());
+        let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+        match reply.status.get() {
+            0 => Ok(reply.value.get()),
+            errno => Err(Errno::try_from(errno).expect("an errno")),
+        }
+    }
+}
+
+/// A reader of the ring that begins with page `first` of the window.
+pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader {
+    let pages: Vec<u64> = (first..=first + data)
+        .map(|page| WINDOW + u64::from(page) * PAGE_SIZE as u64)
+        .collect();
+    Reader::new(window, &pages)
+}
+
+/// Samples every mark with value 5 on a vCPU, enabled.
+pub(crate) fn marks(vcpu: u32) -> OpenRequest {
+    OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
+    }
+}
+
+/// The name in an entry.
+pub(crate) fn name(event: &PersistentEvent) -> String {
+    let text = String::from_utf8(event.name.to_vec()).expect("letters");
+    text.trim_end_matches('\0').to_owned()
+}

@@ -1,0 +1,175 @@
+//! What a reset leaves, and what it takes.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::{WINDOW_FEATURES, marks, reader, window};
+use crate::rig::{Rig, open_of, sampling, thread};
+use crate::world::{At, CYCLES};
+
+fn ids(rig: &mut Rig) -> Vec<u64> {
+    rig.listed().iter().map(|event| event.id.get()).collect()
+}
+
+#[test]
+fn what_lies_in_the_window_counts_and_records_on() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "recorder").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let mut ring = reader(&memory, first, 4);
+    rig.mark(0, 5, 1);
+    let before = rig.listed();
+    rig.vpmu.reset();
+    let quiet = rig.snapshot();
+    rig.mark(0, 5, 2);
+    rig.mark(0, 5, 3);
+    assert!(rig.snapshot() == quiet, "guest memory is the guest's");
+    rig.activate(WINDOW_FEATURES);
+    rig.mark(0, 5, 4);
+    assert_eq!(rig.listed(), before, "as it was");
+    assert_eq!(rig.value(0, event), 4);
+    let ips: Vec<u64> = ring.raw().iter().map(|record| record.words[1]).collect();
+    assert_eq!(ips, [1, 2, 3, 4]);
+    let other = rig.open(&marks(0)).expect("open");
+    assert!(other > event, "ids are never used again");
+}
+
+#[test]
+fn between_drivers_nobody_is_named() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let mut ring = reader(&memory, first, 4);
+    rig.runs(0, 7, 8);
+    rig.mark(0, 5, 1);
+    rig.vpmu.reset();
+    rig.mark(0, 5, 1);
+    rig.activate(WINDOW_FEATURES);
+    rig.mark(0, 5, 1);
+    rig.runs(0, 9, 9);
+    rig.mark(0, 5, 1);
+    let tasks: Vec<u64> = ring.raw().iter().map(|record| record.words[2]).collect();
+    assert_eq!(tasks, [8 << 32 | 7, 0, 0, 9 << 32 | 9]);
+}
+
+#[test]
+fn what_a_driver_has_to_do_with_is_closed() {
+    let mut rig = Rig::windowed(&window(16));
+    let guests = rig.open(&marks(0)).expect("open");
+    rig.map(guests, 1);
+    rig.detach(guests, "guests").expect("detached");
+    let attached = rig.open(&marks(0)).expect("open");
+    rig.detach(attached, "attached").expect("detached");
+    rig.map_window(attached, 1, 0).expect("mapped");
+    rig.reattach(attached).expect("attached");
+    let plain = rig.open(&marks(0)).expect("open");
+    let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
+    let [traced, tracing] = [(); 2].map(|()| rig.open(&trace).expect("open"));
+    for trace in [traced, tracing] {
+        rig.detach(trace, "").expect("detached");
+        rig.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
+    }
+    rig.map_as(CONTROL_MAP_AUX, traced, MAP_WRITABLE, &[0x9000])
+        .expect("mapped");
+    let bare = rig.open(&marks(1)).expect("open");
+    rig.detach(bare, "bare").expect("detached");
+    assert_eq!(ids(&mut rig), [guests, traced, tracing, bare]);
+    rig.activate(WINDOW_FEATURES);
+    assert_eq!(ids(&mut rig), [tracing, bare], "no memory of the guest's");
+    for gone in [guests, attached, plain, traced] {
+        assert_eq!(rig.close(gone), Err(libc::ENOENT));
+        assert_eq!(rig.unmap(gone), Err(libc::ENOENT), "rings go too");
+    }
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    assert_eq!(
+        rig.map_window(event, 1, 0),
+        Ok(0),
+        "and their pages in the window"
+    );
+}
+
+#[test]
+fn those_redirected_to_it_and_its_children_are_closed() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let mut ring = reader(&memory, first, 4);
+    let other = rig.open(&marks(0)).expect("open");
+    rig.redirect(other, event).expect("redirected");
+    let child = OpenRequest {
+        parent: event.into(),
+        ..marks(0)
+    };
+    rig.open(&child).expect("open");
+    rig.mark(0, 5, 1);
+    assert_eq!(ring.raw().len(), 3);
+    rig.activate(WINDOW_FEATURES);
+    rig.mark(0, 5, 1);
+    assert_eq!(ring.raw().len(), 1);
+}
+
+#[test]
+fn host_counters_go_on() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let (kind, config) = CYCLES;
+    let request = sampling(open_of(kind, config, 0), 100);
+    let event = rig.open(&request).expect("open");
+    rig.detach(event, "").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    rig.command(0, COMMAND_ENABLE, event);
+    let mut ring = reader(&memory, first, 4);
+    rig.world.work(thread(0), 250, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    rig.vpmu.reset();
+    assert_eq!(rig.world.open_counters(), 1);
+    assert!(rig.vpmu.wants_registers(0));
+    rig.world.work(thread(0), 200, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(2));
+    rig.activate(WINDOW_FEATURES);
+    rig.world.work(thread(0), 50, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(3));
+    assert_eq!(rig.value(0, event), 500);
+    let ips: Vec<u64> = ring.raw().iter().map(|record| record.words[1]).collect();
+    assert_eq!(ips, [1, 1, 2, 2, 3]);
+}
+
+#[test]
+fn a_driver_is_told_nothing_that_another_was_due() {
+    let mut rig = Rig::windowed(&window(8));
+    let wakes = OpenRequest {
+        wakeup: 1.into(),
+        ..marks(0)
+    };
+    let event = rig.open(&wakes).expect("open");
+    rig.detach(event, "").expect("detached");
+    rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    rig.mark(0, 5, 1);
+    rig.vpmu.reset();
+    rig.mark(0, 5, 1);
+    rig.activate(WINDOW_FEATURES);
+    rig.post_notice(0, 16);
+    assert_eq!(rig.notice(), None);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+}
+
+#[test]
+fn a_driver_that_knows_of_no_rings_leaves_them_going() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    rig.activate(1 << 32);
+    rig.mark(0, 5, 1);
+    assert_eq!(reader(&memory, first, 4).raw().len(), 1);
+    assert_eq!(ids(&mut rig), [event]);
+}

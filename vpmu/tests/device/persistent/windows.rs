@@ -1,0 +1,167 @@
+//! The window: where rings lie in it, and what it refuses.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use vpmu::{Engines, Error, Limits};
+
+use super::{WINDOW, WINDOW_FEATURES, marks, reader, window};
+use crate::rig::{ALL_FEATURES, Rig};
+
+fn detached(rig: &mut Rig) -> u64 {
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    event
+}
+
+#[test]
+fn a_ring_in_the_window_is_a_ring() {
+    let memory = window(8);
+    memory
+        .write_slice(&[7; 8 * PAGE_SIZE], GuestAddress(WINDOW))
+        .expect("in memory");
+    let mut rig = Rig::windowed(&memory);
+    let event = detached(&mut rig);
+    let first = rig.map_window(event, 2, MAP_WRITABLE).expect("mapped");
+    let mut ring = reader(&memory, first, 2);
+    (0..10).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(ring.take(100).len(), 10);
+    let size = 3 * PAGE_SIZE;
+    let mut bytes = vec![0; size];
+    memory
+        .read_slice(
+            &mut bytes,
+            GuestAddress(WINDOW + u64::from(first) * PAGE_SIZE as u64),
+        )
+        .expect("in memory");
+    assert!(!bytes.contains(&7), "nothing of before is left there");
+    rig.unmap(event).expect("unmapped");
+    assert_eq!(rig.map_window(event, 2, 0), Ok(first), "its pages are free");
+}
+
+#[test]
+fn pages_go_to_the_first_that_fits_and_come_back() {
+    let mut rig = Rig::windowed(&window(8));
+    let [one, two, three] = [(); 3].map(|()| detached(&mut rig));
+    assert_eq!(rig.map_window(one, 2, 0), Ok(0));
+    assert_eq!(rig.map_window(two, 2, 0), Ok(3));
+    assert_eq!(rig.map_window(three, 2, 0), Err(libc::ENOSPC));
+    assert_eq!(rig.map_window(three, 1, 0), Ok(6));
+    assert_eq!(rig.map_window(three, 1, 0), Err(libc::EBUSY));
+    rig.reattach(one).expect("attached");
+    rig.close(one).expect("closed");
+    let four = detached(&mut rig);
+    assert_eq!(rig.map_window(four, 4, 0), Err(libc::ENOSPC));
+    assert_eq!(rig.map_window(four, 0, 0), Ok(0));
+}
+
+#[test]
+fn what_does_not_belong_there_is_refused() {
+    let mut rig = Rig::windowed(&window(64));
+    let bare = rig.open(&marks(0)).expect("open");
+    assert_eq!(
+        rig.map_window(bare, 1, 0),
+        Err(libc::EINVAL),
+        "not persistent"
+    );
+    let event = detached(&mut rig);
+    assert_eq!(rig.map_window(event, 2, MAP_DRIVEN), Err(libc::EINVAL));
+    assert_eq!(rig.map_window(event, 2, 1 << 9), Err(libc::EINVAL));
+    assert_eq!(
+        rig.map_window(event, 3, 0),
+        Err(libc::EINVAL),
+        "no power of two"
+    );
+    assert_eq!(rig.map_window(77, 1, 0), Err(libc::ENOENT));
+    assert_eq!(
+        rig.map_pages(event, 0, &[WINDOW]),
+        Err(libc::EINVAL),
+        "by address"
+    );
+    assert_eq!(
+        rig.control(&TaskPageRequest {
+            header: Rig::header(CONTROL_TASK_PAGE, 0),
+            vcpu: 0.into(),
+            reserved: 0.into(),
+            address: WINDOW.into(),
+        }),
+        Err(libc::EINVAL)
+    );
+
+    let trace = OpenRequest {
+        kind: KIND_EXIT_TRACE.into(),
+        config: EXIT_USER.into(),
+        context: 0.into(),
+        header: Rig::header(CONTROL_OPEN, 0),
+        ..OpenRequest::default()
+    };
+    let trace = rig.open(&trace).expect("open");
+    rig.detach(trace, "").expect("detached");
+    rig.map_window(trace, 1, MAP_WRITABLE).expect("mapped");
+    let area = |rig: &mut Rig, flags, page| rig.map_as(CONTROL_MAP_AUX, trace, flags, &[page]);
+    assert_eq!(area(&mut rig, MAP_WINDOW, 0x9000), Err(libc::EINVAL));
+    assert_eq!(
+        area(&mut rig, MAP_WRITABLE, WINDOW + 0x1_0000),
+        Err(libc::EINVAL)
+    );
+    assert_eq!(area(&mut rig, MAP_WRITABLE, 0x9000), Ok(()));
+}
+
+#[test]
+fn without_a_window_there_is_none() {
+    let rig = Rig::new();
+    assert_eq!(rig.vpmu.features() & 1 << F_WINDOW, 0);
+    let refused = rig
+        .vpmu
+        .activate(rig.memory.clone(), WINDOW_FEATURES, Vec::new());
+    assert!(matches!(refused, Err(Error::Features(_))), "{refused:?}");
+
+    let mut rig = Rig::windowed(&window(8));
+    assert_ne!(rig.vpmu.features() & 1 << F_WINDOW, 0);
+    rig.activate(ALL_FEATURES);
+    let event = detached(&mut rig);
+    assert_eq!(
+        rig.map_window(event, 1, 0),
+        Err(libc::EOPNOTSUPP),
+        "not negotiated"
+    );
+}
+
+#[test]
+fn a_window_is_one_region_outside_guest_memory() {
+    let two = [
+        (GuestAddress(WINDOW), 4096),
+        (GuestAddress(WINDOW + 8192), 4096),
+    ];
+    for ranges in [
+        &two[..],
+        &[(GuestAddress(WINDOW + 8), 4096)],
+        &[(GuestAddress(WINDOW), 4000)],
+    ] {
+        let memory = GuestMemoryMmap::from_ranges(ranges).expect("memory");
+        let refused = Rig::new().vpmu.with_window(memory);
+        assert!(matches!(refused, Err(Error::Window)), "{ranges:?}");
+    }
+    let inside = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4096)]).expect("memory");
+    let mut rig = Rig::bare(Engines::Auto, Limits::default(), Some(&inside));
+    let queues = rig.make_queues();
+    let refused = rig.vpmu.activate(rig.memory.clone(), ALL_FEATURES, queues);
+    assert!(
+        matches!(refused, Err(Error::WindowOverlaps(_))),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn its_pages_are_not_the_guests_to_be_bounded() {
+    let limits = Limits {
+        max_pages: 4,
+        ..Limits::default()
+    };
+    let mut rig = Rig::windowed_with(limits, &window(64));
+    let event = detached(&mut rig);
+    rig.map_window(event, 8, 0).expect("mapped");
+    let other = rig.open(&marks(0)).expect("open");
+    rig.map(other, 2);
+    let third = rig.open(&marks(0)).expect("open");
+    assert_eq!(rig.try_map(third, 1).err(), Some(libc::ENOSPC));
+}
