@@ -22,9 +22,11 @@ mod aux_wakeup;
 mod aux_writer;
 mod counting;
 mod cpu;
+mod doorbell;
 mod doors;
 mod ensure;
 mod fields;
+mod flush;
 mod groups;
 mod library;
 mod module;
@@ -43,6 +45,12 @@ mod output_who;
 mod output_writer;
 mod packets;
 mod pages;
+mod persistent_life;
+mod persistent_names;
+mod persistent_operator;
+mod persistent_rules;
+mod persistent_window;
+mod persisting;
 mod profiles;
 mod programs;
 mod raw;
@@ -52,6 +60,11 @@ mod stock_perf;
 mod stubs;
 mod tasks;
 mod traced;
+mod trigger_family;
+mod trigger_forms;
+mod trigger_regions;
+mod trigger_rules;
+mod triggers;
 
 use std::env;
 use std::error::Error;
@@ -122,6 +135,27 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
         "aux-hardware" => Some(aux_hardware::TESTS.to_vec()),
         "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),
+        "persistent" => Some(
+            [
+                persistent_life::TESTS,
+                persistent_rules::TESTS,
+                persistent_names::TESTS,
+                persistent_window::TESTS,
+            ]
+            .concat(),
+        ),
+        "persistent-operator" => Some(persistent_operator::TESTS.to_vec()),
+        "trigger" => Some(
+            [
+                trigger_regions::TESTS,
+                trigger_forms::TESTS,
+                trigger_rules::TESTS,
+                trigger_family::TESTS,
+                doorbell::TESTS,
+            ]
+            .concat(),
+        ),
+        "flush" => Some(flush::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }

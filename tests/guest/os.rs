@@ -181,6 +181,14 @@ pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// mprotect(2) of pages that are mapped to be read.
+pub(crate) fn make_writable(address: *mut u8, bytes: usize) -> io::Result<()> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller expects a refusal; the pages are shared memory, reached atomically alone.
+    checked(unsafe { libc::mprotect(address.cast(), bytes, protection) })?;
+    Ok(())
+}
+
 /// Becomes nobody, who has no capability.
 pub(crate) fn become_nobody() -> io::Result<()> {
     const NOBODY: u32 = 65534;

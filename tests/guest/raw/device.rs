@@ -12,7 +12,7 @@ use std::ptr;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-use super::{Event, How, KIND_MARK, Later, checked, sampling};
+use super::{Event, How, KIND_MARK, Later, MARK_ANY, checked, sampling};
 
 const IOC_INFO: u64 = 0x8040_b600;
 const IOC_OPEN: u64 = 0x4020_b601;
@@ -36,7 +36,8 @@ pub(crate) struct Info {
     pub(crate) tsc_khz: u32,
     pub(crate) max_sample_rate: u32,
     pub(crate) max_aux_pages: u32,
-    pub(crate) reserved: [u32; 2],
+    pub(crate) max_persistent: u32,
+    pub(crate) persistent_type: u32,
 }
 
 /// `struct vpmu_open`.
@@ -81,6 +82,11 @@ impl Device {
     /// A sample of these fields every `period` marks of `value`.
     pub(crate) fn marks(&self, value: u64, period: u64, sample_type: u64) -> perf_event_attr {
         sampling(self.attr(KIND_MARK, value), period, sample_type)
+    }
+
+    /// The same of every mark, whatever its value.
+    pub(crate) fn any_marks(&self, period: u64, sample_type: u64) -> perf_event_attr {
+        self.marks(MARK_ANY, period, sample_type)
     }
 
     /// Opens it; the kernel may write the attr's size.

@@ -10,6 +10,9 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use super::checked;
 
 const IOC_ENGINE: u64 = 0x8004_b604;
+const IOC_FLUSH: u64 = 0xb606;
+const IOC_SET_STARTER: u64 = 0xb609;
+const IOC_SET_STOPPER: u64 = 0xb60a;
 
 /// An open event.
 #[derive(Debug)]
@@ -69,6 +72,25 @@ impl Event {
         // SAFETY: the request writes one u32.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_ENGINE, &raw mut engine) })?;
         Ok(engine)
+    }
+
+    /// What it sampled and traced stands in its pages when this returns; [`GROUP`](super::GROUP): of
+    /// its group.
+    pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
+        // SAFETY: the request takes its argument by value.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_FLUSH, flags) })
+    }
+
+    /// Its overflows start the event of that descriptor.
+    pub(crate) fn starts(&self, target: RawFd) -> io::Result<i32> {
+        // SAFETY: as above.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_SET_STARTER, target) })
+    }
+
+    /// Its overflows stop it.
+    pub(crate) fn stops(&self, target: RawFd) -> io::Result<i32> {
+        // SAFETY: as above.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_SET_STOPPER, target) })
     }
 
     /// read(2) with a buffer of `bytes`, as words.

@@ -3,7 +3,9 @@
 
 mod attrs;
 mod device;
+mod doorbell;
 mod event;
+mod persistent;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,7 +15,9 @@ pub(crate) use attrs::{
     waking, watermark,
 };
 pub(crate) use device::{Device, IOC_MARK, kernels, kernels_own};
+pub(crate) use doorbell::Doorbell;
 pub(crate) use event::Event;
+pub(crate) use persistent::{IN_WINDOW, OPERATORS, OVERWRITES};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -25,6 +29,8 @@ pub(crate) const KIND_MARK: u64 = 0x104;
 pub(crate) const KIND_EXIT_TRACE: u64 = 0x105;
 pub(crate) const KIND_SAMPLE_TRACE: u64 = 0x106;
 pub(crate) const KIND_HOST_TRACE: u64 = 0x107;
+/// `config` of marks of every value.
+pub(crate) const MARK_ANY: u64 = 1 << 32;
 pub(crate) const EXIT_ALL: u64 = 0;
 pub(crate) const EXIT_USER: u64 = 1;
 pub(crate) const EXIT_IO: u64 = 2;
@@ -47,6 +53,9 @@ pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
 pub(crate) const FORMAT_LOST: u64 = 1 << 4;
 pub(crate) const FLAG_NO_GROUP: u64 = 1 << 0;
 pub(crate) const FLAG_OUTPUT: u64 = 1 << 1;
+/// The driver's own, beside perf's.
+pub(crate) const FLAG_PERSISTENT: u64 = 1 << 32;
+pub(crate) const FLAG_ON_STARTER: u64 = 1 << 33;
 /// The argument of an ioctl that means the whole group.
 pub(crate) const GROUP: u64 = 1;
 
@@ -76,6 +85,29 @@ impl How<'_> {
             pid: -1,
             cpu,
             ..Self::OWN
+        }
+    }
+}
+
+impl<'a> How<'a> {
+    /// The same by that engine.
+    pub(crate) const fn by(self, engine: u32) -> Self {
+        Self { engine, ..self }
+    }
+
+    /// The same with these flags, too.
+    pub(crate) const fn with(self, flags: u64) -> Self {
+        Self {
+            flags: self.flags | flags,
+            ..self
+        }
+    }
+
+    /// The same in the group of that leader.
+    pub(crate) const fn led_by(self, leader: BorrowedFd<'a>) -> Self {
+        Self {
+            group: Some(leader),
+            ..self
         }
     }
 }

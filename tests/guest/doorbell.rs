@@ -1,0 +1,137 @@
+//! Marks by a store alone: the doorbell in a program's own memory.
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, ADDR, TIME};
+use crate::pages::{Pages, READ_WRITE};
+use crate::persisting::values;
+use crate::raw::{Device, Doorbell, EXIT_MMIO, How, KIND_EXITS, KIND_MARK, PAGE, refused, silent};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_store_is_a_mark", a_store_is_a_mark),
+    ("a_mark_costs_one_exit", a_mark_costs_one_exit),
+    ("a_mark_says_which_it_was", a_mark_says_which_it_was),
+    ("the_doorbell_is_one_page", the_doorbell_is_one_page),
+    ("the_doorbell_tells_nothing", the_doorbell_tells_nothing),
+];
+
+const VALUE: u32 = 80;
+
+fn a_store_is_a_mark() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let event = device.start(&device.attr(KIND_MARK, VALUE.into()), How::OWN)?;
+    for round in 0..40 {
+        cpu::pin(round % 2)?;
+        bell.place(VALUE, 5);
+        bell.mark(VALUE + 1);
+    }
+    ensure_eq!(event.count()?, 200, "marks by stores on two CPUs");
+    // The page outlives the file that it was mapped by, and is a child's as well.
+    drop(device);
+    bell.mark(VALUE);
+    ensure_eq!(event.count()?, 201, "a mark without the file");
+    let code = os::forked(|| {
+        bell.mark(VALUE);
+        0
+    })?;
+    ensure_eq!(code, 0, "a child that marks, too");
+    Ok(())
+}
+
+fn a_mark_costs_one_exit() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    cpu::keep()?;
+    let bell = Doorbell::map(&device)?;
+    let exits = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), How::on_cpu(1))?;
+    let page = Pages::map(&exits, 0, READ_WRITE)?;
+    let before = page.face().count;
+    bell.place(VALUE, 500);
+    ensure_eq!(page.face().count - before, 500, "exits of 500 marks");
+    Ok(())
+}
+
+fn a_mark_says_which_it_was() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let bell = Doorbell::map(&device)?;
+    let attr = silent(device.any_marks(1, TIME | ADDR));
+    let event = device.start(&attr, How::on_cpu(1))?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let placed = [0, 1, 7, 0x7fff_ffff, 0x8000_0000, u32::MAX];
+    for value in placed {
+        bell.mark(value);
+        device.mark(value.into())?;
+    }
+    let expected: Vec<u64> = placed.iter().flat_map(|&v| [u64::from(v); 2]).collect();
+    ensure_eq!(values(&ring.take()?, &attr)?, expected, "values told");
+    // One value's own samples say it, too; what is no mark has none.
+    let attr = silent(device.marks(VALUE.into(), 2, ADDR));
+    let event = device.start(&attr, How::on_cpu(1))?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    bell.place(VALUE, 4);
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        [u64::from(VALUE); 2],
+        "a value"
+    );
+    let exits = device.attr(KIND_EXITS, EXIT_MMIO);
+    let attr = silent(crate::raw::sampling(exits, 1, ADDR));
+    let event = device.start(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    bell.mark(VALUE);
+    event.disable(0)?;
+    let (samples, _) = fields::samples(&ring.take()?, &attr)?;
+    ensure!(!samples.is_empty(), "no exit was sampled");
+    ensure!(
+        samples.iter().all(|sample| sample.addr == Some(0)),
+        "an exit with an address: {samples:?}"
+    );
+    Ok(())
+}
+
+fn the_doorbell_is_one_page() -> Outcome {
+    let device = Device::open()?;
+    let write = libc::PROT_READ | libc::PROT_WRITE;
+    let map = |bytes, protection, flags, offset| {
+        refused(Doorbell::map_raw(&device, bytes, protection, flags, offset))
+    };
+    ensure_eq!(
+        map(PAGE, write, libc::MAP_SHARED, 0),
+        None,
+        "as it is to be"
+    );
+    ensure_eq!(
+        map(PAGE, libc::PROT_WRITE, libc::MAP_SHARED, 0),
+        None,
+        "to be written alone"
+    );
+    let page = i64::try_from(PAGE)?;
+    for (bytes, flags, offset, what) in [
+        (2 * PAGE, libc::MAP_SHARED, 0, "two pages"),
+        (PAGE, libc::MAP_SHARED, page, "an offset of a page"),
+        (PAGE, libc::MAP_PRIVATE, 0, "a private map"),
+    ] {
+        ensure_eq!(
+            map(bytes, write, flags, offset),
+            Some(libc::EINVAL),
+            "{what}"
+        );
+    }
+    let runs = map(PAGE, write | libc::PROT_EXEC, libc::MAP_SHARED, 0);
+    ensure!(runs.is_some(), "a map to be run was made");
+    Ok(())
+}
+
+fn the_doorbell_tells_nothing() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let event = device.start(&device.attr(KIND_MARK, VALUE.into()), How::OWN)?;
+    bell.mark(VALUE);
+    for _ in 0..10 {
+        ensure_eq!(bell.load(), 0, "what stands there");
+    }
+    ensure_eq!(event.count()?, 1, "marks after it was read");
+    Ok(())
+}

@@ -1,0 +1,567 @@
+//! Flush: what was sampled and traced before the call stands in the pages when it returns, and who
+//! waits for it is woken.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::areas;
+use crate::aux_mapping::{io_trace, ports};
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, ADDR, TIME};
+use crate::packets::exits;
+use crate::pages::{Pages, READ, READ_WRITE};
+use crate::persisting::{fresh, look, newest, persistent, values};
+use crate::raw::{
+    Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, GROUP, How,
+    KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
+};
+use crate::traced::Traced;
+use crate::{Outcome, Test, cpu, os, stubs};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_flush_wakes_who_waits", a_flush_wakes_who_waits),
+    (
+        "a_sleeper_is_woken_by_a_flush",
+        a_sleeper_is_woken_by_a_flush,
+    ),
+    (
+        "a_flush_without_records_wakes_nobody",
+        a_flush_without_records_wakes_nobody,
+    ),
+    ("a_loss_that_waits_is_told", a_loss_that_waits_is_told),
+    ("a_group_is_flushed_as_one", a_group_is_flushed_as_one),
+    (
+        "all_persistent_events_are_flushed_at_once",
+        all_persistent_events_are_flushed_at_once,
+    ),
+    ("every_state_can_be_flushed", every_state_can_be_flushed),
+    ("a_traces_piece_is_shown", a_traces_piece_is_shown),
+    (
+        "what_the_host_holds_is_written",
+        what_the_host_holds_is_written,
+    ),
+    (
+        "a_task_is_flushed_wherever_it_is",
+        a_task_is_flushed_wherever_it_is,
+    ),
+    ("children_are_flushed_too", children_are_flushed_too),
+    (
+        "a_flush_has_no_other_arguments",
+        a_flush_has_no_other_arguments,
+    ),
+    (
+        "flushes_from_both_vcpus_lose_and_repeat_nothing",
+        flushes_from_both_vcpus_lose_and_repeat_nothing,
+    ),
+    (
+        "closing_under_a_flush_is_harmless",
+        closing_under_a_flush_is_harmless,
+    ),
+];
+
+const VALUE: u64 = 70;
+/// Long enough for what must come, however slow the machine; what must not come is not there now.
+const LONG: i32 = 10_000;
+const NOW: i32 = 0;
+
+fn marks(device: &Device) -> perf_event_attr {
+    silent(device.marks(VALUE, 1, TIME | ADDR))
+}
+
+/// Marks of CPU 1, where this thread then is, with a ring that nobody is woken for.
+fn quiet(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+    cpu::pin(1)?;
+    let event = device.start(&marks(device), How::on_cpu(1))?;
+    let ring = Pages::map(&event, 1, READ_WRITE)?;
+    Ok((event, ring))
+}
+
+fn a_flush_wakes_who_waits() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = quiet(&device)?;
+    for round in 0..5 {
+        device.place(VALUE, 3)?;
+        ensure_eq!(event.poll(NOW)?, 0, "round {round}: poll before");
+        ensure_eq!(event.flush(0)?, 0, "what the flush returns");
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "round {round}: poll after");
+        ensure_eq!(event.poll(NOW)?, 0, "round {round}: a wakeup told twice");
+        ensure_eq!(ring.take()?.len(), 3, "round {round}: records");
+    }
+    Ok(())
+}
+
+fn a_sleeper_is_woken_by_a_flush() -> Outcome {
+    let device = Device::open()?;
+    let (event, _ring) = quiet(&device)?;
+    device.place(VALUE, 1)?;
+    thread::scope(|scope| -> Outcome {
+        let sleeper = scope.spawn(|| event.poll(LONG));
+        let epoll = os::Epoll::new(event.as_fd(), true)?;
+        // Whether it sleeps yet or comes too late to: it is woken, or finds what there is.
+        event.flush(0)?;
+        let told = sleeper.join().map_err(|_| "the sleeper panicked")??;
+        ensure_eq!(told, libc::POLLIN, "what the sleeper is told");
+        device.place(VALUE, 1)?;
+        event.flush(0)?;
+        ensure!(epoll.wait(LONG)? != 0, "epoll tells nothing");
+        Ok(())
+    })
+}
+
+fn a_flush_without_records_wakes_nobody() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = quiet(&device)?;
+    for round in 0..3 {
+        event.flush(0)?;
+        ensure_eq!(event.poll(NOW)?, 0, "round {round}: poll with nothing new");
+    }
+    device.place(VALUE, 2)?;
+    event.flush(0)?;
+    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll with records");
+    event.flush(0)?;
+    ensure_eq!(event.poll(NOW)?, 0, "poll after a second flush");
+    ensure_eq!(ring.take()?.len(), 2, "records");
+    Ok(())
+}
+
+fn a_loss_that_waits_is_told() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = quiet(&device)?;
+    let fits = PAGE as u64 / 24;
+    device.place(VALUE, fits + 11)?;
+    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll after the first loss");
+    // The ring is full: nothing can be told, and that is no error.
+    event.flush(0)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
+    ensure_eq!((samples.len() as u64, lost), (fits, 0), "what fitted");
+    event.flush(0)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
+    ensure_eq!((samples.len(), lost), (0, 11), "what was lost");
+    ensure_eq!(
+        event.poll(NOW)?,
+        libc::POLLIN,
+        "poll after the loss was told"
+    );
+    Ok(())
+}
+
+fn a_group_is_flushed_as_one() -> Outcome {
+    let device = Device::open()?;
+    let (leader, _ring) = quiet(&device)?;
+    let how = How::on_cpu(1).led_by(leader.as_fd());
+    let members = [
+        device.start(&marks(&device), how)?,
+        device.start(&marks(&device), how)?,
+    ];
+    let _rings = [
+        Pages::map(&members[0], 1, READ_WRITE)?,
+        Pages::map(&members[1], 1, READ_WRITE)?,
+    ];
+    let polled = || -> std::io::Result<Vec<bool>> {
+        let all = [&leader, &members[0], &members[1]];
+        all.iter().map(|event| Ok(event.poll(NOW)? != 0)).collect()
+    };
+    device.place(VALUE, 1)?;
+    members[0].flush(0)?;
+    ensure_eq!(polled()?, [false, true, false], "after a member's own");
+    device.place(VALUE, 1)?;
+    leader.flush(GROUP)?;
+    ensure_eq!(polled()?, [true; 3], "after the group's by its leader");
+    device.place(VALUE, 1)?;
+    members[1].flush(GROUP)?;
+    ensure_eq!(polled()?, [true; 3], "after the group's by a member");
+    Ok(())
+}
+
+fn all_persistent_events_are_flushed_at_once() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(0)?;
+    let mut kept = Vec::new();
+    for (cpu, name) in [(0, "zero"), (1, "one"), (0, "more")] {
+        let (event, _) = persistent(&device, &marks(&device), cpu, name)?;
+        let ring = Pages::map(&event, 1, READ_WRITE)?;
+        kept.push((event, ring));
+    }
+    let (other, _ring) = quiet(&device)?;
+    for vcpu in [0, 1] {
+        cpu::pin(vcpu)?;
+        device.place(VALUE, 4)?;
+    }
+    device.flush()?;
+    for (number, (event, ring)) in kept.iter_mut().enumerate() {
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll of event {number}");
+        ensure_eq!(ring.take()?.len(), 4, "records of event {number}");
+    }
+    ensure_eq!(other.poll(NOW)?, 0, "poll of one that is not persistent");
+    for (event, _) in kept {
+        event.attach()?;
+    }
+    Ok(())
+}
+
+fn every_state_can_be_flushed() -> Outcome {
+    let device = Device::open()?;
+    let (event, mut ring) = quiet(&device)?;
+    device.place(VALUE, 2)?;
+    event.disable(0)?;
+    ensure_eq!(event.flush(0)?, 0, "an event that is off");
+    ensure_eq!(event.poll(NOW)?, libc::POLLIN, "what it wrote before");
+    ensure_eq!(ring.take()?.len(), 2, "records of an event that is off");
+    event.pause(true)?;
+    event.enable(0)?;
+    device.place(VALUE, 2)?;
+    ensure_eq!(event.flush(0)?, 0, "a ring that is paused");
+    event.pause(false)?;
+    event.flush(0)?;
+    let (samples, lost) = fields::samples(&ring.take()?, &marks(&device))?;
+    ensure_eq!((samples.len(), lost), (0, 2), "what a paused ring lost");
+    let how = How::on_cpu(1);
+    let waits = device.start(&marks(&device), how.with(FLAG_ON_STARTER))?;
+    ensure_eq!(waits.flush(0)?, 0, "one that waits for its starter");
+    let counts = device.start(&device.attr(crate::raw::KIND_MARK, VALUE), how)?;
+    ensure_eq!(counts.flush(0)?, 0, "one that only counts");
+    let without = device.start(&marks(&device), how)?;
+    device.place(VALUE, 2)?;
+    ensure_eq!(without.flush(0)?, 0, "one without a ring");
+    let never = device.open_event(&marks(&device), how)?;
+    ensure_eq!(never.flush(0)?, 0, "one that was never on");
+    let looked = device.start(&marks(&device), how)?;
+    let _looked = Pages::map(&looked, 1, READ)?;
+    device.place(VALUE, 2)?;
+    ensure_eq!(looked.flush(0)?, 0, "one that overwrites");
+    ensure_eq!(
+        looked.poll(NOW)?,
+        libc::POLLIN,
+        "poll of one that overwrites"
+    );
+    // Its task is gone: what there is can be had all the same.
+    let tid = AtomicU64::new(0);
+    let gone = thread::scope(|scope| {
+        let owner = scope.spawn(|| -> std::io::Result<(Event, Pages)> {
+            tid.store(cpu::thread_id().into(), Ordering::Relaxed);
+            let event = device.start(&marks(&device), How::OWN)?;
+            let ring = Pages::map(&event, 1, READ_WRITE)?;
+            device.place(VALUE, 3)?;
+            Ok((event, ring))
+        });
+        owner.join().map_err(|_| "the owner panicked")
+    })?;
+    let (event, mut ring) = gone?;
+    ensure_eq!(event.flush(0)?, 0, "a task's that has ended");
+    ensure_eq!(ring.take()?.len(), 3, "records of it");
+    Ok(())
+}
+
+fn a_traces_piece_is_shown() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    cpu::allow_ports()?;
+    let attr = aux_watermark(io_trace(&device), u32::MAX);
+    let mut traced = Traced::open(&device, attr, How::on_cpu(1), 4, READ_WRITE)?;
+    traced.event.enable(0)?;
+    let mut shown = 0;
+    for round in 1..=5 {
+        ports(4);
+        ensure_eq!(
+            areas::head(&traced.ring),
+            shown,
+            "round {round}: the head before"
+        );
+        traced.event.flush(0)?;
+        let head = areas::head(&traced.ring);
+        ensure!(head > shown, "round {round}: nothing is shown");
+        let packets = traced.area.take(&traced.ring)?;
+        traced.ledger.follow(&packets)?;
+        ensure_eq!(exits(&packets).len(), 4, "round {round}: exits");
+        let chunks = traced.chunks()?;
+        ensure_eq!(chunks.len(), 1, "round {round}: records of pieces");
+        ensure_eq!(traced.told, head, "round {round}: where they end");
+        ensure_eq!(
+            traced.event.poll(NOW)?,
+            libc::POLLIN,
+            "round {round}: poll after"
+        );
+        shown = head;
+        traced.event.flush(0)?;
+        ensure_eq!(traced.event.poll(NOW)?, 0, "round {round}: poll again");
+        ensure_eq!(
+            traced.chunks()?.len(),
+            0,
+            "round {round}: pieces of nothing"
+        );
+    }
+    Ok(())
+}
+
+/// Where the host batches samples, they wait in its own ring, up to ten milliseconds.
+fn what_the_host_holds_is_written() -> Outcome {
+    const PERIOD: u64 = 1_000_000;
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let [code, _] = stubs::loops();
+    let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
+    let attr = silent(sampling(clock, PERIOD, TIME));
+    let mut engines = vec![ENGINE_EXIT];
+    if device
+        .open_event(&attr, How::on_cpu(1).by(ENGINE_BATCHED))
+        .is_ok()
+    {
+        engines.push(ENGINE_BATCHED);
+    }
+    for engine in engines {
+        let event = device.start(&attr, How::on_cpu(1).by(engine))?;
+        let mut ring = Pages::map(&event, 64, READ_WRITE)?;
+        let (mut records, mut last) = (0, 0);
+        for round in 0..20 {
+            code.run(1 << 22);
+            event.flush(0)?;
+            let head = ring.head();
+            let flushed = device.time_of(cpu::tsc());
+            let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+            ensure_eq!(lost, 0, "engine {engine}, round {round}: lost");
+            records += samples.len();
+            for time in samples.iter().filter_map(|sample| sample.time) {
+                ensure!(
+                    time >= last && time <= flushed,
+                    "engine {engine}: a sample at {time}, after one at {last} and flushed at {flushed}"
+                );
+                last = time;
+            }
+            // What is written later was sampled later: nothing was held back.
+            code.run(1 << 18);
+            event.flush(0)?;
+            let position = ring.tail();
+            ensure_eq!(position, head, "engine {engine}: what was taken");
+            let (samples, _) = fields::samples(&ring.take()?, &attr)?;
+            records += samples.len();
+            for time in samples.iter().filter_map(|sample| sample.time) {
+                // The flush itself takes the vCPU's time; what it found last may be of just before.
+                ensure!(
+                    time + PERIOD >= flushed,
+                    "engine {engine}, round {round}: a sample at {time} was held back at {flushed}"
+                );
+                last = time;
+            }
+        }
+        ensure!(
+            records > 20,
+            "engine {engine}: {records} samples show nothing"
+        );
+    }
+    Ok(())
+}
+
+fn a_task_is_flushed_wherever_it_is() -> Outcome {
+    use std::sync::Barrier;
+    let device = Device::open()?;
+    let (ready, done) = (Barrier::new(2), Barrier::new(2));
+    let stop = AtomicBool::new(false);
+    cpu::pin(0)?;
+    thread::scope(|scope| -> Outcome {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (device, ready, done, stop) = (&device, &ready, &done, &stop);
+        let owner = scope.spawn(move || -> std::io::Result<()> {
+            cpu::pin(1)?;
+            let event = device.start(&marks(device), How::OWN)?;
+            let ring = Pages::map(&event, 8, READ_WRITE)?;
+            device.place(VALUE, 3)?;
+            let _ = sender.send((event, ring));
+            // It sleeps, so its event is on no CPU.
+            ready.wait();
+            done.wait();
+            // It runs on the other CPU, and marks there.
+            while !stop.load(Ordering::Relaxed) {
+                device.mark(VALUE)?;
+            }
+            Ok(())
+        });
+        let (event, mut ring) = receiver.recv().map_err(|_| "no event came")?;
+        ready.wait();
+        event.flush(0)?;
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "poll of a sleeping task's");
+        ensure_eq!(ring.take()?.len(), 3, "records of a sleeping task");
+        done.wait();
+        let flushed = (|| -> Outcome {
+            for round in 0..50 {
+                let before = event.count()?;
+                event.flush(0)?;
+                let written = ring.take()?.len();
+                ensure!(written > 0 || before == event.count()?, "round {round}");
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        owner.join().map_err(|_| "the owner panicked")??;
+        flushed
+    })
+}
+
+fn children_are_flushed_too() -> Outcome {
+    use std::sync::Barrier;
+    let device = Device::open()?;
+    let mut attr = marks(&device);
+    attr.set_inherit(1);
+    let event = device.start(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 8, READ_WRITE)?;
+    let (placed, flushed) = (Barrier::new(3), Barrier::new(3));
+    thread::scope(|scope| -> Outcome {
+        let children = [0, 1].map(|vcpu| {
+            let (device, placed, flushed) = (&device, &placed, &flushed);
+            scope.spawn(move || -> std::io::Result<()> {
+                cpu::pin(vcpu)?;
+                let marked = device.place(VALUE, 5);
+                placed.wait();
+                flushed.wait();
+                marked
+            })
+        });
+        placed.wait();
+        let outcome = event.flush(0);
+        let (polled, records) = (event.poll(NOW), ring.take());
+        flushed.wait();
+        for child in children {
+            child.join().map_err(|_| "a child panicked")??;
+        }
+        outcome?;
+        ensure_eq!(polled?, libc::POLLIN, "poll after the family's flush");
+        ensure_eq!(records?.len(), 10, "records of the children");
+        Ok(())
+    })
+}
+
+fn a_flush_has_no_other_arguments() -> Outcome {
+    let device = Device::open()?;
+    let (event, _ring) = quiet(&device)?;
+    for flags in [2, 3, 1 << 32, u64::MAX] {
+        ensure_eq!(
+            refused(event.flush(flags)),
+            Some(libc::EINVAL),
+            "an argument of {flags:#x}"
+        );
+    }
+    Ok(())
+}
+
+/// Both vCPUs sample all that they do, both flush everything all the time, one reader takes it out.
+fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
+    const EACH: u32 = 6_000;
+    let device = fresh()?;
+    let attr = silent(device.any_marks(1, TIME | ADDR));
+    let events = [0, 1].map(|cpu| persistent(&device, &attr, cpu, &format!("storm{cpu}")));
+    let [zero, one] = events;
+    let events = [zero?.0, one?.0];
+    let mut rings = [
+        Pages::map(&events[0], 4, READ_WRITE)?,
+        Pages::map(&events[1], 4, READ_WRITE)?,
+    ];
+    let mut told = [Vec::new(), Vec::new()];
+    let mut lost = [0, 0];
+    let take = |rings: &mut [Pages; 2], told: &mut [Vec<u64>; 2], lost: &mut [u64; 2]| -> Outcome {
+        for which in 0..2 {
+            let (samples, less) = fields::samples(&rings[which].take()?, &attr)?;
+            told[which].extend(samples.iter().filter_map(|sample| sample.addr));
+            lost[which] += less;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| -> Outcome {
+        let storms = [0, 1].map(|vcpu| {
+            let (device, events) = (&device, &events);
+            scope.spawn(move || -> std::io::Result<()> {
+                cpu::pin(vcpu)?;
+                let bell = Doorbell::map(device)?;
+                for value in 1..=EACH {
+                    bell.mark(value);
+                    match value % 16 {
+                        // Its own, the other's, all.
+                        3 => events[vcpu].flush(0).map(|_| ())?,
+                        9 => events[1 - vcpu].flush(0).map(|_| ())?,
+                        15 => device.flush().map(|_| ())?,
+                        _ => {}
+                    }
+                }
+                Ok(())
+            })
+        });
+        while !storms.iter().all(|storm| storm.is_finished()) {
+            take(&mut rings, &mut told, &mut lost)?;
+            // The reader leaves the CPUs to them: so rings get full, too.
+            os::yield_cpu();
+        }
+        for storm in storms {
+            storm.join().map_err(|_| "a storm panicked")??;
+        }
+        Ok(())
+    })?;
+    for _ in 0..2 {
+        device.flush()?;
+        take(&mut rings, &mut told, &mut lost)?;
+    }
+    for (vcpu, event) in events.iter().enumerate() {
+        let produced = event.count()?;
+        ensure_eq!(produced, u64::from(EACH), "marks of vCPU {vcpu}");
+        ensure_eq!(
+            told[vcpu].len() as u64 + lost[vcpu],
+            produced,
+            "written and lost of vCPU {vcpu}"
+        );
+        ensure!(
+            told[vcpu].windows(2).all(|pair| pair[0] < pair[1]),
+            "vCPU {vcpu}: a mark stands twice, or before an earlier one"
+        );
+    }
+    for event in events {
+        event.attach()?;
+    }
+    Ok(())
+}
+
+fn closing_under_a_flush_is_harmless() -> Outcome {
+    let device = fresh()?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Outcome {
+        let flusher = scope.spawn(|| -> std::io::Result<u64> {
+            cpu::pin(0)?;
+            let mut flushes = 0;
+            while !stop.load(Ordering::Relaxed) {
+                device.flush()?;
+                flushes += 1;
+            }
+            Ok(flushes)
+        });
+        let closed = (|| -> Outcome {
+            cpu::pin(1)?;
+            let mut attr = marks(&device);
+            attr.set_write_backward(1);
+            for round in 0..60 {
+                let (event, _) = persistent(&device, &attr, round % 2, "under-flush")?;
+                let ring = look(&event, 1)?;
+                device.place(VALUE, 3)?;
+                if round % 2 == 1 {
+                    ensure_eq!(newest(&ring, &attr)?, [VALUE; 3], "round {round}: records");
+                }
+                event.attach()?;
+            }
+            let plain = device.start(&marks(&device), How::on_cpu(1))?;
+            let mut ring = Pages::map(&plain, 1, READ_WRITE)?;
+            let other = plain.as_fd().try_clone_to_owned()?;
+            drop(plain);
+            device.place(VALUE, 3)?;
+            drop(other);
+            ensure_eq!(
+                values(&ring.take()?, &marks(&device))?,
+                [VALUE; 3],
+                "records"
+            );
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let flushes = flusher.join().map_err(|_| "the flusher panicked")??;
+        closed?;
+        ensure!(flushes > 0, "nothing was flushed");
+        Ok(())
+    })
+}

@@ -1,0 +1,436 @@
+//! How a persistent event lives: without a handle, beyond its creator, until its last user.
+
+use std::thread;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::pages::{Pages, READ, READ_WRITE};
+use crate::persisting::{
+    Counter, Doomed, RECORD, backwards, fresh, look, newest, persistent, sequence, tell, up_to,
+    values,
+};
+use crate::raw::{Device, Event, FLAG_PERSISTENT, How, PAGE, refused, waking};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_detached_event_outlives_its_creators_kill",
+        a_detached_event_outlives_its_creators_kill,
+    ),
+    (
+        "it_counts_on_without_a_handle",
+        it_counts_on_without_a_handle,
+    ),
+    (
+        "opened_persistent_it_is_so_at_once",
+        opened_persistent_it_is_so_at_once,
+    ),
+    (
+        "detaching_again_tells_the_same_id",
+        detaching_again_tells_the_same_id,
+    ),
+    (
+        "an_attached_event_ends_with_its_last_user",
+        an_attached_event_ends_with_its_last_user,
+    ),
+    (
+        "a_map_is_a_user_of_an_attached_event",
+        a_map_is_a_user_of_an_attached_event,
+    ),
+    (
+        "readers_of_one_ring_find_its_history",
+        readers_of_one_ring_find_its_history,
+    ),
+    (
+        "readers_of_one_ring_are_all_woken",
+        readers_of_one_ring_are_all_woken,
+    ),
+    (
+        "a_ring_keeps_its_size_without_maps",
+        a_ring_keeps_its_size_without_maps,
+    ),
+    (
+        "a_forgotten_reader_loses_nothing_that_fits",
+        a_forgotten_reader_loses_nothing_that_fits,
+    ),
+    (
+        "every_handle_switches_the_one_event",
+        every_handle_switches_the_one_event,
+    ),
+    (
+        "handles_come_and_go_while_it_counts",
+        handles_come_and_go_while_it_counts,
+    ),
+];
+
+const PAGES: usize = 64;
+
+fn a_detached_event_outlives_its_creators_kill() -> Outcome {
+    const ENOUGH: u32 = 500;
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    // Pid, ring and descriptor are the child's alone, and it is in the middle of its marks when it
+    // is killed.
+    let mut child = Doomed::start(|parent| {
+        let device = Device::open()?;
+        let (event, id) = persistent(&device, &attr, 1, "orphan")?;
+        let _ring = Pages::map(&event, PAGES, READ_WRITE)?;
+        let mut counter = Counter::new(&device)?;
+        counter.mark(ENOUGH);
+        tell(parent, id)?;
+        // As many as the ring holds, if nobody kills it before.
+        while counter.placed() < (PAGES * PAGE) as u64 / RECORD {
+            counter.mark(1);
+        }
+        Ok(())
+    })?;
+    let id = child.hear()?;
+    child.kill()?;
+    let event = device.reopen(id, 1)?;
+    let mut ring = Pages::map(&event, PAGES, READ_WRITE)?;
+    let left = values(&ring.take()?, &attr)?;
+    let placed = left.len() as u64;
+    ensure!(placed >= ENOUGH.into(), "{placed} records of the dead");
+    ensure_eq!(left, up_to(placed), "marks of the dead");
+    ensure_eq!(event.count()?, placed, "its count");
+    // It goes on for whoever comes.
+    device.place(7, 5)?;
+    ensure_eq!(values(&ring.take()?, &attr)?, [7; 5], "marks since");
+    event.attach()?;
+    Ok(())
+}
+
+fn it_counts_on_without_a_handle() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (event, id) = persistent(&device, &attr, 1, "alone")?;
+    let ring = Pages::map(&event, 1, READ_WRITE)?;
+    let mut counter = Counter::new(&device)?;
+    counter.mark(3);
+    let before = event.read_into(32)?;
+    drop(ring);
+    drop(event);
+    ensure_eq!(
+        device
+            .persistent()?
+            .iter()
+            .map(|e| e.id)
+            .collect::<Vec<_>>(),
+        [id],
+        "what is listed"
+    );
+    counter.mark(40);
+    let event = device.reopen(id, 1)?;
+    ensure_eq!(event.id()?, id, "the id of the new handle");
+    ensure_eq!(before[0], 3, "the count before");
+    ensure_eq!(event.count()?, 43, "the count after");
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    ensure_eq!(values(&ring.take()?, &attr)?, up_to(43), "the marks");
+    event.attach()?;
+    Ok(())
+}
+
+fn opened_persistent_it_is_so_at_once() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let how = How::on_cpu(1).with(FLAG_PERSISTENT);
+    let event = device.start(&attr, how)?;
+    let id = event.id()?;
+    let entry = device.entry(id)?.ok_or("it is not listed")?;
+    ensure_eq!(entry.name(), format!("event{id}"), "its name");
+    drop(event);
+    device.place(1, 4)?;
+    let event = device.reopen(id, 1)?;
+    ensure_eq!(event.count()?, 4, "marks that it counted alone");
+    ensure_eq!(event.detach("")?, id, "what detaching tells");
+    event.attach()?;
+    drop(event);
+    ensure_eq!(
+        refused(device.reopen(id, 1)),
+        Some(libc::ENOENT),
+        "the ended event"
+    );
+    Ok(())
+}
+
+fn detaching_again_tells_the_same_id() -> Outcome {
+    let device = fresh()?;
+    let (event, id) = persistent(&device, &sequence(&device), 0, "twice")?;
+    ensure_eq!(id, event.id()?, "the id that detaching tells");
+    for name in ["", "other", ""] {
+        ensure_eq!(event.detach(name)?, id, "the id of the same event");
+    }
+    let second = device.reopen(id, 0)?;
+    ensure_eq!(second.detach("")?, id, "the id by another handle");
+    ensure_eq!(device.persistent()?.len(), 1, "events listed");
+    event.attach()?;
+    Ok(())
+}
+
+fn an_attached_event_ends_with_its_last_user() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (creator, id) = persistent(&device, &attr, 1, "ends")?;
+    let reader = device.reopen(id, 1)?;
+    drop(creator);
+    // Whoever attaches it, it lives as long as anybody has it.
+    let other = device.reopen(id, 1)?;
+    other.attach()?;
+    ensure_eq!(
+        refused(other.attach()),
+        Some(libc::EINVAL),
+        "attaching what is attached"
+    );
+    ensure_eq!(device.persistent()?.len(), 0, "events listed");
+    ensure_eq!(
+        refused(device.reopen(id, 1)),
+        Some(libc::ENOENT),
+        "a new handle of what is not persistent"
+    );
+    drop(other);
+    device.place(1, 6)?;
+    ensure_eq!(reader.count()?, 6, "marks for the user that is left");
+    // It can be made persistent again, with its id.
+    ensure_eq!(reader.detach("again")?, id, "the id");
+    drop(reader);
+    device.place(1, 6)?;
+    let last = device.reopen(id, 1)?;
+    ensure_eq!(last.count()?, 12, "marks");
+    last.attach()?;
+    drop(last);
+    ensure_eq!(
+        refused(device.reopen(id, 1)),
+        Some(libc::ENOENT),
+        "what its last user has left"
+    );
+    Ok(())
+}
+
+fn a_map_is_a_user_of_an_attached_event() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (creator, id) = persistent(&device, &attr, 1, "mapped")?;
+    drop(creator);
+    let event = device.reopen(id, 1)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    event.attach()?;
+    drop(event);
+    device.place(9, 3)?;
+    ensure_eq!(values(&ring.take()?, &attr)?, [9; 3], "marks");
+    drop(ring);
+    ensure_eq!(device.persistent()?.len(), 0, "events listed");
+    Ok(())
+}
+
+fn readers_of_one_ring_find_its_history() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = backwards(&device);
+    let (event, id) = persistent(&device, &attr, 1, "history")?;
+    let own = look(&event, 2)?;
+    let mut counter = Counter::new(&device)?;
+    counter.mark(100);
+    let second = device.reopen(id, 1)?;
+    let beside = look(&second, 2)?;
+    counter.mark(50);
+    let code = os::forked(|| {
+        let found = Device::open().and_then(|device| {
+            let event = device.reopen(id, 1)?;
+            let ring = look(&event, 2)?;
+            newest(&ring, &attr).map_err(std::io::Error::other)
+        });
+        i32::from(found.ok() != Some(up_to(150)))
+    })?;
+    ensure_eq!(code, 0, "whether another process misses any");
+    for (who, ring) in [("the creator", &own), ("the second", &beside)] {
+        ensure_eq!(newest(ring, &attr)?, up_to(150), "what {who} finds");
+    }
+    // Nobody takes records from the others, so the ring holds the newest for all.
+    counter.mark(400);
+    let fits = 2 * PAGE as u64 / RECORD;
+    let all: Vec<u64> = (1..=550).collect();
+    let expected = &all[all.len() - usize::try_from(fits)?..];
+    ensure_eq!(newest(&own, &attr)?, expected, "the newest for the creator");
+    ensure_eq!(newest(&beside, &attr)?, expected, "and for the second");
+    event.attach()?;
+    Ok(())
+}
+
+fn readers_of_one_ring_are_all_woken() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = waking(device.any_marks(1, crate::fields::TIME), 3);
+    let (event, id) = persistent(&device, &attr, 1, "waking")?;
+    let _ring = look(&event, 1)?;
+    let others = [device.reopen(id, 1)?, device.reopen(id, 1)?];
+    for round in 0..3 {
+        device.place(1, 2)?;
+        for reader in others.iter().chain([&event]) {
+            ensure_eq!(reader.poll(0)?, 0, "round {round}: poll after two records");
+        }
+        device.place(1, 1)?;
+        for reader in others.iter().chain([&event]) {
+            ensure_eq!(
+                reader.poll(10_000)?,
+                libc::POLLIN,
+                "round {round}: poll after the third"
+            );
+        }
+    }
+    event.attach()?;
+    Ok(())
+}
+
+/// What a map of that size is refused with.
+fn sized(event: &Event, pages: usize) -> Option<i32> {
+    refused(Pages::map(event, pages, READ_WRITE))
+}
+
+fn a_ring_keeps_its_size_without_maps() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (event, id) = persistent(&device, &attr, 1, "size")?;
+    let entry = |device: &Device| -> Result<u32, Box<dyn std::error::Error>> {
+        Ok(device.entry(id)?.ok_or("it is not listed")?.pages)
+    };
+    ensure_eq!(entry(&device)?, 0, "pages before the first map");
+    let ring = Pages::map(&event, 2, READ_WRITE)?;
+    ensure_eq!(entry(&device)?, 3, "pages of the ring");
+    for pages in [0, 1, 4] {
+        ensure_eq!(
+            sized(&event, pages),
+            Some(libc::EINVAL),
+            "{pages} pages beside it"
+        );
+    }
+    drop(ring);
+    ensure_eq!(sized(&event, 1), Some(libc::EINVAL), "another without it");
+    drop(event);
+    let event = device.reopen(id, 1)?;
+    ensure_eq!(sized(&event, 4), Some(libc::EINVAL), "by another handle");
+    ensure_eq!(
+        refused(Pages::map(&event, 2, READ_WRITE)),
+        None,
+        "the same size"
+    );
+    ensure_eq!(
+        refused(Pages::map(&event, 2, READ)),
+        None,
+        "the same size, to be looked at"
+    );
+    event.attach()?;
+    Ok(())
+}
+
+fn a_forgotten_reader_loses_nothing_that_fits() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (event, id) = persistent(&device, &attr, 1, "full")?;
+    drop(Pages::map(&event, 1, READ_WRITE)?);
+    drop(event);
+    let fits = PAGE as u64 / RECORD;
+    let mut counter = Counter::new(&device)?;
+    counter.mark(u32::try_from(fits)? + 9);
+    let event = device.reopen(id, 1)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    ensure_eq!(values(&ring.take()?, &attr)?, up_to(fits), "what fitted");
+    ensure_eq!(event.count()?, fits + 9, "its count");
+    let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!((samples.len(), lost), (0, 9), "what a reading tells of");
+    event.attach()?;
+    Ok(())
+}
+
+fn every_handle_switches_the_one_event() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (first, id) = persistent(&device, &attr, 1, "switched")?;
+    let second = device.reopen(id, 1)?;
+    let mut ring = Pages::map(&second, 1, READ_WRITE)?;
+    let mut expected = 0;
+    for (switch, other) in [(&first, &second), (&second, &first)] {
+        switch.disable(0)?;
+        let off = other.count()?;
+        ensure_eq!(off, expected, "when the other switched it off");
+        device.place(2, 10)?;
+        ensure_eq!(other.count()?, off, "while it is off");
+        other.enable(0)?;
+        device.place(2, 10)?;
+        expected += 10;
+        ensure_eq!(switch.count()?, expected, "when it is on again");
+    }
+    second.reset(0)?;
+    ensure_eq!(first.count()?, 0, "after the other's reset");
+    first.period(5)?;
+    ring.take()?;
+    device.place(2, 20)?;
+    ensure_eq!(ring.take()?.len(), 4, "records of a period of 5");
+    second.period(1)?;
+    first.pause(true)?;
+    device.place(2, 3)?;
+    ensure_eq!(ring.take()?.len(), 0, "records while its ring is paused");
+    second.pause(false)?;
+    device.place(2, 3)?;
+    let (samples, lost) = crate::fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!((samples.len(), lost), (3, 3), "records after, and lost");
+    // A limit is one of the event's, whoever set it.
+    second.disable(0)?;
+    first.refresh(4)?;
+    device.place(2, 9)?;
+    ensure_eq!(ring.take()?.len(), 4, "records of a limit of 4");
+    ensure_eq!(second.count()?, 30, "the count when the limit was reached");
+    first.attach()?;
+    Ok(())
+}
+
+fn handles_come_and_go_while_it_counts() -> Outcome {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const MOST: u64 = 20_000;
+    let device = fresh()?;
+    let attr = backwards(&device);
+    let (event, id) = persistent(&device, &attr, 1, "busy")?;
+    drop(look(&event, 4)?);
+    drop(event);
+    let stop = AtomicBool::new(false);
+    let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
+        let placer = scope.spawn(|| -> std::io::Result<u64> {
+            cpu::pin(1)?;
+            let mut counter = Counter::new(&device)?;
+            counter.mark_until(&stop, MOST);
+            Ok(counter.placed())
+        });
+        let looked = (|| -> Outcome {
+            cpu::pin(0)?;
+            let mut last = 0;
+            for round in 0..100 {
+                let event = device.reopen(id, 1)?;
+                let ring = look(&event, 4)?;
+                let count = event.count()?;
+                ensure!(count >= last, "round {round}: {count} after {last}");
+                last = count;
+                drop(event);
+                drop(ring);
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        let placed = placer.join().map_err(|_| "the placer panicked")??;
+        looked?;
+        Ok(placed)
+    })?;
+    let event = device.reopen(id, 1)?;
+    ensure_eq!(event.count()?, placed, "its count");
+    let ring = look(&event, 4)?;
+    let told = newest(&ring, &attr)?;
+    let first = placed + 1 - told.len() as u64;
+    ensure_eq!(told, (first..=placed).collect::<Vec<_>>(), "its newest");
+    event.attach()?;
+    Ok(())
+}

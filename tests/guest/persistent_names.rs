@@ -1,0 +1,215 @@
+//! The names of persistent events: which there can be, and where they are listed while they are.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::persisting::{SYSFS, fresh, listed, names, persistent, sequence, sweep};
+use crate::programs::text;
+use crate::raw::{Device, How, kernels, refused, sampling};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("names_are_those_of_events", names_are_those_of_events),
+    ("a_name_is_of_one_event", a_name_is_of_one_event),
+    (
+        "sysfs_lists_them_while_they_are",
+        sysfs_lists_them_while_they_are,
+    ),
+    ("sysfs_tells_how_to_open_one", sysfs_tells_how_to_open_one),
+    (
+        "stock_perf_counts_one_by_name",
+        stock_perf_counts_one_by_name,
+    ),
+    ("perfs_door_counts_alone", perfs_door_counts_alone),
+];
+
+fn names_are_those_of_events() -> Outcome {
+    let device = fresh()?;
+    let (event, id) = persistent(&device, &sequence(&device), 0, "")?;
+    let name = || -> Result<String, Box<dyn std::error::Error>> {
+        Ok(device.entry(id)?.ok_or("it is not listed")?.name())
+    };
+    ensure_eq!(name()?, format!("event{id}"), "the name of who has none");
+    let longest = "n".repeat(39);
+    for good in ["a", "z9", "a-b_c-0_", "event", longest.as_str()] {
+        event.detach(good)?;
+        ensure_eq!(name()?, good, "its name");
+        event.detach("")?;
+        ensure_eq!(name()?, good, "its name when none is given");
+    }
+    let padded = |text: &[u8]| {
+        let mut bytes = [0; 40];
+        bytes[..text.len()].copy_from_slice(text);
+        bytes
+    };
+    for bad in [
+        &b"A"[..],
+        b"aB",
+        b"9a",
+        b"-a",
+        b"_a",
+        b"a b",
+        b"a/b",
+        b"a.b",
+        b"..",
+        b"a\0b",
+        b"\0a",
+        b"a\n",
+        b"\xc3\xa4",
+        b"a=1",
+        b"a,b",
+        &[b'n'; 40],
+    ] {
+        ensure_eq!(
+            refused(event.detach_raw(padded(bad))),
+            Some(libc::EINVAL),
+            "{}",
+            bad.escape_ascii()
+        );
+    }
+    ensure_eq!(name()?, longest, "its name after all these");
+    event.attach()?;
+    Ok(())
+}
+
+fn a_name_is_of_one_event() -> Outcome {
+    let device = fresh()?;
+    let attr = sequence(&device);
+    let (first, _) = persistent(&device, &attr, 0, "taken")?;
+    let second = device.start(&attr, How::on_cpu(1))?;
+    ensure_eq!(
+        refused(second.detach("taken")),
+        Some(libc::EEXIST),
+        "the name of another"
+    );
+    ensure_eq!(device.persistent()?.len(), 1, "events listed");
+    second.detach("free")?;
+    ensure_eq!(
+        refused(second.detach("taken")),
+        Some(libc::EEXIST),
+        "the name of another for one that has its own"
+    );
+    first.detach("taken")?;
+    // A name is free when its event has another, or is none of these any more.
+    first.detach("moved")?;
+    second.detach("taken")?;
+    first.attach()?;
+    second.detach("moved")?;
+    ensure_eq!(names()?, ["moved"], "the names listed");
+    sweep(&device)
+}
+
+fn sysfs_lists_them_while_they_are() -> Outcome {
+    let device = fresh()?;
+    ensure_eq!(names()?.len(), 0, "names before");
+    let attr = sequence(&device);
+    let (event, id) = persistent(&device, &attr, 1, "first")?;
+    let (other, other_id) = persistent(&device, &attr, 0, "second")?;
+    for (name, id) in [("first", id), ("second", other_id)] {
+        let content = fs::read_to_string(listed(name))?;
+        ensure_eq!(content.trim_end(), format!("id={id:#x}"), "of {name}");
+    }
+    event.detach("renamed")?;
+    ensure_eq!(names()?, ["renamed", "second"], "names after another");
+    drop(event);
+    ensure!(listed("renamed").exists(), "it went with its handle");
+    device.reopen(id, 1)?.attach()?;
+    ensure_eq!(names()?, ["second"], "names after the end of one");
+    // Still open, and yet not persistent.
+    other.attach()?;
+    ensure_eq!(names()?.len(), 0, "names after the other's attaching");
+    // Many at once, in and out.
+    let most = device.info.max_persistent as usize;
+    for round in 0..3 {
+        let kept: Vec<_> = (0..most)
+            .map(|number| persistent(&device, &attr, 0, &format!("many{number}")))
+            .collect::<Result<_, _>>()?;
+        ensure_eq!(names()?.len(), most, "round {round}: names");
+        for (event, _) in &kept {
+            event.attach()?;
+        }
+        ensure_eq!(names()?.len(), 0, "round {round}: names after");
+    }
+    Ok(())
+}
+
+fn sysfs_tells_how_to_open_one() -> Outcome {
+    let device = fresh()?;
+    let sysfs = Path::new(SYSFS);
+    let kind: u32 = fs::read_to_string(sysfs.join("type"))?.trim().parse()?;
+    ensure_eq!(kind, device.info.persistent_type, "the PMU's type");
+    ensure!(
+        kind != device.info.pmu_type,
+        "two PMUs have the type {kind}"
+    );
+    let format = fs::read_to_string(sysfs.join("format/id"))?;
+    ensure_eq!(format.trim_end(), "config:0-63", "format/id");
+    // By what sysfs says alone.
+    let (event, id) = persistent(&device, &sequence(&device), 1, "by-sysfs")?;
+    drop(event);
+    let content = fs::read_to_string(listed("by-sysfs"))?;
+    let told = content
+        .trim_end()
+        .strip_prefix("id=0x")
+        .ok_or("no id there")?;
+    ensure_eq!(u64::from_str_radix(told, 16)?, id, "the id told");
+    let mut attr = device.reopening(u64::from_str_radix(told, 16)?);
+    attr.type_ = kind;
+    device.open_event(&attr, How::on_cpu(1))?.attach()?;
+    Ok(())
+}
+
+/// What stock perf counts of `name` on CPU 1 while CPU 1 places 40 marks, of which 25 are counted.
+fn stock_perf_counts_one_by_name() -> Outcome {
+    let device = fresh()?;
+    let (event, _) = persistent(&device, &device.marks(6, 1, 0), 1, "for-perf")?;
+    cpu::pin(1)?;
+    device.place(6, 9)?;
+    let output = Command::new("perf")
+        .args(["stat", "-x,", "-e", "persistent/for-perf/", "-C", "1", "--"])
+        .args(["guest-tests", "mark", "6", "25"])
+        .output()?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf stat: {said}");
+    let line = said
+        .lines()
+        .find(|line| line.contains("persistent/for-perf/"))
+        .ok_or_else(|| format!("no line of it: {said}"))?;
+    ensure_eq!(line.split(',').next(), Some("25"), "{line}");
+    ensure_eq!(event.count()?, 34, "what it counted itself");
+    // It was not perf's to switch off.
+    device.place(6, 1)?;
+    ensure_eq!(event.count()?, 35, "what it counts on");
+    event.attach()?;
+    Ok(())
+}
+
+fn perfs_door_counts_alone() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let (event, id) = persistent(&device, &device.marks(6, 1, 0), 1, "perfs")?;
+    let attr = device.reopening(id);
+    let here = How::on_cpu(1);
+    let counting = kernels(&attr, here)?;
+    device.place(6, 12)?;
+    ensure_eq!(counting.count()?, 12, "marks since it was opened");
+    ensure_eq!(
+        refused(kernels(&sampling(attr, 1, 0), here)),
+        Some(libc::EOPNOTSUPP),
+        "sampling there"
+    );
+    let open = |id, how| refused(kernels(&device.reopening(id), how));
+    ensure_eq!(open(id + 1, here), Some(libc::ENOENT), "no such id");
+    ensure_eq!(open(id, How::on_cpu(0)), Some(libc::EINVAL), "another CPU");
+    ensure!(open(id, How::OWN).is_some(), "a task's was opened");
+    // The event goes when it is to, whoever has it open there.
+    event.attach()?;
+    drop(event);
+    ensure_eq!(open(id, here), Some(libc::ENOENT), "the ended event");
+    let left = Device::open()?;
+    left.place(6, 3)?;
+    drop(counting);
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! The operator's persistent events: there before the driver, to be read and flushed by the guest,
+//! and no more.
+
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, Sample};
+use crate::pages::{Pages, READ, READ_WRITE};
+use crate::persisting::{Counter, listed, names};
+use crate::raw::{
+    Device, Doorbell, ENGINE_EXIT, Event, How, IN_WINDOW, OPERATORS, OVERWRITES, refused,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "the_operators_events_are_found_by_name",
+        the_operators_events_are_found_by_name,
+    ),
+    (
+        "they_hold_what_was_before_the_driver",
+        they_hold_what_was_before_the_driver,
+    ),
+    (
+        "nothing_of_them_is_the_guests_to_change",
+        nothing_of_them_is_the_guests_to_change,
+    ),
+    ("each_vcpu_has_its_own", each_vcpu_has_its_own),
+    ("a_reader_is_woken_by_a_flush", a_reader_is_woken_by_a_flush),
+    (
+        "a_driver_that_comes_again_finds_the_operators",
+        a_driver_that_comes_again_finds_the_operators,
+    ),
+    (
+        "a_guest_that_scribbles_harms_itself_alone",
+        a_guest_that_scribbles_harms_itself_alone,
+    ),
+];
+
+/// What the VMM was told to start.
+const NAMES: [&str; 3] = ["boot", "flight-0", "flight-1"];
+
+/// One of them, as its entry says that it is to be opened and mapped.
+struct Found {
+    event: Event,
+    id: u64,
+    ring: Pages,
+    attr: perf_event_open_sys::bindings::perf_event_attr,
+}
+
+fn find(device: &Device, name: &str) -> Result<Found, Box<dyn std::error::Error>> {
+    let entry = device
+        .persistent()?
+        .into_iter()
+        .find(|entry| entry.name() == name)
+        .ok_or_else(|| format!("no {name} is listed"))?;
+    let event = device.reopen(entry.id, entry.cpu.cast_signed())?;
+    let pages = entry.data_pages().ok_or("it has no ring")?;
+    let ring = Pages::map(&event, pages, READ)?;
+    Ok(Found {
+        event,
+        id: entry.id,
+        ring,
+        attr: entry.attr(),
+    })
+}
+
+impl Found {
+    /// What its ring holds, the oldest first. Nothing may be written meanwhile.
+    fn samples(&self) -> Result<Vec<Sample>, String> {
+        let head = self.ring.head();
+        let mut samples = Vec::new();
+        let mut position = head;
+        while position != 0 {
+            // Whatever is left of the oldest is not whole.
+            let Ok(record) = self.ring.record_at(position) else {
+                break;
+            };
+            let end = position.wrapping_add(8 + 8 * record.words.len() as u64);
+            if end.wrapping_sub(head) > self.ring.size() {
+                break;
+            }
+            if record.kind == fields::SAMPLE {
+                samples.push(fields::sample(&record, &self.attr)?);
+            }
+            position = end;
+        }
+        samples.reverse();
+        Ok(samples)
+    }
+
+    fn values(&self) -> Result<Vec<u64>, String> {
+        Ok(self.samples()?.iter().filter_map(|s| s.addr).collect())
+    }
+}
+
+fn the_operators_events_are_found_by_name() -> Outcome {
+    let device = Device::open()?;
+    ensure_eq!(names()?, NAMES, "names in sysfs");
+    for name in NAMES {
+        let found = find(&device, name)?;
+        let entry = device.entry(found.id)?.ok_or("it is not listed")?;
+        ensure_eq!(
+            (entry.flags, entry.engine),
+            (OPERATORS | IN_WINDOW | OVERWRITES, ENGINE_EXIT),
+            "flags and engine of {name}"
+        );
+        ensure_eq!(
+            (found.attr.write_backward(), found.attr.disabled()),
+            (1, 0),
+            "how {name} is written, and whether it is off"
+        );
+        let told = std::fs::read_to_string(listed(name))?;
+        ensure_eq!(told.trim_end(), format!("id={:#x}", found.id), "of {name}");
+    }
+    Ok(())
+}
+
+fn they_hold_what_was_before_the_driver() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let boot = find(&device, "boot")?;
+    let samples = boot.samples()?;
+    let first = samples.first().ok_or("no records of the boot")?;
+    // Before the driver nobody said who ran; there is no program yet whose exits these are.
+    let before = samples
+        .iter()
+        .filter(|sample| sample.pid_tid == Some((0, 0)))
+        .count();
+    ensure!(
+        before > 0,
+        "no record from before the driver, {first:?} the first"
+    );
+    ensure!(
+        samples.is_sorted_by_key(|sample| sample.time),
+        "times that go back"
+    );
+    ensure!(
+        boot.event.count()? >= samples.len() as u64,
+        "fewer counted than recorded"
+    );
+    // The first instruction was not long before.
+    let uptime = std::fs::read_to_string("/proc/uptime")?;
+    let uptime: f64 = uptime.split(' ').next().unwrap_or("").parse()?;
+    let now = device.time_of(cpu::tsc());
+    let age = now - first.time.ok_or("no time")?;
+    let age = std::time::Duration::from_nanos(age) + std::time::Duration::from_secs(1);
+    let uptime = std::time::Duration::from_secs_f64(uptime);
+    ensure!(
+        age > uptime,
+        "the first record is of {age:?} ago, a second added, the kernel {uptime:?} old"
+    );
+    Ok(())
+}
+
+fn nothing_of_them_is_the_guests_to_change() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let found = find(&device, "flight-1")?;
+    let event = &found.event;
+    let before = event.count()?;
+    let own = device.start(&device.any_marks(1, 0), How::on_cpu(1))?;
+    let fd = event.as_raw_fd();
+    let mut backward = device.any_marks(1, 0);
+    backward.set_write_backward(1);
+    let redirected = device.open_event(&backward, How::on_cpu(1))?;
+    let calls = [
+        ("enabling", refused(event.enable(0))),
+        ("disabling", refused(event.disable(0))),
+        ("a reset", refused(event.reset(0))),
+        ("a period", refused(event.period(7))),
+        ("a limit", refused(event.refresh(1))),
+        ("pausing its ring", refused(event.pause(true))),
+        (
+            "its records elsewhere",
+            refused(event.output_to(own.as_raw_fd())),
+        ),
+        (
+            "others' records into its ring",
+            refused(redirected.output_to(fd)),
+        ),
+        ("a starter for it", refused(own.starts(fd))),
+        ("a stopper for it", refused(own.stops(fd))),
+        ("starting by it", refused(event.starts(own.as_raw_fd()))),
+        ("another name", refused(event.detach("mine"))),
+        ("attaching it", refused(event.attach())),
+    ];
+    for (what, errno) in calls {
+        ensure_eq!(errno, Some(libc::EPERM), "{what}");
+    }
+    let pages = usize::try_from(found.ring.size() / 4096)?;
+    let writable = refused(Pages::map(event, pages, READ_WRITE));
+    ensure!(writable.is_some(), "its ring was mapped to be written");
+    ensure_eq!(names()?, NAMES, "names after all these");
+    device.place(3, 10)?;
+    ensure_eq!(event.count()?, before + 10, "what it counted meanwhile");
+    Ok(())
+}
+
+fn each_vcpu_has_its_own() -> Outcome {
+    let device = Device::open()?;
+    let flights = [find(&device, "flight-0")?, find(&device, "flight-1")?];
+    let before = [flights[0].event.count()?, flights[1].event.count()?];
+    let bell = Doorbell::map(&device)?;
+    for (vcpu, value) in [(0, 1_000), (1, 2_000)] {
+        cpu::pin(vcpu)?;
+        (0..50).for_each(|more| bell.mark(value + more));
+    }
+    for (vcpu, value) in [(0, 1_000), (1, 2_000)] {
+        let flight = &flights[vcpu];
+        ensure_eq!(
+            flight.event.count()?,
+            before[vcpu] + 50,
+            "marks of vCPU {vcpu}"
+        );
+        let told = flight.values()?;
+        let expected: Vec<u64> = (value..value + 50).collect();
+        ensure!(
+            told.ends_with(&expected),
+            "the newest of vCPU {vcpu}: {told:?}"
+        );
+    }
+    let own = std::process::id();
+    let newest = flights[1].samples()?;
+    let newest = newest.last().ok_or("no record")?;
+    ensure_eq!(
+        newest.pid_tid,
+        Some((own, cpu::thread_id())),
+        "who marked last on vCPU 1"
+    );
+    Ok(())
+}
+
+fn a_reader_is_woken_by_a_flush() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let found = find(&device, "flight-1")?;
+    found.event.flush(0)?;
+    found.event.poll(0)?;
+    device.place(3, 2)?;
+    found.event.flush(0)?;
+    ensure_eq!(
+        found.event.poll(10_000)?,
+        libc::POLLIN,
+        "poll after its flush"
+    );
+    device.place(3, 2)?;
+    device.flush()?;
+    ensure_eq!(
+        found.event.poll(10_000)?,
+        libc::POLLIN,
+        "poll after a flush of all"
+    );
+    Ok(())
+}
+
+fn a_driver_that_comes_again_finds_the_operators() -> Outcome {
+    cpu::pin(1)?;
+    let device = Device::open()?;
+    let (ids, count) = {
+        let found = find(&device, "flight-1")?;
+        let mut counter = Counter::new(&device)?;
+        counter.mark(30);
+        let ids: Vec<u64> = device.persistent()?.iter().map(|e| e.id).collect();
+        (ids, found.event.count()?)
+    };
+    drop(device);
+    for command in [
+        ["rmmod", "virtio_pmu"],
+        ["insmod", "/lib/modules/virtio_pmu.ko"],
+    ] {
+        let status = Command::new(command[0]).arg(command[1]).status()?;
+        ensure!(status.success(), "{command:?}: {status}");
+    }
+    let device = Device::open()?;
+    let again: Vec<u64> = device.persistent()?.iter().map(|e| e.id).collect();
+    ensure_eq!(again, ids, "ids");
+    ensure_eq!(names()?, NAMES, "names");
+    let found = find(&device, "flight-1")?;
+    ensure_eq!(found.event.count()?, count, "its count");
+    let told = found.values()?;
+    ensure!(
+        told.ends_with(&(1..=30).collect::<Vec<u64>>()),
+        "its newest: {told:?}"
+    );
+    Ok(())
+}
+
+fn a_guest_that_scribbles_harms_itself_alone() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let found = find(&device, "flight-1")?;
+    // Programs cannot write there; a kernel could. What a program maps is not made writable later.
+    let made = os::make_writable(found.ring.address(), 4096);
+    ensure!(made.is_err(), "its pages were made writable");
+    let before = found.event.count()?;
+    device.place(9, 4)?;
+    ensure_eq!(found.event.count()?, before + 4, "marks since");
+    Ok(())
+}

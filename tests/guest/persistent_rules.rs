@@ -1,0 +1,332 @@
+//! What is refused of persistent events, and with which word.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::pages::{Pages, READ_WRITE};
+use crate::persisting::{fresh, persistent, sequence, sweep};
+use crate::raw::{
+    Device, ENGINE_EXIT, Event, FLAG_NO_GROUP, FLAG_ON_STARTER, FLAG_OUTPUT, FLAG_PERSISTENT, How,
+    refused,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_task_is_not_outlived", a_task_is_not_outlived),
+    (
+        "who_is_in_a_group_is_not_detached",
+        who_is_in_a_group_is_not_detached,
+    ),
+    (
+        "who_writes_elsewhere_is_not_detached",
+        who_writes_elsewhere_is_not_detached,
+    ),
+    (
+        "a_persistent_event_joins_nothing",
+        a_persistent_event_joins_nothing,
+    ),
+    (
+        "others_may_write_into_its_ring",
+        others_may_write_into_its_ring,
+    ),
+    (
+        "opening_again_takes_the_id_and_no_more",
+        opening_again_takes_the_id_and_no_more,
+    ),
+    (
+        "there_are_so_many_and_no_more",
+        there_are_so_many_and_no_more,
+    ),
+    ("the_list_is_told_in_pieces", the_list_is_told_in_pieces),
+    (
+        "an_event_refused_stays_as_it_is",
+        an_event_refused_stays_as_it_is,
+    ),
+    (
+        "nobody_else_makes_opens_or_ends_one",
+        nobody_else_makes_opens_or_ends_one,
+    ),
+];
+
+fn a_task_is_not_outlived() -> Outcome {
+    let device = fresh()?;
+    let event = device.start(&sequence(&device), How::OWN)?;
+    ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "a task's");
+    ensure_eq!(refused(event.attach()), Some(libc::EINVAL), "attaching it");
+    let bound = How { cpu: 0, ..How::OWN };
+    let event = device.start(&sequence(&device), bound)?;
+    ensure_eq!(
+        refused(event.detach("")),
+        Some(libc::EINVAL),
+        "a task's on one CPU"
+    );
+    for how in [How::OWN, bound] {
+        let opened = device.open_event(&sequence(&device), how.with(FLAG_PERSISTENT));
+        ensure_eq!(
+            refused(opened),
+            Some(libc::EINVAL),
+            "a task's, opened persistent"
+        );
+    }
+    ensure_eq!(device.persistent()?.len(), 0, "events listed");
+    Ok(())
+}
+
+fn who_is_in_a_group_is_not_detached() -> Outcome {
+    let device = fresh()?;
+    let how = How::on_cpu(1);
+    let leader = device.open_event(&sequence(&device), how)?;
+    let member = device.open_event(&sequence(&device), how.led_by(leader.as_fd()))?;
+    for (who, event) in [("a member", &member), ("its leader", &leader)] {
+        ensure_eq!(refused(event.detach("")), Some(libc::EINVAL), "{who}");
+    }
+    let opened = device.open_event(
+        &sequence(&device),
+        how.led_by(leader.as_fd()).with(FLAG_PERSISTENT),
+    );
+    ensure_eq!(refused(opened), Some(libc::EINVAL), "a persistent member");
+    // Of a group that has ended there are but single events.
+    drop(member);
+    leader.detach("leader")?;
+    leader.attach()?;
+    Ok(())
+}
+
+fn who_writes_elsewhere_is_not_detached() -> Outcome {
+    let device = fresh()?;
+    let how = How::on_cpu(1);
+    let target = device.open_event(&sequence(&device), how)?;
+    let _ring = Pages::map(&target, 1, READ_WRITE)?;
+    let event = device.open_event(&sequence(&device), how)?;
+    event.output_to(target.as_raw_fd())?;
+    ensure_eq!(
+        refused(event.detach("")),
+        Some(libc::EINVAL),
+        "an event redirected"
+    );
+    event.output_to(-1)?;
+    event.detach("back")?;
+    event.attach()?;
+    Ok(())
+}
+
+fn a_persistent_event_joins_nothing() -> Outcome {
+    let device = fresh()?;
+    let how = How::on_cpu(1);
+    let (event, _) = persistent(&device, &sequence(&device), 1, "single")?;
+    let member = device.open_event(&sequence(&device), how.led_by(event.as_fd()));
+    ensure_eq!(refused(member), Some(libc::EINVAL), "a member of its group");
+    let target = device.open_event(&sequence(&device), how)?;
+    let _ring = Pages::map(&target, 1, READ_WRITE)?;
+    ensure_eq!(
+        refused(event.output_to(target.as_raw_fd())),
+        Some(libc::EINVAL),
+        "its records elsewhere"
+    );
+    event.attach()?;
+    Ok(())
+}
+
+fn others_may_write_into_its_ring() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let (event, id) = persistent(&device, &attr, 1, "target")?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let other = device.open_event(&attr, How::on_cpu(1))?;
+    other.output_to(event.as_raw_fd())?;
+    other.enable(0)?;
+    device.place(4, 5)?;
+    ensure_eq!(ring.take()?.len(), 10, "records of both");
+    drop(other);
+    // By another handle of the same event, too.
+    let again = device.reopen(id, 1)?;
+    let other = device.open_event(&attr, How::on_cpu(1))?;
+    other.output_to(again.as_raw_fd())?;
+    other.enable(0)?;
+    drop(again);
+    device.place(4, 5)?;
+    ensure_eq!(ring.take()?.len(), 10, "records of both again");
+    drop(other);
+    device.place(4, 5)?;
+    ensure_eq!(ring.take()?.len(), 5, "records of the one that is left");
+    event.attach()?;
+    Ok(())
+}
+
+/// What an attr is changed by, in words and in fact.
+type Change = (&'static str, fn(&mut perf_event_attr));
+
+fn opening_again_takes_the_id_and_no_more() -> Outcome {
+    let device = fresh()?;
+    let (event, id) = persistent(&device, &sequence(&device), 1, "again")?;
+    let open = |attr: &perf_event_attr, how| refused(device.open_event(attr, how));
+    let attr = device.reopening(id);
+    let here = How::on_cpu(1);
+    ensure_eq!(open(&attr, here), None, "as it is to be");
+    for unknown in [0, id + 1, id << 32, u64::MAX] {
+        let unknown = device.reopening(unknown);
+        ensure_eq!(open(&unknown, here), Some(libc::ENOENT), "no such id");
+    }
+    let other = device.open_event(&sequence(&device), here)?;
+    ensure_eq!(
+        open(&device.reopening(other.id()?), here),
+        Some(libc::ENOENT),
+        "an event that is not persistent"
+    );
+    for (how, what) in [
+        (How::on_cpu(0), "another CPU"),
+        (
+            How {
+                pid: -1,
+                ..How::OWN
+            },
+            "no CPU",
+        ),
+        (How { pid: 0, ..here }, "a task"),
+        (here.led_by(other.as_fd()), "a group"),
+        (here.with(FLAG_PERSISTENT), "persistent again"),
+        (here.with(FLAG_ON_STARTER), "waiting for a starter"),
+        (here.by(ENGINE_EXIT), "an engine"),
+    ] {
+        ensure_eq!(open(&attr, how), Some(libc::EINVAL), "{what}");
+    }
+    let there = open(&attr, How::on_cpu(4096));
+    ensure!(
+        [Some(libc::EINVAL), Some(libc::ENODEV)].contains(&there),
+        "a CPU that is not there: {there:?}"
+    );
+    let redirected = here.led_by(event.as_fd()).with(FLAG_OUTPUT | FLAG_NO_GROUP);
+    ensure_eq!(open(&attr, redirected), Some(libc::EINVAL), "a redirection");
+    let changed: [Change; 7] = [
+        ("disabled", |attr| attr.set_disabled(1)),
+        ("inherit", |attr| attr.set_inherit(1)),
+        ("backward", |attr| attr.set_write_backward(1)),
+        ("fields", |attr| attr.sample_type = 1),
+        ("a format", |attr| attr.read_format = 1),
+        ("a period", |attr| attr.__bindgen_anon_1.sample_period = 1),
+        ("a wakeup", |attr| attr.__bindgen_anon_2.wakeup_events = 1),
+    ];
+    for (what, change) in changed {
+        let mut attr = attr;
+        change(&mut attr);
+        ensure_eq!(open(&attr, here), Some(libc::EINVAL), "with {what}");
+    }
+    event.attach()?;
+    Ok(())
+}
+
+fn there_are_so_many_and_no_more() -> Outcome {
+    let device = fresh()?;
+    let most = device.info.max_persistent as usize;
+    ensure!(most > 0, "none are allowed");
+    let attr = sequence(&device);
+    let mut kept = Vec::new();
+    for _ in 0..most {
+        kept.push(persistent(&device, &attr, 0, "")?.0);
+    }
+    let more = device.start(&attr, How::on_cpu(0))?;
+    ensure_eq!(
+        refused(more.detach("")),
+        Some(libc::ENOSPC),
+        "one more than {most}"
+    );
+    let opened = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
+    ensure_eq!(refused(opened), Some(libc::ENOSPC), "one more, opened so");
+    // Who is one already is none more; who is none any more leaves room.
+    kept[0].detach("renamed")?;
+    kept[1].attach()?;
+    more.detach("")?;
+    ensure_eq!(device.persistent()?.len(), most, "events listed");
+    sweep(&device)
+}
+
+fn the_list_is_told_in_pieces() -> Outcome {
+    let device = fresh()?;
+    let attr = sequence(&device);
+    let kept: Vec<(Event, u64)> = (0..5)
+        .map(|number| persistent(&device, &attr, number % 2, ""))
+        .collect::<Result<_, _>>()?;
+    let ids: Vec<u64> = kept.iter().map(|&(_, id)| id).collect();
+    let list = |after, count| -> std::io::Result<Vec<u64>> {
+        Ok(device.list(after, count)?.iter().map(|e| e.id).collect())
+    };
+    ensure_eq!(list(0, 100)?, ids, "all of them");
+    ensure_eq!(list(0, 2)?, ids[..2], "the first two");
+    ensure_eq!(list(ids[1], 2)?, ids[2..4], "two after the second");
+    ensure_eq!(list(ids[3], 9)?, ids[4..], "those after the fourth");
+    ensure_eq!(list(ids[4], 9)?, [0; 0], "those after the last");
+    ensure_eq!(list(u64::MAX, 9)?, [0; 0], "those after every id");
+    ensure_eq!(list(0, 0)?, [0; 0], "none at all");
+    ensure_eq!(
+        refused(device.list_raw(0, 1, 1)),
+        Some(libc::EINVAL),
+        "with a word that is to be zero"
+    );
+    for (number, (entry, &id)) in device.persistent()?.iter().zip(&ids).enumerate() {
+        let told = entry.attr();
+        ensure_eq!(
+            (entry.id, entry.cpu as usize, entry.flags, entry.engine),
+            (id, number % 2, 0, ENGINE_EXIT),
+            "what is told of event {number}"
+        );
+        ensure_eq!(
+            (told.type_, told.config, told.sample_type, told.disabled()),
+            (attr.type_, attr.config, attr.sample_type, 0),
+            "its attr"
+        );
+    }
+    kept[2].0.disable(0)?;
+    let entry = device.entry(ids[2])?.ok_or("it is not listed")?;
+    ensure_eq!(entry.attr().disabled(), 1, "whether it is off");
+    sweep(&device)
+}
+
+fn an_event_refused_stays_as_it_is() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let event = device.start(&sequence(&device), How::OWN)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    ensure_eq!(refused(event.detach("x")), Some(libc::EINVAL), "a task's");
+    device.place(3, 4)?;
+    ensure_eq!(
+        (ring.take()?.len(), event.count()?),
+        (4, 4),
+        "records and count of the event that was refused"
+    );
+    drop((event, ring));
+    ensure_eq!(device.persistent()?.len(), 0, "events listed");
+    Ok(())
+}
+
+fn nobody_else_makes_opens_or_ends_one() -> Outcome {
+    let device = fresh()?;
+    let (kept, id) = persistent(&device, &sequence(&device), 1, "kept")?;
+    let other = device.start(&sequence(&device), How::on_cpu(1))?;
+    let mine = Device::open()?;
+    let code = os::forked(|| {
+        if os::become_nobody().is_err() {
+            return 1;
+        }
+        let denied = |errno: Option<i32>| errno == Some(libc::EPERM) || errno == Some(libc::EACCES);
+        let calls = [
+            refused(other.detach("stolen")),
+            refused(kept.detach("")),
+            refused(kept.attach()),
+            refused(mine.reopen(id, 1)),
+            refused(mine.open_event(&sequence(&mine), How::on_cpu(1).with(FLAG_PERSISTENT))),
+            refused(mine.flush()),
+        ];
+        // What is told is the number of the first that was not denied.
+        match calls.iter().position(|&errno| !denied(errno)) {
+            None => 0,
+            Some(call) => 10 + i32::try_from(call).unwrap_or(0),
+        }
+    })?;
+    ensure_eq!(code, 0, "the child: 10 and more is a call that was allowed");
+    ensure_eq!(device.persistent()?.len(), 1, "events listed");
+    kept.attach()?;
+    Ok(())
+}

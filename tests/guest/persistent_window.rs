@@ -1,0 +1,287 @@
+//! Where rings of persistent events lie, and what a driver that goes and comes finds of them.
+
+use std::process::{Command, Stdio};
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::pages::{Pages, READ_WRITE};
+use crate::persisting::{
+    Counter, backwards, fresh, listed, look, names, newest, persistent, sequence, up_to, values,
+};
+use crate::raw::{Device, FLAG_PERSISTENT, How, IN_WINDOW, OVERWRITES, refused};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_detached_events_ring_lies_in_the_window",
+        a_detached_events_ring_lies_in_the_window,
+    ),
+    ("the_window_is_not_the_users", the_window_is_not_the_users),
+    ("the_window_has_an_end", the_window_has_an_end),
+    ("ended_rings_leave_no_trace", ended_rings_leave_no_trace),
+    (
+        "a_driver_that_comes_again_finds_them",
+        a_driver_that_comes_again_finds_them,
+    ),
+    (
+        "rings_in_guest_memory_end_with_their_driver",
+        rings_in_guest_memory_end_with_their_driver,
+    ),
+    (
+        "unloading_waits_for_handles_not_for_events",
+        unloading_waits_for_handles_not_for_events,
+    ),
+];
+
+/// Where the guest's initramfs has the module.
+const MODULE: &str = "/lib/modules/virtio_pmu.ko";
+
+fn module(command: &str, what: &str) -> Result<bool, Box<dyn std::error::Error>> {
+    let status = Command::new(command)
+        .arg(what)
+        .stderr(Stdio::null())
+        .status()?;
+    Ok(status.success())
+}
+
+fn reload() -> Outcome {
+    ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
+    ensure!(module("insmod", MODULE)?, "not loaded again");
+    Ok(())
+}
+
+fn flags(device: &Device, id: u64) -> Result<u32, Box<dyn std::error::Error>> {
+    Ok(device.entry(id)?.ok_or("it is not listed")?.flags)
+}
+
+fn a_detached_events_ring_lies_in_the_window() -> Outcome {
+    let device = fresh()?;
+    let attr = sequence(&device);
+    let (late, late_id) = persistent(&device, &attr, 1, "late")?;
+    ensure_eq!(flags(&device, late_id)?, 0, "before there is a ring");
+    let _late = Pages::map(&late, 1, READ_WRITE)?;
+    ensure_eq!(
+        flags(&device, late_id)?,
+        IN_WINDOW,
+        "mapped when persistent"
+    );
+    let at_once = device.start(&attr, How::on_cpu(1).with(FLAG_PERSISTENT))?;
+    let _at_once = look(&at_once, 1)?;
+    ensure_eq!(
+        flags(&device, at_once.id()?)?,
+        IN_WINDOW | OVERWRITES,
+        "opened so, mapped to be looked at"
+    );
+    let early = device.start(&attr, How::on_cpu(1))?;
+    let _early = Pages::map(&early, 1, READ_WRITE)?;
+    let early_id = early.detach("early")?;
+    ensure_eq!(flags(&device, early_id)?, 0, "mapped before");
+    for event in [late, at_once, early] {
+        event.attach()?;
+    }
+    Ok(())
+}
+
+fn the_window_is_not_the_users() -> Outcome {
+    let device = fresh()?;
+    let kib = |field: &str| -> Result<u64, Box<dyn std::error::Error>> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field))
+            .ok_or("no such field")?;
+        Ok(line.trim_end_matches("kB").trim().parse()?)
+    };
+    let (event, _) = persistent(&device, &sequence(&device), 1, "charge")?;
+    let before = (kib("VmLck:")?, kib("VmPin:")?);
+    let ring = Pages::map(&event, 64, READ_WRITE)?;
+    ensure_eq!(
+        (kib("VmLck:")?, kib("VmPin:")?),
+        before,
+        "memory of the user's that is locked"
+    );
+    drop(ring);
+    event.attach()?;
+    Ok(())
+}
+
+fn the_window_has_an_end() -> Outcome {
+    const DATA: usize = 256;
+    let device = fresh()?;
+    let attr = sequence(&device);
+    for round in 0..2 {
+        let mut kept = Vec::new();
+        let full = loop {
+            let (event, _) = persistent(&device, &attr, 0, "")?;
+            match Pages::map(&event, DATA, READ_WRITE) {
+                Ok(ring) => kept.push((event, ring)),
+                Err(error) => {
+                    event.attach()?;
+                    break error.raw_os_error();
+                }
+            }
+        };
+        ensure_eq!(full, Some(libc::ENOSPC), "round {round}: a full window");
+        // The window is 16 MiB.
+        ensure_eq!(kept.len(), 4096 / (DATA + 1), "round {round}: rings in it");
+        for (event, _) in &kept {
+            event.attach()?;
+        }
+    }
+    Ok(())
+}
+
+fn ended_rings_leave_no_trace() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    for round in 0..4 {
+        let (event, _) = persistent(&device, &attr, 1, "trace")?;
+        let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+        ensure_eq!(
+            (ring.head(), ring.tail()),
+            (0, 0),
+            "round {round}: head, tail"
+        );
+        for word in 0..512 {
+            let word = ring.load(4096 + 8 * word);
+            ensure_eq!(word, 0, "round {round}: a word of what was there before");
+        }
+        device.place(round, 100)?;
+        ensure_eq!(ring.take()?.len(), 100, "round {round}: records");
+        event.attach()?;
+    }
+    Ok(())
+}
+
+fn a_driver_that_comes_again_finds_them() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let (forward, backward) = (sequence(&device), backwards(&device));
+    let mut ids = Vec::new();
+    let mut counter = Counter::new(&device)?;
+    for (attr, name) in [(&forward, "taken"), (&backward, "newest")] {
+        let (event, id) = persistent(&device, attr, 1, name)?;
+        ids.push(id);
+        match name {
+            "taken" => drop(Pages::map(&event, 2, READ_WRITE)?),
+            _ => drop(look(&event, 2)?),
+        }
+    }
+    let (off, off_id) = persistent(&device, &forward, 0, "off")?;
+    drop(look(&off, 1)?);
+    off.disable(0)?;
+    ids.push(off_id);
+    drop(off);
+    counter.mark(60);
+    let placed = counter.placed();
+    drop((counter, device));
+    for round in 0..3 {
+        reload()?;
+        let device = Device::open()?;
+        let found: Vec<u64> = device.persistent()?.iter().map(|entry| entry.id).collect();
+        ensure_eq!(found, ids, "round {round}: ids");
+        ensure_eq!(
+            names()?,
+            ["newest", "off", "taken"],
+            "round {round}: names in sysfs"
+        );
+        let attrs = device.persistent()?;
+        ensure_eq!(
+            attrs
+                .iter()
+                .map(|entry| entry.attr().disabled())
+                .collect::<Vec<_>>(),
+            [0, 0, 1],
+            "round {round}: which are off"
+        );
+    }
+    let device = Device::open()?;
+    let taken = device.reopen(ids[0], 1)?;
+    let newest_of = device.reopen(ids[1], 1)?;
+    for (event, pages) in [(&taken, 1), (&newest_of, 4)] {
+        ensure_eq!(
+            refused(Pages::map(event, pages, READ_WRITE)),
+            Some(libc::EINVAL),
+            "another size than the ring has"
+        );
+    }
+    let mut ring = Pages::map(&taken, 2, READ_WRITE)?;
+    let overwritten = look(&newest_of, 2)?;
+    ensure_eq!(values(&ring.take()?, &forward)?, up_to(placed), "records");
+    ensure_eq!(
+        newest(&overwritten, &backward)?,
+        up_to(placed),
+        "the newest"
+    );
+    ensure_eq!(
+        (taken.count()?, newest_of.count()?),
+        (placed, placed),
+        "counts"
+    );
+    device.place(5, 3)?;
+    ensure_eq!(values(&ring.take()?, &forward)?, [5; 3], "records since");
+    let off = device.reopen(off_id, 0)?;
+    cpu::pin(0)?;
+    device.place(5, 2)?;
+    ensure_eq!(off.count()?, 0, "what is off");
+    off.enable(0)?;
+    device.place(5, 2)?;
+    ensure_eq!(off.count()?, 2, "what is on again");
+    for event in [taken, newest_of, off] {
+        event.attach()?;
+    }
+    Ok(())
+}
+
+fn rings_in_guest_memory_end_with_their_driver() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let attr = sequence(&device);
+    let early = device.start(&attr, How::on_cpu(1))?;
+    drop(Pages::map(&early, 1, READ_WRITE)?);
+    let early_ring = Pages::map(&early, 1, READ_WRITE)?;
+    let gone = early.detach("in-memory")?;
+    drop((early, early_ring));
+    // One that has no ring has nothing in the guest's memory either.
+    let (_, counts) = persistent(&device, &device.marks(3, 1, 0), 1, "counts")?;
+    device.place(3, 8)?;
+    drop(device);
+    reload()?;
+    let device = Device::open()?;
+    ensure!(
+        listed("counts").exists() && !listed("in-memory").exists(),
+        "{:?}",
+        names()?
+    );
+    ensure_eq!(
+        refused(device.reopen(gone, 1)),
+        Some(libc::ENOENT),
+        "the event whose ring lay in the guest's memory"
+    );
+    let event = device.reopen(counts, 1)?;
+    device.place(3, 4)?;
+    ensure_eq!(event.count()?, 12, "marks of the one that counts on");
+    event.attach()?;
+    Ok(())
+}
+
+fn unloading_waits_for_handles_not_for_events() -> Outcome {
+    let device = fresh()?;
+    let (event, id) = persistent(&device, &sequence(&device), 1, "holds")?;
+    drop(device);
+    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded under a handle");
+    let ring = look(&event, 1)?;
+    drop(event);
+    ensure!(!module("rmmod", "virtio_pmu")?, "unloaded under a map");
+    drop(ring);
+    reload()?;
+    let device = Device::open()?;
+    device.reopen(id, 1)?.attach()?;
+    let log = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout);
+    for word in ["WARNING:", "BUG:", "Oops", "refcount"] {
+        let line = log.lines().find(|line| line.contains(word));
+        ensure!(line.is_none(), "the kernel says {line:?}");
+    }
+    Ok(())
+}

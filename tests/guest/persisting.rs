@@ -1,0 +1,219 @@
+//! What the tests of persistent events share: sequences of marks, and a clean beginning.
+#![expect(unsafe_code, reason = "the edge to the kernel")]
+
+use std::fs;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::FromRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::Outcome;
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, ADDR, TIME};
+use crate::pages::{Pages, READ, Record};
+use crate::raw::{Device, Doorbell, Event, How, OPERATORS, silent};
+
+/// Bytes of a record of [`sequence`].
+pub(crate) const RECORD: u64 = 24;
+/// Where the kernel lists persistent events.
+pub(crate) const SYSFS: &str = "/sys/bus/event_source/devices/persistent";
+
+/// Every mark makes a record with its value, and wakes nobody before something is lost.
+pub(crate) fn sequence(device: &Device) -> perf_event_attr {
+    silent(device.any_marks(1, TIME | ADDR))
+}
+
+/// The same, written backwards, so that whoever comes can read the newest.
+pub(crate) fn backwards(device: &Device) -> perf_event_attr {
+    let mut attr = sequence(device);
+    attr.set_write_backward(1);
+    attr
+}
+
+/// The values of the marks that these records tell of; none may be lost.
+pub(crate) fn values(records: &[Record], attr: &perf_event_attr) -> Result<Vec<u64>, String> {
+    let (samples, lost) = fields::samples(records, attr)?;
+    if lost != 0 {
+        return Err(format!("{lost} lost"));
+    }
+    Ok(samples.iter().filter_map(|sample| sample.addr).collect())
+}
+
+/// The same of what a backward ring holds, the oldest first.
+pub(crate) fn newest(ring: &Pages, attr: &perf_event_attr) -> Result<Vec<u64>, String> {
+    let head = ring.head();
+    let mut records = Vec::new();
+    let mut position = head;
+    // It counts down from zero.
+    while position != 0 && position.wrapping_sub(head) + RECORD <= ring.size() {
+        let record = ring.record_at(position)?;
+        position = position.wrapping_add(8 + 8 * record.words.len() as u64);
+        records.push(record);
+    }
+    records.reverse();
+    values(&records, attr)
+}
+
+/// Ends every persistent event of the guest's own: those that an earlier test left.
+pub(crate) fn sweep(device: &Device) -> Outcome {
+    for entry in device.persistent()? {
+        if entry.flags & OPERATORS == 0 {
+            let event = device.reopen(entry.id, entry.cpu.cast_signed())?;
+            event.attach()?;
+        }
+    }
+    let left = device.persistent()?;
+    let own = left.iter().filter(|entry| entry.flags & OPERATORS == 0);
+    ensure_eq!(own.count(), 0, "persistent events after all were ended");
+    Ok(())
+}
+
+/// The device, with no persistent event of the guest's.
+pub(crate) fn fresh() -> Result<Device, Box<dyn std::error::Error>> {
+    let device = Device::open()?;
+    sweep(&device)?;
+    Ok(device)
+}
+
+/// A persistent event of marks on that CPU, enabled.
+pub(crate) fn persistent(
+    device: &Device,
+    attr: &perf_event_attr,
+    cpu: i32,
+    name: &str,
+) -> io::Result<(Event, u64)> {
+    let event = device.start(attr, How::on_cpu(cpu))?;
+    let id = event.detach(name)?;
+    Ok((event, id))
+}
+
+/// The ring of a persistent event, to be read and not to be taken from.
+pub(crate) fn look(event: &Event, data_pages: usize) -> io::Result<Pages> {
+    Pages::map(event, data_pages, READ)
+}
+
+/// Where sysfs has the event of that name.
+pub(crate) fn listed(name: &str) -> PathBuf {
+    Path::new(SYSFS).join("events").join(name)
+}
+
+/// The names that sysfs lists, in order.
+pub(crate) fn names() -> io::Result<Vec<String>> {
+    let mut names = fs::read_dir(Path::new(SYSFS).join("events"))?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<io::Result<Vec<_>>>()?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Both ends of a pipe: to be read, to be written.
+fn pipe() -> io::Result<(File, File)> {
+    let mut fds = [0; 2];
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, and nobody else knows them.
+    let ends = fds.map(|fd| unsafe { File::from_raw_fd(fd) });
+    let [read, write] = ends;
+    Ok((read, write))
+}
+
+/// Another process, which says a number and is to be killed.
+pub(crate) struct Doomed {
+    pid: libc::pid_t,
+    said: File,
+}
+
+impl Doomed {
+    /// Forks; the child runs `body`, which says numbers with [`tell`], and then waits for its end.
+    pub(crate) fn start(body: impl FnOnce(&mut File) -> Outcome) -> io::Result<Self> {
+        let (said, mut tells) = pipe()?;
+        // SAFETY: the one thread of the process is the one that goes on in the child.
+        let pid = unsafe { libc::fork() };
+        if pid < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if pid == 0 {
+            if let Err(error) = body(&mut tells) {
+                eprintln!("the doomed: {error}");
+                // SAFETY: ends the child without what its parent has yet to do.
+                unsafe { libc::_exit(1) };
+            }
+            loop {
+                // SAFETY: no arguments.
+                unsafe { libc::pause() };
+            }
+        }
+        Ok(Self { pid, said })
+    }
+
+    /// The next number that it says.
+    pub(crate) fn hear(&mut self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.said.read_exact(&mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// SIGKILL, and the end of it. Nobody is asked before.
+    pub(crate) fn kill(self) -> Outcome {
+        let mut status = 0;
+        // SAFETY: the child is ours and not yet waited for.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        // SAFETY: a valid address.
+        unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
+        ensure!(
+            libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL,
+            "the child ended by itself: status {status:#x}"
+        );
+        Ok(())
+    }
+}
+
+/// Says a number to whoever started a [`Doomed`].
+pub(crate) fn tell(parent: &mut File, number: u64) -> io::Result<()> {
+    parent.write_all(&number.to_ne_bytes())
+}
+
+/// A bell that counts its marks, so that values are a sequence.
+pub(crate) struct Counter {
+    bell: Doorbell,
+    next: u32,
+}
+
+impl Counter {
+    pub(crate) fn new(device: &Device) -> io::Result<Self> {
+        Ok(Self {
+            bell: Doorbell::map(device)?,
+            next: 1,
+        })
+    }
+
+    /// The next so many.
+    pub(crate) fn mark(&mut self, times: u32) {
+        for _ in 0..times {
+            self.bell.mark(self.next);
+            self.next += 1;
+        }
+    }
+
+    /// Those placed so far.
+    pub(crate) fn placed(&self) -> u64 {
+        u64::from(self.next - 1)
+    }
+
+    /// Marks until told to stop, no more than `most`.
+    pub(crate) fn mark_until(&mut self, stop: &AtomicBool, most: u64) {
+        while !stop.load(Ordering::Relaxed) && self.placed() < most {
+            self.mark(1);
+        }
+    }
+}
+
+/// All values from 1 to `last`.
+pub(crate) fn up_to(last: u64) -> Vec<u64> {
+    (1..=last).collect()
+}

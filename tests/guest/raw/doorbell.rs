@@ -1,0 +1,65 @@
+//! The doorbell: a page of the device in a program, in which a write is a mark.
+#![expect(unsafe_code, reason = "the edge to the kernel")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use super::{Device, PAGE};
+
+/// A mapping of it; unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Doorbell(*mut u32);
+
+// SAFETY: the page is the device's, which takes writes from every thread.
+unsafe impl Send for Doorbell {}
+// SAFETY: as above.
+unsafe impl Sync for Doorbell {}
+
+impl Doorbell {
+    pub(crate) fn map(device: &Device) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        Self::map_raw(device, PAGE, protection, libc::MAP_SHARED, 0)
+    }
+
+    /// mmap(2) with nothing checked before it.
+    pub(crate) fn map_raw(
+        device: &Device,
+        bytes: usize,
+        protection: i32,
+        flags: i32,
+        offset: i64,
+    ) -> io::Result<Self> {
+        let fd = device.as_raw_fd();
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(base.cast()))
+    }
+
+    /// A mark, by nothing but a store.
+    pub(crate) fn mark(&self, value: u32) {
+        // SAFETY: the beginning of the page, mapped for writing as long as `self` lives.
+        unsafe { self.0.write_volatile(value) };
+    }
+
+    /// What stands there to be read.
+    pub(crate) fn load(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.0.read_volatile() }
+    }
+
+    /// Many of them.
+    pub(crate) fn place(&self, value: u32, times: u64) {
+        (0..times).for_each(|_| self.mark(value));
+    }
+}
+
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        // SAFETY: the one page that was mapped; longer maps are refused.
+        unsafe { libc::munmap(self.0.cast(), PAGE) };
+    }
+}

@@ -1,0 +1,309 @@
+//! Links of inherited events: each forked task has regions of its own.
+
+use std::os::fd::AsRawFd;
+use std::thread;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::ensure_eq;
+use crate::fields::{ADDR, TIME};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_MARK, silent};
+use crate::triggers::{INSIDE, Region, START, STOP};
+use crate::{Outcome, Test, cpu, fields, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_child_has_regions_of_its_own",
+        a_child_has_regions_of_its_own,
+    ),
+    (
+        "a_family_counts_all_its_regions",
+        a_family_counts_all_its_regions,
+    ),
+    (
+        "links_made_later_reach_children",
+        links_made_later_reach_children,
+    ),
+    (
+        "children_of_targets_alone_stay_paused",
+        children_of_targets_alone_stay_paused,
+    ),
+    (
+        "a_childs_samples_are_of_its_regions",
+        a_childs_samples_are_of_its_regions,
+    ),
+    (
+        "tasks_that_take_turns_keep_their_regions",
+        tasks_that_take_turns_keep_their_regions,
+    ),
+];
+
+/// The same for children.
+fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
+    attr.set_inherit(1);
+    attr
+}
+
+/// Regions of this thread and all that it starts, by links that are made later or not.
+fn family(device: &Device, linked: bool) -> std::io::Result<Region> {
+    let marks = |value: u32, period| inherited(device.marks(value.into(), period, 0));
+    let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
+    let region = Region {
+        target: device.start(&inside, How::OWN.with(FLAG_ON_STARTER))?,
+        starter: device.start(&marks(START, 1), How::OWN.by(ENGINE_EXIT))?,
+        stopper: device.start(&marks(STOP, 1), How::OWN.by(ENGINE_EXIT))?,
+    };
+    if linked {
+        link(&region)?;
+    }
+    Ok(region)
+}
+
+fn link(region: &Region) -> std::io::Result<()> {
+    region.starter.starts(region.target.as_raw_fd())?;
+    region.stopper.stops(region.target.as_raw_fd())?;
+    Ok(())
+}
+
+/// Regions with two marks inside and one outside each.
+fn regions(bell: &Doorbell, times: u64) {
+    for _ in 0..times {
+        bell.mark(INSIDE);
+        bell.mark(START);
+        bell.place(INSIDE, 2);
+        bell.mark(STOP);
+    }
+}
+
+fn a_child_has_regions_of_its_own() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let region = family(&device, true)?;
+    // The parent is in a region while the child is not, and the other way round.
+    bell.mark(START);
+    let code = os::forked(|| {
+        let Ok(device) = Device::open() else {
+            return 1;
+        };
+        let Ok(bell) = Doorbell::map(&device) else {
+            return 2;
+        };
+        bell.place(INSIDE, 7);
+        bell.mark(START);
+        bell.place(INSIDE, 3);
+        bell.mark(STOP);
+        bell.place(INSIDE, 7);
+        0
+    })?;
+    ensure_eq!(code, 0, "what the child ended with");
+    bell.place(INSIDE, 5);
+    bell.mark(STOP);
+    bell.place(INSIDE, 5);
+    // A child begins as its parent was opened, waiting: the seven before its region are none's.
+    ensure_eq!(region.target.count()?, 3 + 5, "marks in regions of both");
+    Ok(())
+}
+
+fn a_family_counts_all_its_regions() -> Outcome {
+    const EACH: u64 = 100;
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let region = family(&device, true)?;
+    regions(&bell, EACH);
+    // A child, its own child, and one that ends inside a region.
+    let code = os::forked(|| {
+        let Ok(device) = Device::open() else {
+            return 1;
+        };
+        let Ok(bell) = Doorbell::map(&device) else {
+            return 2;
+        };
+        regions(&bell, EACH);
+        let grandchild = os::forked(|| {
+            let Ok(bell) = Doorbell::map(&device) else {
+                return 3;
+            };
+            regions(&bell, EACH);
+            0
+        });
+        let ends_inside = os::forked(|| {
+            let Ok(bell) = Doorbell::map(&device) else {
+                return 4;
+            };
+            bell.mark(START);
+            bell.place(INSIDE, 10);
+            0
+        });
+        match (grandchild, ends_inside) {
+            (Ok(0), Ok(0)) => 0,
+            _ => 5,
+        }
+    })?;
+    ensure_eq!(code, 0, "what the child ended with");
+    // Threads on both CPUs at once.
+    thread::scope(|scope| -> Outcome {
+        let threads = [0, 1, 0, 1].map(|vcpu| {
+            let bell = &bell;
+            scope.spawn(move || -> std::io::Result<()> {
+                cpu::pin(vcpu)?;
+                regions(bell, EACH);
+                Ok(())
+            })
+        });
+        for thread in threads {
+            thread.join().map_err(|_| "a thread panicked")??;
+        }
+        Ok(())
+    })?;
+    ensure_eq!(
+        region.target.count()?,
+        7 * 2 * EACH + 10,
+        "marks in the regions of the family"
+    );
+    ensure_eq!(
+        (region.starter.count()?, region.stopper.count()?),
+        (7 * EACH + 1, 7 * EACH),
+        "regions entered and left"
+    );
+    Ok(())
+}
+
+fn links_made_later_reach_children() -> Outcome {
+    use std::sync::Barrier;
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let region = family(&device, false)?;
+    let (ready, go) = (Barrier::new(3), Barrier::new(3));
+    thread::scope(|scope| -> Outcome {
+        let threads = [0, 1].map(|vcpu| {
+            let (bell, ready, go) = (&bell, &ready, &go);
+            scope.spawn(move || -> std::io::Result<()> {
+                cpu::pin(vcpu)?;
+                // Not linked yet: nothing starts them.
+                regions(bell, 5);
+                ready.wait();
+                go.wait();
+                regions(bell, 50);
+                Ok(())
+            })
+        });
+        ready.wait();
+        let before = region.target.count();
+        let linked = link(&region);
+        go.wait();
+        for thread in threads {
+            thread.join().map_err(|_| "a thread panicked")??;
+        }
+        linked?;
+        ensure_eq!(before?, 0, "marks before there were links");
+        Ok(())
+    })?;
+    ensure_eq!(region.target.count()?, 2 * 50 * 2, "marks in regions since");
+    Ok(())
+}
+
+fn children_of_targets_alone_stay_paused() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    // The starter is not inherited: a child's target has none.
+    let inside = inherited(device.attr(KIND_MARK, INSIDE.into()));
+    let target = device.start(&inside, How::OWN.with(FLAG_ON_STARTER))?;
+    let starter: Event =
+        device.start(&device.marks(START.into(), 1, 0), How::OWN.by(ENGINE_EXIT))?;
+    starter.starts(target.as_raw_fd())?;
+    thread::scope(|scope| {
+        let child = scope.spawn(|| {
+            bell.mark(START);
+            bell.place(INSIDE, 9);
+        });
+        child.join().map_err(|_| "the child panicked")
+    })?;
+    ensure_eq!(target.count()?, 0, "marks of a child without a starter");
+    bell.mark(START);
+    bell.place(INSIDE, 4);
+    ensure_eq!(target.count()?, 4, "marks of its parent");
+    Ok(())
+}
+
+fn a_childs_samples_are_of_its_regions() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let attr = silent(inherited(device.any_marks(1, TIME | ADDR | fields::TID)));
+    let target = device.start(&attr, How::OWN.with(FLAG_ON_STARTER))?;
+    let mut ring = Pages::map(&target, 32, READ_WRITE)?;
+    let marks = |value: u32| inherited(device.marks(value.into(), 1, 0));
+    let starter = device.start(&marks(START), How::OWN.by(ENGINE_EXIT))?;
+    let stopper = device.start(&marks(STOP), How::OWN.by(ENGINE_EXIT))?;
+    starter.starts(target.as_raw_fd())?;
+    stopper.stops(target.as_raw_fd())?;
+    let tids = thread::scope(|scope| -> Result<Vec<u32>, Box<dyn std::error::Error>> {
+        let threads = [0, 1].map(|vcpu| {
+            let bell = &bell;
+            scope.spawn(move || -> std::io::Result<u32> {
+                cpu::pin(vcpu)?;
+                for value in 0..200 {
+                    bell.mark(INSIDE);
+                    bell.mark(START);
+                    bell.mark(1_000 + value);
+                    bell.mark(STOP);
+                }
+                Ok(cpu::thread_id())
+            })
+        });
+        threads
+            .into_iter()
+            .map(|thread| Ok(thread.join().map_err(|_| "a thread panicked")??))
+            .collect()
+    })?;
+    let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+    ensure_eq!(lost, 0, "lost");
+    let expected: Vec<u64> = (0..200).flat_map(|v| [1_000 + v, STOP.into()]).collect();
+    for tid in tids {
+        let own: Vec<u64> = samples
+            .iter()
+            .filter(|sample| sample.pid_tid.is_some_and(|who| who.1 == tid))
+            .filter_map(|sample| sample.addr)
+            .collect();
+        ensure_eq!(own, expected, "samples of thread {tid}");
+    }
+    ensure_eq!(samples.len(), 2 * expected.len(), "samples of the family");
+    Ok(())
+}
+
+/// Two tasks of one program that share a CPU: the kernel may swap what they measure instead of
+/// switching it, since both have the same events. One is in a region, the other is not.
+fn tasks_that_take_turns_keep_their_regions() -> Outcome {
+    use std::sync::Barrier;
+    const TURNS: u64 = 200;
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let region = family(&device, true)?;
+    let turn = Barrier::new(2);
+    thread::scope(|scope| -> Outcome {
+        let tasks = [true, false].map(|enters| {
+            let (bell, turn) = (&bell, &turn);
+            scope.spawn(move || -> std::io::Result<()> {
+                cpu::pin(1)?;
+                if enters {
+                    bell.mark(START);
+                }
+                for _ in 0..TURNS {
+                    turn.wait();
+                    bell.mark(INSIDE);
+                }
+                Ok(())
+            })
+        });
+        for task in tasks {
+            task.join().map_err(|_| "a task panicked")??;
+        }
+        Ok(())
+    })?;
+    ensure_eq!(
+        region.target.count()?,
+        TURNS,
+        "marks of the task that is in its region"
+    );
+    Ok(())
+}

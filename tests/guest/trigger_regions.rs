@@ -1,0 +1,325 @@
+//! What a region holds: exactly what its code did, no exit more and none less, over thousands of
+//! regions that user code bounds by itself.
+
+use std::os::fd::AsRawFd;
+use std::thread;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{self, ADDR, TIME};
+use crate::pages::{Pages, READ_WRITE};
+use crate::persisting::values;
+use crate::raw::{
+    Device, Doorbell, EXIT_IO, How, KIND_EXITS, KIND_MARK, KIND_TSC, MARK_ANY, silent,
+};
+use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "regions_hold_exactly_their_marks",
+        regions_hold_exactly_their_marks,
+    ),
+    (
+        "regions_hold_exactly_their_exits",
+        regions_hold_exactly_their_exits,
+    ),
+    (
+        "both_vcpus_have_regions_of_their_own",
+        both_vcpus_have_regions_of_their_own,
+    ),
+    ("a_tasks_region_follows_it", a_tasks_region_follows_it),
+    (
+        "the_starting_mark_is_outside_the_stopping_inside",
+        the_starting_mark_is_outside_the_stopping_inside,
+    ),
+    (
+        "what_waits_for_its_starter_counts_nothing",
+        what_waits_for_its_starter_counts_nothing,
+    ),
+    ("samples_are_of_regions_alone", samples_are_of_regions_alone),
+    (
+        "a_period_goes_on_in_the_next_region",
+        a_period_goes_on_in_the_next_region,
+    ),
+    (
+        "the_page_stands_still_outside",
+        the_page_stands_still_outside,
+    ),
+    ("ticks_stand_still_outside", ticks_stand_still_outside),
+];
+
+const REGIONS: u64 = 10_000;
+
+fn regions_hold_exactly_their_marks() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let bell = Doorbell::map(&device)?;
+    let inside = device.attr(KIND_MARK, INSIDE.into());
+    let region = Region::of(&device, &inside, How::on_cpu(1))?;
+    let mut expected = 0;
+    for number in 0..REGIONS {
+        bell.mark(START);
+        bell.place(INSIDE, number % 4);
+        expected += number % 4;
+        bell.mark(STOP);
+        bell.place(INSIDE, number % 3);
+    }
+    ensure_eq!(region.target.count()?, expected, "marks in the regions");
+    ensure_eq!(
+        (region.starter.count()?, region.stopper.count()?),
+        (REGIONS, REGIONS),
+        "regions entered and left"
+    );
+    Ok(())
+}
+
+fn regions_hold_exactly_their_exits() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    cpu::allow_ports()?;
+    let bell = Doorbell::map(&device)?;
+    let inside = device.attr(KIND_EXITS, EXIT_IO);
+    let region = Region::of(&device, &inside, How::OWN)?;
+    let mut expected = 0;
+    for number in 0..REGIONS {
+        bell.mark(START);
+        ports(number % 4);
+        expected += number % 4;
+        bell.mark(STOP);
+        ports(number % 3);
+    }
+    ensure_eq!(
+        region.target.count()?,
+        expected,
+        "port writes in the regions"
+    );
+    Ok(())
+}
+
+fn both_vcpus_have_regions_of_their_own() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    // One has all events of a task, the other of a CPU.
+    let run = |vcpu: u64| -> Result<(u64, u64), String> {
+        let body = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
+            cpu::pin(usize::try_from(vcpu)?)?;
+            let how = match vcpu {
+                0 => How::OWN,
+                _ => How::on_cpu(1),
+            };
+            let inside = device.attr(KIND_MARK, INSIDE.into());
+            let region = Region::of(&device, &inside, how)?;
+            let mut expected = 0;
+            for number in 0..REGIONS / 2 {
+                bell.place(INSIDE, (number + vcpu) % 2);
+                bell.mark(START);
+                bell.place(INSIDE, number % (3 + vcpu));
+                expected += number % (3 + vcpu);
+                bell.mark(STOP);
+            }
+            Ok((region.target.count()?, expected))
+        };
+        body().map_err(|error| error.to_string())
+    };
+    thread::scope(|scope| {
+        let runs = [0, 1].map(|vcpu| scope.spawn(move || run(vcpu)));
+        for (vcpu, run) in runs.into_iter().enumerate() {
+            let (counted, expected) = run.join().map_err(|_| "a vCPU's thread panicked")??;
+            ensure_eq!(counted, expected, "marks in the regions of vCPU {vcpu}");
+        }
+        Ok(())
+    })
+}
+
+fn a_tasks_region_follows_it() -> Outcome {
+    let device = Device::open()?;
+    cpu::allow_ports()?;
+    let bell = Doorbell::map(&device)?;
+    let region = Region::of(&device, &device.attr(KIND_EXITS, EXIT_IO), How::OWN)?;
+    let mut expected = 0;
+    for number in 0..400 {
+        cpu::pin(number % 2)?;
+        bell.mark(START);
+        ports(2);
+        // It is in its region wherever it goes on.
+        cpu::pin((number + 1) % 2)?;
+        ports(3);
+        expected += 5;
+        bell.mark(STOP);
+        ports(1);
+        cpu::pin(number % 2)?;
+        ports(1);
+    }
+    ensure_eq!(
+        region.target.count()?,
+        expected,
+        "port writes in the regions"
+    );
+    Ok(())
+}
+
+fn the_starting_mark_is_outside_the_stopping_inside() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let bell = Doorbell::map(&device)?;
+    let every = device.attr(KIND_MARK, MARK_ANY);
+    let region = Region::of(&device, &every, How::on_cpu(1))?;
+    let mut expected = 0;
+    for number in 0..1_000 {
+        bell.mark(START);
+        bell.place(INSIDE, number % 5);
+        bell.mark(STOP);
+        expected += number % 5 + 1;
+        bell.mark(INSIDE);
+    }
+    ensure_eq!(region.target.count()?, expected, "marks of every value");
+    // A start of what runs, and a stop of what does not, change nothing.
+    bell.place(START, 3);
+    bell.place(INSIDE, 2);
+    bell.place(STOP, 3);
+    ensure_eq!(
+        region.target.count()?,
+        expected + 2 + 2 + 1,
+        "after starts and stops in a row"
+    );
+    Ok(())
+}
+
+fn what_waits_for_its_starter_counts_nothing() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let attr = perf_event_open_sys::bindings::perf_event_attr {
+        read_format: crate::raw::FORMAT_ENABLED | crate::raw::FORMAT_RUNNING,
+        ..device.attr(KIND_MARK, INSIDE.into())
+    };
+    let target = waiting(&device, &attr, How::on_cpu(1))?;
+    device.place(INSIDE.into(), 10)?;
+    let waited = target.read()?;
+    ensure_eq!(waited[0], 0, "marks that it counted");
+    // Its times go on, as those of a starter's target do: it is active, and paused.
+    ensure!(
+        waited[1] > 0,
+        "the time for which it was enabled: {waited:?}"
+    );
+    // With a starter that never overflows it waits on.
+    let starter = trigger(&device, START, 100, How::on_cpu(1))?;
+    starter.starts(target.as_raw_fd())?;
+    device.place(START.into(), 99)?;
+    device.place(INSIDE.into(), 10)?;
+    ensure_eq!(target.count()?, 0, "marks before the hundredth");
+    device.place(START.into(), 1)?;
+    device.place(INSIDE.into(), 10)?;
+    ensure_eq!(target.count()?, 10, "marks after it");
+    // Without the flag it is started from the beginning.
+    let plain = device.start(&attr, How::on_cpu(1))?;
+    let other = trigger(&device, START, 1, How::on_cpu(1))?;
+    other.starts(plain.as_raw_fd())?;
+    device.place(INSIDE.into(), 10)?;
+    ensure_eq!(plain.count()?, 10, "marks of one that did not wait");
+    Ok(())
+}
+
+fn samples_are_of_regions_alone() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let bell = Doorbell::map(&device)?;
+    let attr = silent(device.any_marks(1, TIME | ADDR));
+    let region = Region::of(&device, &attr, How::on_cpu(1))?;
+    let mut ring = Pages::map(&region.target, 64, READ_WRITE)?;
+    let mut expected = Vec::new();
+    for number in 0..1_000_u32 {
+        bell.mark(START);
+        for value in 0..number % 5 {
+            bell.mark(1_000 + number + value);
+            expected.push(u64::from(1_000 + number + value));
+        }
+        bell.mark(STOP);
+        // What overflows at the stop is still written: the stop itself, here.
+        expected.push(STOP.into());
+        bell.mark(number);
+        bell.mark(INSIDE);
+    }
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        expected,
+        "marks with samples"
+    );
+    Ok(())
+}
+
+fn a_period_goes_on_in_the_next_region() -> Outcome {
+    const PERIOD: u64 = 7;
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let bell = Doorbell::map(&device)?;
+    let attr = silent(device.marks(INSIDE.into(), PERIOD, TIME));
+    let region = Region::of(&device, &attr, How::on_cpu(1))?;
+    let mut ring = Pages::map(&region.target, 8, READ_WRITE)?;
+    let (mut inside, mut records) = (0, 0);
+    for number in 0..500 {
+        bell.mark(START);
+        bell.place(INSIDE, number % 6);
+        bell.mark(STOP);
+        bell.place(INSIDE, 5);
+        inside += number % 6;
+        let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+        ensure_eq!(lost, 0, "lost");
+        records += samples.len() as u64;
+        ensure_eq!(records, inside / PERIOD, "records of {inside} marks inside");
+    }
+    Ok(())
+}
+
+fn the_page_stands_still_outside() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    cpu::allow_ports()?;
+    let bell = Doorbell::map(&device)?;
+    for attr in [
+        device.attr(KIND_MARK, INSIDE.into()),
+        device.attr(KIND_EXITS, EXIT_IO),
+    ] {
+        let region = Region::of(&device, &attr, How::on_cpu(1))?;
+        let page = Pages::map(&region.target, 0, READ_WRITE)?;
+        let mut expected = 0;
+        for number in 0..200 {
+            bell.mark(START);
+            bell.place(INSIDE, number % 4);
+            ports(number % 4);
+            expected += number % 4;
+            ensure_eq!(page.face().count, expected, "the page inside");
+            bell.mark(STOP);
+            bell.place(INSIDE, 3);
+            ports(3);
+            ensure_eq!(page.face().count, expected, "the page outside");
+        }
+        ensure_eq!(region.target.count()?, expected, "what is read");
+    }
+    Ok(())
+}
+
+fn ticks_stand_still_outside() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let bell = Doorbell::map(&device)?;
+    let region = Region::of(&device, &device.attr(KIND_TSC, 0), How::on_cpu(1))?;
+    ensure_eq!(region.target.count()?, 0, "ticks before any region");
+    let (mut least, mut most) = (0, 0);
+    for _ in 0..50 {
+        let before = cpu::tsc();
+        bell.mark(START);
+        let inside = cpu::tsc();
+        while cpu::tsc() < inside + 20_000 {}
+        least += cpu::tsc() - inside;
+        bell.mark(STOP);
+        most += cpu::tsc() - before;
+        while cpu::tsc() < inside + 200_000 {}
+    }
+    let counted = region.target.count()?;
+    ensure!(
+        (least..=most).contains(&counted),
+        "{counted} ticks counted, {least} passed inside at least and {most} at most"
+    );
+    ensure_eq!(region.target.count()?, counted, "a count that stands still");
+    Ok(())
+}

@@ -1,0 +1,399 @@
+//! Who may start and stop whom, and what becomes of links when one of the two goes.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::TIME;
+use crate::persisting::{Doomed, tell};
+use crate::raw::{
+    Device, Doorbell, ENGINE_BATCHED, EXIT_IO, Event, FLAG_ON_STARTER, How, KIND_EXITS, KIND_MARK,
+    KIND_SOFTWARE, SW_CPU_CLOCK, kernels, refused, sampling,
+};
+use crate::triggers::{INSIDE, Region, START, STOP, trigger, waiting};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "links_that_cannot_be_are_refused",
+        links_that_cannot_be_are_refused,
+    ),
+    (
+        "a_target_has_one_starter_and_one_stopper",
+        a_target_has_one_starter_and_one_stopper,
+    ),
+    (
+        "what_batches_its_samples_starts_nothing",
+        what_batches_its_samples_starts_nothing,
+    ),
+    (
+        "links_go_with_the_event_that_acts",
+        links_go_with_the_event_that_acts,
+    ),
+    ("links_go_with_their_target", links_go_with_their_target),
+    (
+        "links_go_with_a_killed_process",
+        links_go_with_a_killed_process,
+    ),
+    (
+        "a_target_that_is_off_is_left_alone",
+        a_target_that_is_off_is_left_alone,
+    ),
+    (
+        "links_come_and_go_while_marks_are_placed",
+        links_come_and_go_while_marks_are_placed,
+    ),
+    ("both_ends_are_closed_at_once", both_ends_are_closed_at_once),
+];
+
+const HERE: How<'_> = How::on_cpu(1);
+
+fn inside(device: &Device) -> perf_event_attr {
+    device.attr(KIND_MARK, INSIDE.into())
+}
+
+fn links_that_cannot_be_are_refused() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let starter = trigger(&device, START, 1, HERE)?;
+    let target = waiting(&device, &inside(&device), HERE)?;
+    let both = |from: &Event, to: i32, errno: i32, what: &str| -> Outcome {
+        ensure_eq!(refused(from.starts(to)), Some(errno), "starter, {what}");
+        ensure_eq!(refused(from.stops(to)), Some(errno), "stopper, {what}");
+        Ok(())
+    };
+    both(&starter, starter.as_raw_fd(), libc::EINVAL, "itself")?;
+    let there = waiting(&device, &inside(&device), How::on_cpu(0))?;
+    both(&starter, there.as_raw_fd(), libc::EINVAL, "another CPU")?;
+    let own = waiting(&device, &inside(&device), How::OWN)?;
+    both(&starter, own.as_raw_fd(), libc::EINVAL, "a task")?;
+    let own_starter = trigger(&device, START, 1, How::OWN)?;
+    both(
+        &own_starter,
+        target.as_raw_fd(),
+        libc::EINVAL,
+        "a task's starter of a CPU's target",
+    )?;
+    let (id, bound) = (i32::try_from(cpu::thread_id())?, How { cpu: 1, ..How::OWN });
+    let bound = waiting(&device, &inside(&device), bound)?;
+    both(
+        &own_starter,
+        bound.as_raw_fd(),
+        libc::EINVAL,
+        "the same task on one CPU alone",
+    )?;
+    let foreign = thread::scope(|scope| {
+        let other = scope.spawn(|| trigger(&device, START, 1, How::OWN));
+        other.join().map_err(|_| "the other thread panicked")
+    })??;
+    both(
+        &foreign,
+        own.as_raw_fd(),
+        libc::EINVAL,
+        "another task's target",
+    )?;
+    // A thread by its number is the thread itself.
+    let named = waiting(
+        &device,
+        &inside(&device),
+        How {
+            pid: id,
+            ..How::OWN
+        },
+    )?;
+    own_starter.starts(named.as_raw_fd())?;
+    let counting = device.start(&inside(&device), HERE)?;
+    both(
+        &counting,
+        target.as_raw_fd(),
+        libc::EINVAL,
+        "by what never overflows",
+    )?;
+    both(&starter, -1, libc::EBADF, "no descriptor")?;
+    both(&starter, 1_000, libc::EBADF, "a closed descriptor")?;
+    let null = File::open("/dev/null")?;
+    both(&starter, null.as_raw_fd(), libc::EBADF, "another's file")?;
+    both(&starter, device.as_raw_fd(), libc::EBADF, "the device")?;
+    let core = kernels(&inside(&device), HERE)?;
+    both(&starter, core.as_raw_fd(), libc::EBADF, "perf's own")?;
+    // All these have left no link.
+    starter.starts(target.as_raw_fd())?;
+    starter.stops(target.as_raw_fd())?;
+    Ok(())
+}
+
+fn a_target_has_one_starter_and_one_stopper() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let target = waiting(&device, &inside(&device), HERE)?;
+    let fd = target.as_raw_fd();
+    let (first, second) = (
+        trigger(&device, START, 1, HERE)?,
+        trigger(&device, STOP, 1, HERE)?,
+    );
+    first.starts(fd)?;
+    ensure_eq!(refused(first.starts(fd)), Some(libc::EEXIST), "once more");
+    ensure_eq!(refused(second.starts(fd)), Some(libc::EBUSY), "another");
+    second.stops(fd)?;
+    ensure_eq!(refused(second.stops(fd)), Some(libc::EEXIST), "once more");
+    ensure_eq!(refused(first.stops(fd)), Some(libc::EBUSY), "another");
+    // By another descriptor it is the same target.
+    let twin = std::os::fd::AsFd::as_fd(&target).try_clone_to_owned()?;
+    ensure_eq!(
+        refused(first.starts(twin.as_raw_fd())),
+        Some(libc::EEXIST),
+        "by a second descriptor"
+    );
+    device.mark(START.into())?;
+    device.place(INSIDE.into(), 3)?;
+    device.mark(STOP.into())?;
+    device.place(INSIDE.into(), 3)?;
+    ensure_eq!(target.count()?, 3, "marks by the links that are");
+    Ok(())
+}
+
+fn what_batches_its_samples_starts_nothing() -> Outcome {
+    let device = Device::open()?;
+    let target = waiting(&device, &inside(&device), HERE)?;
+    let clock = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
+    match device.open_event(&clock, HERE.by(ENGINE_BATCHED)) {
+        Ok(event) => {
+            let fd = target.as_raw_fd();
+            for refusal in [refused(event.starts(fd)), refused(event.stops(fd))] {
+                ensure_eq!(refusal, Some(libc::EOPNOTSUPP), "a batched starter");
+            }
+        }
+        // A host that cannot batch has no such events at all.
+        Err(error) => ensure_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "batching"),
+    }
+    Ok(())
+}
+
+fn links_go_with_the_event_that_acts() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let region = Region::of(&device, &inside(&device), HERE)?;
+    let Region {
+        target,
+        starter,
+        stopper,
+    } = region;
+    // Running: it runs on without a stopper.
+    device.mark(START.into())?;
+    drop(stopper);
+    device.mark(STOP.into())?;
+    device.place(INSIDE.into(), 4)?;
+    ensure_eq!(target.count()?, 4, "marks without a stopper");
+    let stopper = trigger(&device, STOP, 1, HERE)?;
+    stopper.stops(target.as_raw_fd())?;
+    device.mark(STOP.into())?;
+    // Paused: it stays so, disabled and enabled as it may be, until another starts it.
+    drop(starter);
+    device.mark(START.into())?;
+    device.place(INSIDE.into(), 4)?;
+    target.disable(0)?;
+    target.enable(0)?;
+    device.place(INSIDE.into(), 4)?;
+    ensure_eq!(target.count()?, 4, "marks of a paused one");
+    let starter = trigger(&device, START, 1, HERE)?;
+    device.mark(START.into())?;
+    device.place(INSIDE.into(), 4)?;
+    ensure_eq!(target.count()?, 4, "marks before it is its starter");
+    starter.starts(target.as_raw_fd())?;
+    device.mark(START.into())?;
+    device.place(INSIDE.into(), 4)?;
+    ensure_eq!(target.count()?, 8, "marks of one that another started");
+    // Off: the place of a starter that went is free.
+    target.disable(0)?;
+    drop((starter, stopper));
+    let starter = trigger(&device, START, 1, HERE)?;
+    starter.starts(target.as_raw_fd())?;
+    starter.stops(target.as_raw_fd())?;
+    Ok(())
+}
+
+fn links_go_with_their_target() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let starter = trigger(&device, START, 1, HERE)?;
+    for state in ["waiting", "running", "stopped", "off", "never on"] {
+        let target = match state {
+            "never on" => device.open_event(&inside(&device), HERE.with(FLAG_ON_STARTER))?,
+            _ => waiting(&device, &inside(&device), HERE)?,
+        };
+        let stopper = trigger(&device, STOP, 1, HERE)?;
+        starter.starts(target.as_raw_fd())?;
+        stopper.stops(target.as_raw_fd())?;
+        match state {
+            "running" => device.mark(START.into())?,
+            "stopped" => {
+                device.mark(START.into())?;
+                device.mark(STOP.into())?;
+            }
+            "off" => target.disable(0).map(|_| ())?,
+            _ => {}
+        }
+        drop(target);
+        device.mark(START.into())?;
+        device.mark(STOP.into())?;
+    }
+    // The starter is as good as it was.
+    let target = waiting(&device, &inside(&device), HERE)?;
+    starter.starts(target.as_raw_fd())?;
+    device.mark(START.into())?;
+    device.place(INSIDE.into(), 6)?;
+    ensure_eq!(target.count()?, 6, "marks of its last target");
+    Ok(())
+}
+
+fn links_go_with_a_killed_process() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    // The target is this process's, what acts on it another's: descriptors that a fork has shared.
+    let target = waiting(&device, &inside(&device), HERE)?;
+    let mut child = Doomed::start(|parent| {
+        let device = Device::open()?;
+        let starter = trigger(&device, START, 1, HERE)?;
+        let stopper = trigger(&device, STOP, 1, HERE)?;
+        starter.starts(target.as_raw_fd())?;
+        stopper.stops(target.as_raw_fd())?;
+        // It has a target that goes with it, too.
+        let own = waiting(&device, &inside(&device), HERE)?;
+        starter.starts(own.as_raw_fd())?;
+        device.mark(START.into())?;
+        tell(parent, 1)?;
+        std::mem::forget((starter, stopper, own, device));
+        Ok(())
+    })?;
+    child.hear()?;
+    device.place(INSIDE.into(), 5)?;
+    ensure_eq!(target.count()?, 5, "marks of the running target");
+    child.kill()?;
+    device.mark(STOP.into())?;
+    device.place(INSIDE.into(), 5)?;
+    ensure_eq!(target.count()?, 10, "marks when its stopper is dead");
+    let stopper = trigger(&device, STOP, 1, HERE)?;
+    stopper.stops(target.as_raw_fd())?;
+    stopper.starts(target.as_raw_fd())?;
+    Ok(())
+}
+
+fn a_target_that_is_off_is_left_alone() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    let region = Region::of(&device, &inside(&device), HERE)?;
+    region.target.disable(0)?;
+    device.mark(START.into())?;
+    region.target.enable(0)?;
+    device.place(INSIDE.into(), 3)?;
+    ensure_eq!(region.target.count()?, 0, "started while it was off");
+    device.mark(START.into())?;
+    region.target.disable(0)?;
+    device.mark(STOP.into())?;
+    region.target.enable(0)?;
+    device.place(INSIDE.into(), 3)?;
+    ensure_eq!(region.target.count()?, 3, "stopped while it was off");
+    // What is off acts on nothing.
+    region.stopper.disable(0)?;
+    device.mark(STOP.into())?;
+    device.place(INSIDE.into(), 3)?;
+    ensure_eq!(region.target.count()?, 6, "by a stopper that is off");
+    Ok(())
+}
+
+fn links_come_and_go_while_marks_are_placed() -> Outcome {
+    const ROUNDS: usize = 300;
+    let device = Device::open()?;
+    let stop = AtomicBool::new(false);
+    let placed = AtomicU64::new(0);
+    thread::scope(|scope| -> Outcome {
+        let placer = scope.spawn(|| -> std::io::Result<()> {
+            cpu::pin(1)?;
+            let bell = Doorbell::map(&device)?;
+            while !stop.load(Ordering::Relaxed) {
+                bell.mark(START);
+                bell.mark(INSIDE);
+                bell.mark(STOP);
+                placed.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        let linked = (|| -> Outcome {
+            cpu::pin(0)?;
+            let lasting = trigger(&device, START, 1, HERE)?;
+            for round in 0..ROUNDS {
+                let target = waiting(&device, &inside(&device), HERE)?;
+                let stopper = trigger(&device, STOP, 1, HERE)?;
+                lasting.starts(target.as_raw_fd())?;
+                stopper.stops(target.as_raw_fd())?;
+                let before = placed.load(Ordering::Relaxed);
+                while round % 8 == 0 && placed.load(Ordering::Relaxed) < before + 3 {
+                    thread::yield_now();
+                }
+                if round % 8 == 0 {
+                    ensure!(target.count()? > 0, "round {round}: no region was entered");
+                }
+                // Each end goes first in turn.
+                match round % 3 {
+                    0 => drop((target, stopper)),
+                    1 => drop((stopper, target)),
+                    _ => {
+                        let closer = scope.spawn(move || drop(stopper));
+                        drop(target);
+                        closer.join().map_err(|_| "the closer panicked")?;
+                    }
+                }
+            }
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        placer.join().map_err(|_| "the placer panicked")??;
+        linked
+    })
+}
+
+fn both_ends_are_closed_at_once() -> Outcome {
+    let device = Device::open()?;
+    for round in 0..200 {
+        let region = Region::of(&device, &inside(&device), HERE)?;
+        let fresh = trigger(&device, START, 1, HERE)?;
+        let Region {
+            target,
+            starter,
+            stopper,
+        } = region;
+        let fd = target.as_raw_fd();
+        thread::scope(|scope| -> Outcome {
+            let closing = scope.spawn(move || drop(starter));
+            let linking = scope.spawn(|| fresh.starts(fd).err().and_then(|e| e.raw_os_error()));
+            if round % 2 == 0 {
+                drop(stopper);
+            }
+            closing.join().map_err(|_| "the closer panicked")?;
+            let refusal = linking.join().map_err(|_| "the linker panicked")?;
+            ensure!(
+                refusal.is_none() || refusal == Some(libc::EBUSY),
+                "round {round}: {refusal:?}"
+            );
+            // Whoever was first, now there is room or it is taken.
+            let again = refused(fresh.starts(fd));
+            let expected = match refusal {
+                None => Some(libc::EEXIST),
+                Some(_) => None,
+            };
+            ensure_eq!(again, expected, "round {round}: linking again");
+            Ok(())
+        })?;
+        drop(target);
+    }
+    // What is left of them is nothing.
+    let attr = sampling(device.attr(KIND_EXITS, EXIT_IO), 1, 0);
+    let last = device.start(&attr, HERE)?;
+    let target = waiting(&device, &inside(&device), HERE)?;
+    last.starts(target.as_raw_fd())?;
+    Ok(())
+}

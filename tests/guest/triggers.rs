@@ -1,0 +1,63 @@
+//! What the tests of starters and stoppers share: a region between two marks.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::cpu;
+use crate::raw::{Device, ENGINE_EXIT, Event, FLAG_ON_STARTER, How};
+
+/// Begins a region.
+pub(crate) const START: u32 = 100;
+/// Ends it.
+pub(crate) const STOP: u32 = 101;
+/// What is counted in it.
+pub(crate) const INSIDE: u32 = 102;
+
+/// An event whose every `period`th mark of that value acts on others. Enabled.
+pub(crate) fn trigger(device: &Device, value: u32, period: u64, how: How<'_>) -> io::Result<Event> {
+    device.start(&device.marks(value.into(), period, 0), how.by(ENGINE_EXIT))
+}
+
+/// A target that waits for its starter. Enabled.
+pub(crate) fn waiting(device: &Device, attr: &perf_event_attr, how: How<'_>) -> io::Result<Event> {
+    device.start(attr, how.with(FLAG_ON_STARTER))
+}
+
+/// A target with what starts and what stops it.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) target: Event,
+    pub(crate) starter: Event,
+    pub(crate) stopper: Event,
+}
+
+impl Region {
+    /// From [`START`] to [`STOP`], not entered yet.
+    pub(crate) fn of(device: &Device, attr: &perf_event_attr, how: How<'_>) -> io::Result<Self> {
+        Self::paced(device, attr, how, [1, 1])
+    }
+
+    /// The same with every so many of the two marks.
+    pub(crate) fn paced(
+        device: &Device,
+        attr: &perf_event_attr,
+        how: How<'_>,
+        [start, stop]: [u64; 2],
+    ) -> io::Result<Self> {
+        let region = Self {
+            target: waiting(device, attr, how)?,
+            starter: trigger(device, START, start, how)?,
+            stopper: trigger(device, STOP, stop, how)?,
+        };
+        region.starter.starts(region.target.as_raw_fd())?;
+        region.stopper.stops(region.target.as_raw_fd())?;
+        Ok(region)
+    }
+}
+
+/// So many exits for port writes; [`cpu::allow_ports`] comes first.
+pub(crate) fn ports(times: u64) {
+    (0..times).for_each(|_| cpu::port_write());
+}
