@@ -18,6 +18,7 @@ pub mod host;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod links;
 mod machine;
 mod merge;
 mod metrics;

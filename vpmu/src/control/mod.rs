@@ -2,6 +2,7 @@
 //! guest and is checked before use.
 
 mod aux;
+mod links;
 mod open;
 mod persistent;
 mod rings;
@@ -14,11 +15,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::persistent::changes;
 use crate::abi::{
-    CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_MAP, CONTROL_MAP_AUX,
-    CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_TASK_PAGE,
-    CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry, CatalogueRequest, ControlHeader,
-    ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest, PersistentEvent, QUEUE_CONTROL,
-    TaskPageRequest,
+    CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_LINK, CONTROL_MAP,
+    CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT, CONTROL_REDIRECT,
+    CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry, CatalogueRequest,
+    ControlHeader, ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest, PersistentEvent,
+    QUEUE_CONTROL, TaskPageRequest,
 };
 use crate::catalogue::Catalogue;
 use crate::errno::{Errno, status};
@@ -128,6 +129,7 @@ impl State {
             CONTROL_PAUSE => simple(room, &mut writer, || self.pause(&request)),
             CONTROL_MAP_AUX => simple(room, &mut writer, || self.map_aux(host, &request)),
             CONTROL_UNMAP_AUX => simple(room, &mut writer, || self.unmap_aux(host, event)),
+            CONTROL_LINK => simple(room, &mut writer, || self.link(&request)),
             CONTROL_TASK_PAGE => simple(room, &mut writer, || self.task_page(&request)),
             _ => simple(room, &mut writer, || Err(Errno::EOPNOTSUPP)),
         }

@@ -7,12 +7,13 @@ use crate::abi::{
     KIND_HARDWARE, KIND_HOST_TRACE, KIND_HW_CACHE, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
     MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED,
     OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
-    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK,
-    OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
+    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL,
+    OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
 use crate::event::{Context, Event, Facts, Host, is_trace, pace};
+use crate::links::Role;
 use crate::period::Period;
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
@@ -36,10 +37,15 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_AUX_START_PAUSED
     | OPEN_AUX_PAUSE
     | OPEN_AUX_RESUME
+    | OPEN_PAUSED
     | OPEN_PERSISTENT;
 
 /// What an overflow does to the trace that leads the group.
-const STEERING: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
+const STEERING: [(u32, Role); 2] = [
+    (OPEN_AUX_PAUSE, Role::Stopper),
+    (OPEN_AUX_RESUME, Role::Starter),
+];
+const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
 /// Fields of a sample that only a vCPU that stands still can tell.
 const NOT_BATCHED: u64 =
@@ -110,8 +116,14 @@ impl State {
         event.enabled = flags & OPEN_ENABLED != 0;
         self.next_id += 1;
         self.events.insert(id, event);
+        for (flag, role) in STEERING {
+            if let Some(leader) = leader.filter(|_| flags & flag != 0) {
+                self.links.steer(id, leader, role);
+            }
+        }
         if let Err(error) = self.start(host, id) {
             self.events.remove(&id);
+            self.links.forget(id);
             self.output.notices.forget(id);
             return Err(error);
         }
@@ -138,12 +150,12 @@ impl State {
     /// Whose group it joins, if any.
     fn leader(&self, request: &OpenRequest, context: Context) -> Result<Option<u64>, Errno> {
         let id = match request.leader.get() {
-            0 if request.flags.get() & STEERING != 0 => return Err(Errno::EINVAL),
+            0 if request.flags.get() & STEERS != 0 => return Err(Errno::EINVAL),
             0 => return Ok(None),
             id => id,
         };
         let leader = self.events.get(&id).ok_or(Errno::EINVAL)?;
-        if request.flags.get() & STEERING != 0 && !leader.facts.is_trace() {
+        if request.flags.get() & STEERS != 0 && !leader.facts.is_trace() {
             return Err(Errno::EINVAL);
         }
         let format = request.read_format.get();
@@ -251,7 +263,7 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     if request.header.event.get() != 0
         || request.aux_watermark.get() != 0 && !is_trace(request.kind.get())
         || flags & !OPEN_FLAGS != 0
-        || flags & STEERING == STEERING
+        || flags & STEERS == STEERS
         || request.engine.get() > ENGINE_BATCHED
     {
         return Err(Errno::EINVAL);
@@ -283,7 +295,7 @@ fn can_batch(request: &OpenRequest) -> bool {
     by_host(request)
         && request.kind.get() != KIND_SAMPLE_TRACE
         && request.sample_type.get() & NOT_BATCHED == 0
-        && request.flags.get() & STEERING == 0
+        && request.flags.get() & STEERS == 0
 }
 
 /// Whether the host's counters count it.

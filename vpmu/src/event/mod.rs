@@ -3,14 +3,14 @@
 
 mod backing;
 mod facts;
-mod tracing;
+mod pausing;
 
 use std::io;
 
 use self::backing::Backing;
 pub(crate) use self::facts::{Context, Facts, is_trace, pace};
 use crate::abi::{
-    ENGINE_BATCHED, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PINNED,
+    ENGINE_BATCHED, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PAUSED, OPEN_PINNED,
     STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
 };
 use crate::clock::Clock;
@@ -72,7 +72,7 @@ pub(crate) struct Event {
     pub(crate) shown: bool,
     /// What it traced, if it is a trace: its count then is the bytes of that.
     pub(crate) trace: Option<Trace>,
-    /// Of a trace: nothing is made until it is resumed. Its state and times go on.
+    /// Nothing is counted or made until it is resumed. Its state and times go on.
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
@@ -99,7 +99,7 @@ impl Event {
             persistence: None,
             shown: false,
             trace: facts.is_trace().then(Trace::new),
-            paused: facts.has(OPEN_AUX_START_PAUSED),
+            paused: facts.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED),
             period,
             throttle: Throttle::default(),
             failed: false,
@@ -134,21 +134,25 @@ impl Event {
 
     /// What it makes its vCPU's thread do while active.
     pub(crate) fn needs(&self) -> impl Iterator<Item = Need> + use<> {
-        let samples = self.period.is_some();
-        let exits = matches!(self.facts.kind, KIND_EXITS | KIND_SAMPLE_TRACE);
-        let traced = self.facts.traces_exits() && !self.paused;
+        let goes = !self.paused;
+        let samples = self.period.is_some() && goes;
+        let exits = matches!(self.facts.kind, KIND_EXITS | KIND_SAMPLE_TRACE) && goes;
+        let traced = self.facts.traces_exits() && goes;
         let wants = |need, wanted: bool| wanted.then_some(need);
         let needs = match &self.backing {
             Backing::GuestTime => [Some(Need::GuestTime), None],
             Backing::Host(_) if self.is_batched() => [Some(Need::Collecting), None],
             Backing::Host(_) => [wants(Need::HostSamples, samples), None],
             Backing::Exits => [
-                wants(Need::Exits, samples || self.shown),
+                wants(Need::Exits, samples || self.shown && goes),
                 wants(Need::Registers, samples),
             ],
             Backing::Happened(_) => [
                 wants(Need::Exits, exits),
-                wants(Need::Registers, samples || self.facts.excludes_any()),
+                wants(
+                    Need::Registers,
+                    samples || self.facts.excludes_any() && goes,
+                ),
             ],
             Backing::Traced => [wants(Need::Traced, traced), wants(Need::Registers, traced)],
             _ => [None, None],
@@ -217,10 +221,9 @@ impl Event {
     /// The host's; the caller then calls [`Event::fail`].
     pub(crate) fn start(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
         self.prepare(host, vcpu)?;
-        let rests = self.is_batched() && self.paused;
         let base = match self.backing.counter(vcpu) {
             Some(open) => {
-                if !rests {
+                if !self.paused {
                     open.counter.start()?;
                 }
                 open.last
@@ -368,11 +371,18 @@ impl Event {
         }
     }
 
+    /// Overflows of it that no record was written of; of a trace, bytes that were lost.
+    pub(crate) fn lost(&self) -> u64 {
+        self.trace.as_ref().map_or(self.lost, Trace::lost)
+    }
+
     fn fold(&mut self, active: &Active, reading: Reading, now: u64) {
         let ticks = now.saturating_sub(active.since);
-        self.count = self
-            .count
-            .wrapping_add(reading.value.wrapping_sub(active.base.value));
+        if !self.paused {
+            self.count = self
+                .count
+                .wrapping_add(reading.value.wrapping_sub(active.base.value));
+        }
         self.enabled_ticks = self.enabled_ticks.wrapping_add(ticks);
         self.running_ticks = self.running_ticks.wrapping_add(share(
             ticks,

@@ -27,6 +27,7 @@ impl State {
         let Some(event) = self.events.remove(&id) else {
             return;
         };
+        self.links.forget(id);
         self.output.notices.forget(id);
         self.output.aux_abandon(&event.facts);
         self.retire(event.facts.owner);

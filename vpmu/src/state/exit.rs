@@ -3,7 +3,8 @@
 use std::io;
 
 use super::State;
-use super::overflow::Moment;
+use super::overflow::{Moment, Periods};
+use super::triggers::Found;
 use crate::abi::{KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, MARK_ANY, PACE_EXITS};
 use crate::event::{Facts, Host};
 use crate::machine::{self, CpuState, ExitReason, GuestRegs, Registers};
@@ -77,8 +78,10 @@ impl State {
     ) {
         let exit = &mut Exit::new(vcpu, regs);
         exit.mark = Some(value);
-        self.happen(host, exit, |facts| {
-            facts.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&facts.config)
+        self.acting(host, |state| {
+            state.happen(host, exit, |facts| {
+                facts.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&facts.config)
+            });
         });
     }
 
@@ -107,25 +110,27 @@ impl State {
             // Before any overflow: the exit that pauses a trace is the last that it holds.
             self.trace_exit(host, exit, why);
         }
-        if on.needs(Need::Exits) {
-            self.happen(host, exit, |facts| match (facts.kind, facts.config) {
-                (KIND_EXITS, config) => exit_matches(config, why.reason),
-                kind_and_pace => kind_and_pace == (KIND_SAMPLE_TRACE, PACE_EXITS),
-            });
-        }
-        if on.needs(Need::HostSamples) {
-            self.drain_all(host, why.reason, exit);
-        }
+        self.acting(host, |state| {
+            if on.needs(Need::Exits) {
+                state.happen(host, exit, |facts| match (facts.kind, facts.config) {
+                    (KIND_EXITS, config) => exit_matches(config, why.reason),
+                    kind_and_pace => kind_and_pace == (KIND_SAMPLE_TRACE, PACE_EXITS),
+                });
+            }
+            if on.needs(Need::HostSamples) {
+                state.find_all(host, vcpu, why.reason);
+            }
+        });
     }
 
     /// What events whose facts `matches` count happened: first all of them count it, so that each
-    /// finds the others' counts as they are after it; then those whose period is over sample.
+    /// finds the others' counts as they are after it; then those whose period is over have overflowed.
     fn happen(&mut self, host: &Host<'_>, exit: &mut Exit<'_>, matches: impl Fn(&Facts) -> bool) {
         let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
         let ids: Vec<u64> = self.active[exit.vcpu as usize].iter().copied().collect();
         for id in ids {
             let Some(facts) = self.events.get(&id).and_then(|event| {
-                let matched = event.is_kept() && matches(&event.facts);
+                let matched = event.is_kept() && !event.is_paused() && matches(&event.facts);
                 matched.then_some(event.facts)
             }) else {
                 continue;
@@ -155,9 +160,15 @@ impl State {
             self.settle(host);
         }
         for (id, done) in completed {
-            let moment = exit.moment(self, host);
-            let overflows = (0..done.overflows).map(|_| done.length);
-            self.overflows(host, id, overflows, &moment);
+            let periods = Periods::Equal {
+                overflows: done.overflows,
+                length: done.length,
+            };
+            self.found(Found {
+                id,
+                periods,
+                moment: exit.moment(self, host),
+            });
         }
         for id in blind {
             self.fail(host, id, io::Error::from_raw_os_error(libc::EIO));
@@ -177,8 +188,7 @@ impl State {
     }
 
     /// Takes the overflows of every active host counter on the vCPU.
-    fn drain_all(&mut self, host: &Host<'_>, reason: ExitReason, exit: &mut Exit<'_>) {
-        let vcpu = exit.vcpu;
+    fn find_all(&mut self, host: &Host<'_>, vcpu: u32, reason: ExitReason) {
         let active = self.active[vcpu as usize].iter();
         let sampling: Vec<u64> = active
             .filter(|id| {
@@ -187,10 +197,9 @@ impl State {
             })
             .copied()
             .collect();
-        let place = exit.place(host);
         let mut overflows = 0;
         for id in sampling {
-            overflows += self.drain(host, id, vcpu, place);
+            overflows += self.find(host, id, vcpu);
         }
         if overflows > 0 && reason == ExitReason::Signal {
             self.metrics.overflow_exits += 1;

@@ -13,22 +13,6 @@ use crate::trace::Packet;
 const PACKET: u64 = size_of::<ExitPacket>() as u64;
 
 impl State {
-    /// A trace of such exits is paused or resumed: the host records none meanwhile. The exit that it
-    /// is paused in is the last, though it is not over.
-    pub(super) fn rest(&mut self, host: &Host<'_>, id: u64, paused: bool) {
-        let Some(event) = self.events.get_mut(&id) else {
-            return;
-        };
-        let vcpu = event.active_on();
-        if let Err(error) = event.record(!paused) {
-            self.fail(host, id, error);
-            return;
-        }
-        if let Some(vcpu) = vcpu.filter(|_| paused) {
-            self.take(host, id, vcpu);
-        }
-    }
-
     /// Makes packets of what the host recorded for the trace `id` on `vcpu`, oldest first.
     pub(super) fn write_exits(
         &mut self,

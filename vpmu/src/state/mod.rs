@@ -12,6 +12,7 @@ mod producing;
 mod reset;
 mod throttling;
 mod tracing;
+mod triggers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,10 +21,12 @@ use std::sync::Arc;
 use vm_memory::{GuestMemoryMmap, GuestRegionCollectionError};
 
 use self::producing::Awaited;
+use self::triggers::Pending;
 use crate::abi::{F_AUX, F_RING, SYNC_START};
 use crate::clock::Clock;
 use crate::errno::Errno;
 use crate::event::{Context, Event, Host};
+use crate::links::Links;
 use crate::merge::Merge;
 use crate::metrics::Metrics;
 use crate::output::Output;
@@ -49,6 +52,10 @@ pub(crate) struct State {
     /// The next event's id: ids are never used again.
     pub(crate) next_id: u64,
     pub(crate) metrics: Metrics,
+    /// Which events start and stop which others.
+    pub(crate) links: Links,
+    /// Overflows that have yet to act.
+    pending: Pending,
     /// How often each event may sample.
     allowance: Allowance,
     /// Active events of each vCPU.
@@ -67,7 +74,7 @@ pub(crate) struct State {
 
 /// What becomes of overflows that are found when an event has been stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pending {
+enum Late {
     Written,
     Dropped,
 }
@@ -85,6 +92,8 @@ impl State {
             events: BTreeMap::new(),
             next_id: 1,
             metrics: Metrics::default(),
+            links: Links::default(),
+            pending: Pending::default(),
             active: vec![BTreeSet::new(); vcpus],
             exit_places: vec![(0, None); vcpus],
             awaited: (0..vcpus).map(|_| Awaited::default()).collect(),
@@ -168,23 +177,22 @@ impl State {
 
     /// Makes an event stand still, what is pending for its ring written.
     pub(crate) fn stop(&mut self, host: &Host<'_>, id: u64) -> Result<(), Errno> {
-        self.halt(host, id, Pending::Written)
+        self.halt(host, id, Late::Written)
     }
 
     /// Makes an event stand still.
-    fn halt(&mut self, host: &Host<'_>, id: u64, pending: Pending) -> Result<(), Errno> {
+    fn halt(&mut self, host: &Host<'_>, id: u64, late: Late) -> Result<(), Errno> {
         let vcpu = self.deactivate(host, id)?;
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
         let stopped = event.stop(host);
         if let Some(vcpu) = vcpu.filter(|_| event.is_sampled_by_host()) {
-            match pending {
-                Pending::Written if event.is_batched() => self.settle_last(host, id, vcpu),
-                Pending::Written => {
-                    // Overflows since the exit belong to the exit: the guest has not run on.
-                    let place = self.place_at_exit(host, vcpu);
-                    self.drain(host, id, vcpu, place);
-                }
-                Pending::Dropped => self.drop_recorded(id, vcpu),
+            match late {
+                Late::Written if event.is_batched() => self.settle_last(host, id, vcpu),
+                // Overflows since the exit belong to the exit: the guest has not run on.
+                Late::Written => self.acting(host, |state| {
+                    state.find(host, id, vcpu);
+                }),
+                Late::Dropped => self.drop_recorded(id, vcpu),
             }
         }
         self.refresh(host, id, stopped)

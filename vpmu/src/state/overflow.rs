@@ -3,7 +3,8 @@
 
 use std::io;
 
-use super::{Pending, State};
+use super::triggers::Found;
+use super::{Late, State};
 use crate::abi::SamplePacket;
 use crate::event::{Event, Host};
 use crate::machine::GuestRegs;
@@ -12,6 +13,7 @@ use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Origin, SAMPLE_CALLCHAIN, SAMPLE_IP, SAMPLE_REGS_INTR,
     SAMPLE_REGS_USER, SAMPLE_STACK_USER, Sample,
 };
+use crate::source::{Overflow, Overflows};
 use crate::tasks::Task;
 use crate::throttle::Verdict;
 use crate::walk::Place;
@@ -50,20 +52,40 @@ impl Moment {
     }
 }
 
+/// What the count grew by for each of some overflows that were found together.
+#[derive(Debug)]
+pub(super) enum Periods {
+    /// Those that the device counted.
+    Equal { overflows: u64, length: u64 },
+    /// Those that the host recorded.
+    Each(std::vec::IntoIter<Overflow>),
+}
+
+impl Iterator for Periods {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        match self {
+            Self::Equal { overflows: 0, .. } => None,
+            Self::Equal { overflows, length } => {
+                *overflows -= 1;
+                Some(*length)
+            }
+            Self::Each(overflows) => overflows.next().map(|overflow| overflow.period),
+        }
+    }
+}
+
 impl State {
-    /// Makes samples of the overflows of one host counter; how many there were.
-    pub(super) fn drain(
-        &mut self,
-        host: &Host<'_>,
-        id: u64,
-        vcpu: u32,
-        place: Option<Place>,
-    ) -> u64 {
+    /// Takes the overflows of one host counter, to act at the exit that its vCPU is at; how many there
+    /// were.
+    pub(super) fn find(&mut self, host: &Host<'_>, id: u64, vcpu: u32) -> u64 {
         let Some(event) = self.events.get_mut(&id) else {
             return 0;
         };
-        let overflows = event.drain(vcpu);
-        if !overflows.samples.is_empty() {
+        let Overflows { samples, lost, .. } = event.drain(vcpu);
+        let overflows = samples.len() as u64;
+        if overflows > 0 {
             // What came before on this vCPU is to stand before it.
             self.settle(host);
             let tsc = host.guest_tsc(vcpu);
@@ -71,33 +93,35 @@ impl State {
                 vcpu,
                 tsc,
                 time: self.clock.nanoseconds(tsc),
-                place,
+                place: self.place_at_exit(host, vcpu),
                 task: self.output.running(vcpu),
                 addr: 0,
             };
-            let periods = overflows.samples.iter().map(|sample| sample.period);
-            self.overflows(host, id, periods, &moment);
+            let periods = Periods::Each(samples.into_iter());
+            self.found(Found {
+                id,
+                periods,
+                moment,
+            });
         }
-        self.lose(id, overflows.lost);
-        overflows.samples.len() as u64
+        self.lose(id, lost);
+        overflows
     }
 
-    /// An event overflowed after each of `periods`, all found at one moment.
-    pub(super) fn overflows(
-        &mut self,
-        host: &Host<'_>,
-        id: u64,
-        mut periods: impl Iterator<Item = u64>,
-        moment: &Moment,
-    ) {
-        let Some(facts) = self.events.get(&id).map(|event| event.facts) else {
+    /// Overflows of an event act: on those that it starts and stops, and on its own records.
+    pub(super) fn overflows(&mut self, host: &Host<'_>, found: Found) {
+        let Found {
+            id,
+            mut periods,
+            moment,
+        } = found;
+        let Some(event) = self.events.get(&id) else {
             return;
         };
-        self.steer(host, &facts);
-        if facts.is_trace() {
-            self.trace_sample(host, id, periods, moment);
+        if event.facts.is_trace() {
+            self.trace_sample(host, id, periods, &moment);
         } else {
-            periods.all(|period| self.overflow(host, id, period, moment));
+            periods.all(|period| self.overflow(host, id, period, &moment));
         }
     }
 
@@ -123,6 +147,7 @@ impl State {
         period: u64,
         moment: &Moment,
     ) -> bool {
+        self.trigger(host, id);
         let Some((verdict, silenced)) = self.admit(host, id, moment) else {
             return false;
         };
@@ -189,13 +214,11 @@ impl State {
         let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) else {
             return;
         };
-        let paused = event.is_paused();
         match &mut event.trace {
-            Some(trace) if !paused => {
+            Some(trace) => {
                 let bytes = overflows.saturating_mul(size_of::<SamplePacket>() as u64);
                 self.output.aux_lose(&event.facts, trace, overflows, bytes);
             }
-            Some(_) => {}
             None => {
                 event.lost = event.lost.saturating_add(overflows);
                 self.output.lose(&event.facts, overflows);
@@ -215,7 +238,7 @@ impl State {
         event.enabled = false;
         // An event that fails here says so by itself. What the host saw of it since is beyond
         // the limit.
-        let _ = self.halt(host, id, Pending::Dropped);
+        let _ = self.halt(host, id, Late::Dropped);
         self.stop_members(host, id);
         self.output.notices.limit(id);
         true

@@ -6,8 +6,8 @@ use std::io;
 use super::State;
 use super::exit::Exit;
 use super::overflow::Moment;
-use crate::abi::{OPEN_AUX_PAUSE, OPEN_AUX_RESUME, SamplePacket};
-use crate::event::{Event, Facts, Host};
+use crate::abi::SamplePacket;
+use crate::event::{Event, Host};
 use crate::machine;
 use crate::output::Note;
 use crate::record::Origin;
@@ -104,36 +104,6 @@ impl State {
         }
     }
 
-    /// An overflow of an event pauses or resumes the trace that leads its group, if it was opened
-    /// for that.
-    pub(super) fn steer(&mut self, host: &Host<'_>, facts: &Facts) {
-        let paused = facts.has(OPEN_AUX_PAUSE);
-        if !paused && !facts.has(OPEN_AUX_RESUME) {
-            return;
-        }
-        let leader = self.events.get(&facts.id).and_then(|event| event.leader);
-        let Some(trace) = leader else {
-            return;
-        };
-        // What its pace has overflowed up to here is of the time before.
-        let batched = self.events.get(&trace).is_some_and(Event::is_batched);
-        let paced = self.events.get(&trace).and_then(|trace| {
-            let sampled = trace.is_sampled_by_host() && !batched;
-            trace.active_on().filter(|_| sampled)
-        });
-        if let Some(vcpu) = paced {
-            let place = self.place_at_exit(host, vcpu);
-            self.drain(host, trace, vcpu, place);
-        }
-        if batched {
-            self.rest(host, trace, paused);
-        }
-        let changed = self.with_needs(host, trace, |trace| trace.pause(paused));
-        if changed == Some(true) {
-            self.flush(host, trace);
-        }
-    }
-
     /// A trace of samples overflowed after each of `periods`, all found at one moment: one packet
     /// stands for those that its rate and its limit allow.
     pub(super) fn trace_sample(
@@ -143,16 +113,17 @@ impl State {
         periods: impl Iterator<Item = u64>,
         moment: &Moment,
     ) {
-        let event = self.events.get(&id).filter(|event| !event.is_paused());
-        let Some((limit, origin)) = event.map(|event| (event.limit, moment.origin(event))) else {
+        let Some(event) = self.events.get(&id) else {
             return;
         };
+        let (limit, origin) = (event.limit, moment.origin(event));
         let (mut overflows, mut counted, mut last) = (0, 0_u64, false);
         let mut silenced = Ok(());
         for period in periods {
             if limit > 0 && overflows == limit {
                 break;
             }
+            self.trigger(host, id);
             let Some((verdict, result)) = self.admit(host, id, moment) else {
                 return;
             };
@@ -169,6 +140,10 @@ impl State {
             return;
         }
         self.write_sample(id, &origin, moment, overflows, counted);
+        if self.events.get(&id).is_some_and(Event::is_paused) {
+            // Nothing follows that would show it.
+            self.flush(host, id);
+        }
         if last {
             self.note(id, &origin, &Note::Throttle);
             // A vCPU whose host counter is silent may not come here for long.

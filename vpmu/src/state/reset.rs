@@ -46,6 +46,7 @@ impl State {
         let Some(event) = self.events.remove(&id) else {
             return;
         };
+        self.links.forget(id);
         if let Some(vcpu) = event.active_on() {
             self.active[vcpu as usize].remove(&id);
             host.vcpus[vcpu as usize].drop_needs(event.needs());

@@ -14,6 +14,7 @@ mod groups;
 mod hostile;
 mod life;
 mod limits;
+mod links;
 mod loss;
 mod marks;
 mod modes;

@@ -203,6 +203,15 @@ impl Rig {
         })
     }
 
+    pub(crate) fn link(&mut self, event: u64, target: u64, role: u32) -> Result<(), Errno> {
+        self.control(&LinkRequest {
+            header: Self::header(CONTROL_LINK, event),
+            target: target.into(),
+            role: role.into(),
+            reserved: 0.into(),
+        })
+    }
+
     /// Names the task page of a vCPU and writes who runs there.
     pub(crate) fn runs(&mut self, vcpu: u32, pid: u32, tid: u32) {
         let address = 0x8000 + u64::from(vcpu) * 0x1000;

@@ -146,7 +146,7 @@ fn exits_steer_at_the_very_exit() {
 }
 
 #[test]
-fn a_sample_trace_pauses_too_and_its_pace_goes_on() {
+fn a_sample_trace_pauses_with_its_pace() {
     let mut rig = Rig::new();
     let request = OpenRequest {
         period: 10.into(),
@@ -164,8 +164,8 @@ fn a_sample_trace_pauses_too_and_its_pace_goes_on() {
     };
     exits(&rig, 1..15);
     rig.mark(0, PAUSE, 15);
-    exits(&rig, 16..35);
-    rig.mark(0, RESUME, 35);
+    exits(&rig, 16..32);
+    rig.mark(0, RESUME, 32);
     exits(&rig, 36..45);
     let reply = rig.read(0, trace);
     let samples: Vec<_> = area

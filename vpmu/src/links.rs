@@ -1,0 +1,172 @@
+//! Which events start and stop which others when they overflow. Knows events by their ids alone.
+
+use std::collections::BTreeMap;
+
+/// What an event can be to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Starter,
+    Stopper,
+}
+
+/// What an overflow does to a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Start,
+    Stop,
+    /// Starts what is paused and stops what is not: of one that is starter and stopper.
+    Toggle,
+}
+
+/// Why two events cannot be linked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("they are linked so")]
+    Linked,
+    #[error("the target has another of that role")]
+    Taken,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Link {
+    starts: bool,
+    stops: bool,
+    /// By membership in the group that the target leads: any number of members may.
+    steers: bool,
+}
+
+impl Link {
+    fn has(self, role: Role) -> bool {
+        match role {
+            Role::Starter => self.starts,
+            Role::Stopper => self.stops,
+        }
+    }
+
+    fn add(&mut self, role: Role) {
+        match role {
+            Role::Starter => self.starts = true,
+            Role::Stopper => self.stops = true,
+        }
+    }
+}
+
+/// All links of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    /// By the event that overflows, then the target.
+    links: BTreeMap<(u64, u64), Link>,
+}
+
+impl Links {
+    /// Makes `trigger` the starter or stopper of `target`; a target has one of each.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing has changed then.
+    pub(crate) fn link(&mut self, trigger: u64, target: u64, role: Role) -> Result<(), Refused> {
+        if self
+            .links
+            .get(&(trigger, target))
+            .is_some_and(|link| link.has(role))
+        {
+            return Err(Refused::Linked);
+        }
+        let taken = |(&(_, other), link): (&(u64, u64), &Link)| {
+            other == target && link.has(role) && !link.steers
+        };
+        if self.links.iter().any(taken) {
+            return Err(Refused::Taken);
+        }
+        self.links.entry((trigger, target)).or_default().add(role);
+        Ok(())
+    }
+
+    /// Makes a member of the group that `leader` leads one of those that steer it.
+    pub(crate) fn steer(&mut self, member: u64, leader: u64, role: Role) {
+        let link = self.links.entry((member, leader)).or_default();
+        link.steers = true;
+        link.add(role);
+    }
+
+    /// What an overflow of `trigger` does, and to whom.
+    pub(crate) fn effects(&self, trigger: u64) -> impl Iterator<Item = (u64, Effect)> {
+        let of_trigger = self.links.range((trigger, 0)..=(trigger, u64::MAX));
+        of_trigger.filter_map(|(&(_, target), link)| {
+            let effect = match (link.starts, link.stops) {
+                (true, true) => Effect::Toggle,
+                (true, false) => Effect::Start,
+                (false, true) => Effect::Stop,
+                (false, false) => return None,
+            };
+            Some((target, effect))
+        })
+    }
+
+    /// An event is gone: its links go, whichever end it was.
+    pub(crate) fn forget(&mut self, event: u64) {
+        self.links
+            .retain(|&(trigger, target), _| trigger != event && target != event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn effects(links: &Links, trigger: u64) -> Vec<(u64, Effect)> {
+        links.effects(trigger).collect()
+    }
+
+    #[test]
+    fn a_target_has_one_of_each_role() {
+        let mut links = Links::default();
+        assert_eq!(links.link(1, 9, Role::Starter), Ok(()));
+        assert_eq!(links.link(1, 9, Role::Starter), Err(Refused::Linked));
+        assert_eq!(links.link(2, 9, Role::Starter), Err(Refused::Taken));
+        assert_eq!(links.link(2, 9, Role::Stopper), Ok(()));
+        assert_eq!(links.link(1, 9, Role::Stopper), Err(Refused::Taken));
+        assert_eq!(effects(&links, 1), [(9, Effect::Start)]);
+        assert_eq!(effects(&links, 2), [(9, Effect::Stop)]);
+    }
+
+    #[test]
+    fn both_roles_toggle_and_one_event_has_many_targets() {
+        let mut links = Links::default();
+        for (target, role) in [
+            (7, Role::Starter),
+            (8, Role::Starter),
+            (8, Role::Stopper),
+            (6, Role::Stopper),
+        ] {
+            assert_eq!(links.link(1, target, role), Ok(()));
+        }
+        let all = [(6, Effect::Stop), (7, Effect::Start), (8, Effect::Toggle)];
+        assert_eq!(effects(&links, 1), all);
+        assert_eq!(effects(&links, 2), []);
+    }
+
+    #[test]
+    fn members_that_steer_take_no_role() {
+        let mut links = Links::default();
+        links.steer(1, 9, Role::Stopper);
+        links.steer(2, 9, Role::Stopper);
+        assert_eq!(links.link(1, 9, Role::Stopper), Err(Refused::Linked));
+        assert_eq!(links.link(3, 9, Role::Stopper), Ok(()));
+        for trigger in 1..=3 {
+            assert_eq!(effects(&links, trigger), [(9, Effect::Stop)]);
+        }
+    }
+
+    #[test]
+    fn links_go_with_either_end() {
+        let mut links = Links::default();
+        for (trigger, target) in [(1, 2), (2, 3), (3, 1)] {
+            assert_eq!(links.link(trigger, target, Role::Starter), Ok(()));
+        }
+        links.forget(2);
+        assert_eq!(effects(&links, 1), []);
+        assert_eq!(effects(&links, 2), []);
+        assert_eq!(effects(&links, 3), [(1, Effect::Start)]);
+        assert_eq!(links.link(1, 3, Role::Starter), Ok(()), "free again");
+    }
+}

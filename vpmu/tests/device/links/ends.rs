@@ -1,0 +1,138 @@
+//! How links end: with either event, from whatever state.
+
+use vpmu::abi::*;
+
+use super::{START, STOP, between_marks, paused, trigger};
+use crate::rig::Rig;
+
+const WORK: u64 = 5;
+
+/// Brings an event into a state.
+type Bring = fn(&mut Rig, u64);
+
+fn states() -> [(&'static str, Bring); 4] {
+    [
+        ("paused", |_, _| {}),
+        ("active", |rig, _| rig.mark(0, START, 1)),
+        ("off", |rig, id| {
+            rig.command(0, COMMAND_DISABLE, id);
+        }),
+        ("reset", |rig, id| {
+            rig.mark(0, START, 1);
+            rig.command(0, COMMAND_RESET, id);
+        }),
+    ]
+}
+
+#[test]
+fn links_vanish_with_the_target() {
+    for (state, bring) in states() {
+        let mut rig = Rig::new();
+        let start = trigger(&mut rig, START, 1);
+        let stop = trigger(&mut rig, STOP, 1);
+        for _ in 0..2 {
+            let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
+            rig.link(start, target, LINK_STARTER).expect("linked");
+            rig.link(stop, target, LINK_STOPPER).expect("linked");
+            bring(&mut rig, target);
+            rig.close(target).expect("closed");
+            rig.mark(0, START, 1);
+            rig.mark(0, STOP, 1);
+            let gone = rig.link(start, target, LINK_STARTER);
+            assert_eq!(gone, Err(libc::ENOENT), "{state}");
+        }
+        for trigger in [start, stop] {
+            rig.close(trigger).expect("closed");
+        }
+    }
+}
+
+#[test]
+fn a_target_left_paused_stays_so_until_another_starter_overflows() {
+    for (state, bring) in states() {
+        let mut rig = Rig::new();
+        let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
+        let start = trigger(&mut rig, STOP, 1);
+        rig.link(start, target, LINK_STARTER).expect("linked");
+        bring(&mut rig, start);
+        rig.close(start).expect("closed");
+        rig.mark(0, STOP, 1);
+        rig.mark(0, 5, 1);
+        assert_eq!(rig.value(0, target), 0, "{state}");
+        let other = trigger(&mut rig, START, 1);
+        rig.link(other, target, LINK_STARTER).expect("linked");
+        rig.mark(0, 5, 1);
+        assert_eq!(rig.value(0, target), 0, "{state}");
+        rig.mark(0, START, 1);
+        rig.mark(0, 5, 1);
+        assert_eq!(rig.value(0, target), 1, "{state}");
+    }
+}
+
+#[test]
+fn a_target_without_its_stopper_goes_on() {
+    let mut rig = Rig::new();
+    let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
+    let start = trigger(&mut rig, START, 1);
+    let stop = trigger(&mut rig, STOP, 1);
+    rig.link(start, target, LINK_STARTER).expect("linked");
+    rig.link(stop, target, LINK_STOPPER).expect("linked");
+    rig.mark(0, START, 1);
+    rig.close(stop).expect("closed");
+    rig.mark(0, STOP, 1);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.value(0, target), 1);
+    // It can have another of that role, but not of the other.
+    let other = trigger(&mut rig, STOP, 1);
+    assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
+    assert_eq!(rig.link(other, target, LINK_STOPPER), Ok(()));
+    rig.mark(0, STOP, 1);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.value(0, target), 1);
+}
+
+#[test]
+fn a_trigger_that_is_off_does_nothing() {
+    let mut rig = Rig::new();
+    let target = rig.open(&paused(KIND_MARK, WORK)).expect("open");
+    let start = trigger(&mut rig, START, 1);
+    rig.link(start, target, LINK_STARTER).expect("linked");
+    rig.command(0, COMMAND_DISABLE, start);
+    rig.mark(0, START, 1);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.value(0, target), 0);
+}
+
+#[test]
+fn an_event_in_error_keeps_its_links_to_no_effect() {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused(KIND_HARDWARE, 0));
+    rig.world.break_host();
+    rig.mark(0, START, 1);
+    let reply = rig.command(0, COMMAND_READ, target);
+    assert_eq!(
+        reply.state.get(),
+        STATE_ERROR,
+        "its counter would not start"
+    );
+    rig.mark(0, STOP, 1);
+    rig.mark(0, START, 1);
+    let other = trigger(&mut rig, 9, 1);
+    assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
+    rig.close(target).expect("closed");
+    rig.mark(0, START, 1);
+}
+
+#[test]
+fn a_reset_ends_all_links() {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused(KIND_MARK, WORK));
+    rig.vpmu.reset();
+    rig.activate(crate::rig::ALL_FEATURES);
+    let start = trigger(&mut rig, START, 1);
+    assert_eq!(rig.link(start, target, LINK_STARTER), Err(libc::ENOENT));
+    let again = between_marks(&mut rig, &paused(KIND_MARK, WORK));
+    rig.mark(0, START, 1);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.value(0, again), 1);
+}

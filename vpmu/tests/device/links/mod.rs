@@ -1,0 +1,50 @@
+//! Events that start and stop others.
+
+mod backings;
+mod ends;
+mod regions;
+mod rules;
+
+use vpmu::abi::*;
+
+use crate::rig::{Rig, open_of, sampling};
+
+/// Values of the marks that start and stop.
+pub(crate) const START: u32 = 7;
+pub(crate) const STOP: u32 = 8;
+
+/// An enabled event that overflows at every `period`th mark of `value`.
+pub(crate) fn trigger(rig: &mut Rig, value: u32, period: u64) -> u64 {
+    let request = OpenRequest {
+        period: period.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_MARK, value.into(), 0)
+    };
+    rig.open(&request).expect("open")
+}
+
+/// An event that is enabled and paused.
+pub(crate) fn paused(kind: u32, config: u64) -> OpenRequest {
+    OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
+        ..open_of(kind, config, 0)
+    }
+}
+
+/// The same, sampling everything at each period by the exit engine.
+pub(crate) fn paused_sampling(kind: u32, config: u64, period: u64) -> OpenRequest {
+    OpenRequest {
+        engine: ENGINE_EXIT.into(),
+        ..sampling(paused(kind, config), period)
+    }
+}
+
+/// A target with marks that start and stop it.
+pub(crate) fn between_marks(rig: &mut Rig, request: &OpenRequest) -> u64 {
+    let target = rig.open(request).expect("open");
+    for (value, role) in [(START, LINK_STARTER), (STOP, LINK_STOPPER)] {
+        let mark = trigger(rig, value, 1);
+        rig.link(mark, target, role).expect("linked");
+    }
+    target
+}

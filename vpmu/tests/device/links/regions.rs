@@ -1,0 +1,217 @@
+//! Counts and records between a start and a stop: exactly what was done there.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::{START, STOP, between_marks, paused, paused_sampling, trigger};
+use crate::rig::{Rig, open_of};
+use crate::world::At;
+
+const WORK: u32 = 5;
+
+/// Ten thousand regions with work around and in them; how much of it each holds.
+fn regions(rig: &Rig, mut work: impl FnMut(&Rig)) -> u64 {
+    let mut inside = 0;
+    for region in 0..10_000 {
+        work(rig);
+        rig.mark(0, START, 1);
+        for _ in 0..region % 5 {
+            work(rig);
+            inside += 1;
+        }
+        rig.mark(0, STOP, 1);
+        work(rig);
+    }
+    inside
+}
+
+#[test]
+fn marks_in_ten_thousand_regions() {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused(KIND_MARK, WORK.into()));
+    let user = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PAUSED | OPEN_EXCLUDE_KERNEL).into(),
+        ..open_of(KIND_EXITS, EXIT_IO, 0)
+    };
+    let user = between_marks(&mut rig, &user);
+    let inside = regions(&rig, |rig| {
+        rig.mark(0, WORK, 1);
+        rig.exit(0, ExitReason::Io, &mut At(1));
+        rig.exit(0, ExitReason::Io, &mut At(u64::MAX));
+    });
+    assert_eq!((rig.value(0, target), inside), (20_000, 20_000));
+    assert_eq!(rig.value(0, user), inside);
+}
+
+#[test]
+fn exits_in_ten_thousand_regions_with_the_one_that_stops_them() {
+    let mut rig = Rig::new();
+    let [io, all] = [EXIT_IO, EXIT_USER].map(|config| {
+        let request = paused(KIND_EXITS, config);
+        between_marks(&mut rig, &request)
+    });
+    let inside = regions(&rig, |rig| rig.exit(0, ExitReason::Io, &mut At(1)));
+    assert_eq!(rig.value(0, io), inside);
+    // The mark that stops it is an exit of the region; the one that starts it is none.
+    assert_eq!(rig.value(0, all), inside + 10_000);
+}
+
+#[test]
+fn a_mark_counts_where_it_stops_and_not_where_it_starts() {
+    let mut rig = Rig::new();
+    let any = between_marks(&mut rig, &paused(KIND_MARK, MARK_ANY));
+    for _ in 0..100 {
+        rig.mark(0, START, 1);
+        rig.mark(0, START, 1);
+        rig.mark(0, STOP, 1);
+        rig.mark(0, STOP, 1);
+    }
+    assert_eq!(rig.value(0, any), 200, "the second start, the first stop");
+}
+
+#[test]
+fn a_sampling_target_records_only_inside_and_its_period_waits() {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused_sampling(KIND_EXITS, EXIT_IO, 3));
+    let mut ring = rig.map(target, 4);
+    let exits = |rig: &Rig, ips: std::ops::Range<u64>| {
+        ips.for_each(|ip| rig.exit(0, ExitReason::Io, &mut At(ip)));
+    };
+    exits(&rig, 0..10);
+    rig.mark(0, START, 1);
+    exits(&rig, 10..14);
+    rig.mark(0, STOP, 1);
+    exits(&rig, 14..30);
+    rig.mark(0, START, 1);
+    exits(&rig, 30..34);
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(
+        ips,
+        [12, 31],
+        "one of the second three was before the pause"
+    );
+    assert_eq!(rig.value(0, target), 8);
+}
+
+#[test]
+fn the_overflow_that_stops_an_event_with_its_own_is_written_by_both() {
+    let mut rig = Rig::new();
+    let target = rig
+        .open(&paused_sampling(KIND_EXITS, EXIT_IO, 1))
+        .expect("open");
+    let start = trigger(&mut rig, START, 1);
+    rig.link(start, target, LINK_STARTER).expect("linked");
+    // Opened later, so its overflow acts after the target's; and once before it.
+    let stop = rig
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..paused_sampling(KIND_EXITS, EXIT_IO, 1)
+        })
+        .expect("open");
+    rig.link(stop, target, LINK_STOPPER).expect("linked");
+    let rings = [target, stop].map(|id| rig.map(id, 4));
+    rig.mark(0, START, 1);
+    for ip in 1..4 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    let [own, stopper] = rings.map(|mut ring| {
+        let samples = ring.samples();
+        samples.iter().map(|sample| sample.ip).collect::<Vec<_>>()
+    });
+    assert_eq!((own, stopper), (vec![1], vec![1, 2, 3]));
+}
+
+#[test]
+fn chains_act_link_after_link() {
+    let mut rig = Rig::new();
+    // The mark starts a counter of exits, whose third starts another.
+    let last = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
+    let middle = rig
+        .open(&paused_sampling(KIND_EXITS, EXIT_IO, 3))
+        .expect("open");
+    let first = trigger(&mut rig, START, 1);
+    rig.link(first, middle, LINK_STARTER).expect("linked");
+    rig.link(middle, last, LINK_STARTER).expect("linked");
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        rig.exit(0, ExitReason::Io, &mut At(1));
+        rig.mark(0, WORK, 1);
+        seen.push(rig.value(0, last));
+    }
+    assert_eq!(seen, [0; 5]);
+    rig.mark(0, START, 1);
+    seen.clear();
+    for _ in 0..5 {
+        rig.exit(0, ExitReason::Io, &mut At(1));
+        rig.mark(0, WORK, 1);
+        seen.push(rig.value(0, last));
+    }
+    assert_eq!(seen, [0, 0, 1, 2, 3]);
+}
+
+#[test]
+fn one_event_starts_many() {
+    let mut rig = Rig::new();
+    let start = trigger(&mut rig, START, 1);
+    let targets: Vec<u64> = (0..100)
+        .map(|_| {
+            let target = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
+            rig.link(start, target, LINK_STARTER).expect("linked");
+            target
+        })
+        .collect();
+    rig.mark(0, WORK, 1);
+    rig.mark(0, START, 1);
+    rig.mark(0, WORK, 1);
+    assert!(targets.iter().all(|&id| rig.value(0, id) == 1));
+}
+
+#[test]
+fn starter_and_stopper_in_one_toggles() {
+    let mut rig = Rig::new();
+    let target = rig.open(&paused(KIND_EXITS, EXIT_IO)).expect("open");
+    let toggle = rig
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..paused_sampling(KIND_EXITS, EXIT_IO, 10)
+        })
+        .expect("open");
+    for role in [LINK_STARTER, LINK_STOPPER] {
+        rig.link(toggle, target, role).expect("linked");
+    }
+    let mut counts = Vec::new();
+    for _ in 0..6 {
+        for _ in 0..10 {
+            rig.exit(0, ExitReason::Io, &mut At(1));
+        }
+        counts.push(rig.value(0, target));
+    }
+    // Every other stretch of ten.
+    assert_eq!(counts, [0, 10, 10, 20, 20, 30]);
+}
+
+#[test]
+fn every_nth_region() {
+    let mut rig = Rig::new();
+    let target = rig.open(&paused(KIND_MARK, WORK.into())).expect("open");
+    let starter = trigger(&mut rig, START, 4);
+    let stopper = trigger(&mut rig, STOP, 1);
+    rig.link(starter, target, LINK_STARTER).expect("linked");
+    rig.link(stopper, target, LINK_STOPPER).expect("linked");
+    let mut counts = Vec::new();
+    for region in 1..=10_000_u64 {
+        rig.mark(0, START, 1);
+        (0..region % 7).for_each(|_| rig.mark(0, WORK, 1));
+        rig.mark(0, STOP, 1);
+        if region % 1000 == 0 {
+            counts.push(rig.value(0, target));
+        }
+    }
+    let expected: Vec<u64> = (1..=10)
+        .map(|thousands| {
+            let fourth = (1..=thousands * 1000).filter(|region| region % 4 == 0);
+            fourth.map(|region| region % 7).sum()
+        })
+        .collect();
+    assert_eq!(counts, expected);
+}

@@ -1,0 +1,160 @@
+//! Which events can be linked, and how each mistake is answered.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::{START, STOP, between_marks, paused, trigger};
+use crate::rig::{Rig, open_of, sampling};
+use crate::world::At;
+
+#[test]
+fn each_mistake_has_its_errno() {
+    let mut rig = Rig::new();
+    let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
+    let mark = trigger(&mut rig, START, 1);
+    let other = trigger(&mut rig, START, 1);
+    let counting = rig.open(&open_of(KIND_MARK, 9, 0)).expect("open");
+    let elsewhere = rig
+        .open(&sampling(open_of(KIND_MARK, 9, 1), 1))
+        .expect("open");
+    let task = rig
+        .open(&sampling(open_of(KIND_MARK, 9, CONTEXT_TASK), 1))
+        .expect("open");
+    for (event, target, role, errno) in [
+        (mark, target, 0, libc::EINVAL),
+        (mark, target, 3, libc::EINVAL),
+        (mark, 999, LINK_STARTER, libc::ENOENT),
+        (999, target, LINK_STOPPER, libc::ENOENT),
+        (0, target, LINK_STARTER, libc::ENOENT),
+        (mark, 0, LINK_STARTER, libc::ENOENT),
+        (mark, mark, LINK_STARTER, libc::EINVAL),
+        (mark, elsewhere, LINK_STARTER, libc::EINVAL),
+        (elsewhere, target, LINK_STOPPER, libc::EINVAL),
+        (mark, task, LINK_STARTER, libc::EINVAL),
+        (task, target, LINK_STARTER, libc::EINVAL),
+        (counting, target, LINK_STARTER, libc::EINVAL),
+    ] {
+        let linked = rig.link(event, target, role);
+        assert_eq!(linked, Err(errno), "{event} to {target} as {role}");
+    }
+    let unclean = LinkRequest {
+        header: Rig::header(CONTROL_LINK, mark),
+        target: target.into(),
+        role: LINK_STARTER.into(),
+        reserved: 1.into(),
+    };
+    assert_eq!(rig.control(&unclean), Err(libc::EINVAL));
+    let short = rig.control(&Rig::header(CONTROL_LINK, mark));
+    assert_eq!(short, Err(libc::EINVAL));
+    for role in [LINK_STARTER, LINK_STOPPER] {
+        assert_eq!(rig.link(mark, target, role), Ok(()));
+        assert_eq!(rig.link(mark, target, role), Err(libc::EEXIST));
+        assert_eq!(rig.link(other, target, role), Err(libc::EBUSY));
+    }
+    // One that only counts can be a target all the same, and a trigger have one as well.
+    assert_eq!(rig.link(other, mark, LINK_STOPPER), Ok(()));
+    assert_eq!(rig.link(mark, counting, LINK_STARTER), Ok(()));
+}
+
+#[test]
+fn a_batched_event_triggers_nothing_and_can_be_a_target() {
+    let mut rig = Rig::new();
+    rig.world.know_ips();
+    let open = |rig: &mut Rig, engine: u32| {
+        let request = OpenRequest {
+            engine: engine.into(),
+            ..sampling(open_of(KIND_HARDWARE, 0, 0), 100)
+        };
+        let reply = rig.open_reply(&request);
+        assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
+        reply.id.get()
+    };
+    let [batched, exact] = [ENGINE_BATCHED, ENGINE_EXIT].map(|engine| open(&mut rig, engine));
+    for role in [LINK_STARTER, LINK_STOPPER] {
+        assert_eq!(rig.link(batched, exact, role), Err(libc::EOPNOTSUPP));
+        assert_eq!(rig.link(exact, batched, role), Ok(()));
+    }
+}
+
+#[test]
+fn tasks_events_are_linked_and_so_are_children() {
+    let mut rig = Rig::new();
+    let task = |rig: &mut Rig, value, period: u64, flags: u32, parent: u64| {
+        let request = OpenRequest {
+            period: period.into(),
+            flags: (OPEN_ENABLED | flags).into(),
+            parent: parent.into(),
+            ..open_of(KIND_MARK, value, CONTEXT_TASK)
+        };
+        rig.open(&request).expect("open")
+    };
+    let start = task(&mut rig, START.into(), 1, 0, 0);
+    let target = task(&mut rig, 5, 0, OPEN_PAUSED, 0);
+    let start_child = task(&mut rig, START.into(), 1, 0, start);
+    let child = task(&mut rig, 5, 0, OPEN_PAUSED, target);
+    for (event, target) in [(start, target), (start_child, child)] {
+        rig.link(event, target, LINK_STARTER).expect("linked");
+    }
+    // The child runs on one vCPU, the parent on the other.
+    for (vcpu, event) in [(0, start), (0, target), (1, start_child), (1, child)] {
+        rig.command(vcpu, COMMAND_IN, event);
+    }
+    rig.mark(1, START, 1);
+    for vcpu in [0, 1] {
+        rig.mark(vcpu, 5, 1);
+    }
+    assert_eq!((rig.value(0, target), rig.value(1, child)), (0, 1));
+}
+
+#[test]
+fn a_target_that_is_not_active_is_not_changed() {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused(KIND_MARK, 5));
+    let counts = |rig: &mut Rig| {
+        rig.command(0, COMMAND_RESET, target);
+        rig.mark(0, 5, 1);
+        rig.value(0, target) == 1
+    };
+    rig.command(0, COMMAND_DISABLE, target);
+    rig.mark(0, START, 1);
+    rig.command(0, COMMAND_ENABLE, target);
+    assert!(!counts(&mut rig), "it was off when it was to start");
+    rig.mark(0, START, 1);
+    assert!(counts(&mut rig));
+    rig.command(0, COMMAND_DISABLE, target);
+    rig.mark(0, STOP, 1);
+    rig.command(0, COMMAND_ENABLE, target);
+    assert!(counts(&mut rig), "it was off when it was to stop");
+}
+
+#[test]
+fn a_paused_event_keeps_its_state_and_its_times_go_on() {
+    let mut rig = Rig::new();
+    let target = between_marks(&mut rig, &paused(KIND_EXITS, EXIT_IO));
+    let page = rig.map(target, 0);
+    rig.world.pass(1000);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    let before = rig.read(0, target);
+    assert_eq!(before.state.get(), STATE_ACTIVE);
+    assert_eq!((before.value.get(), page.field(16)), (0, 0));
+    assert!(before.time_running.get() >= 1000);
+    assert_eq!(before.time_enabled, before.time_running);
+    rig.mark(0, START, 1);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    assert_eq!(page.field(16), 1, "shown at once");
+    rig.mark(0, STOP, 1);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    assert_eq!(page.field(16), 1);
+    rig.world.pass(1000);
+    let after = rig.read(0, target);
+    assert_eq!(after.value.get(), 1);
+    assert!(after.time_running.get() >= before.time_running.get() + 1000);
+    assert_eq!(after.time_enabled, after.time_running);
+    rig.command(0, COMMAND_RESET, target);
+    rig.mark(0, START, 1);
+    assert_eq!(
+        rig.value(0, target),
+        0,
+        "nothing of the pause is caught up with"
+    );
+}
