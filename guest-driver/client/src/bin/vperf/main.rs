@@ -5,6 +5,7 @@ mod counts;
 mod data;
 mod events;
 mod exits;
+mod flush;
 mod format;
 mod histories;
 mod list;
@@ -13,6 +14,7 @@ mod measuring;
 mod names;
 mod os;
 mod period;
+mod persist;
 mod processes;
 mod profile;
 mod record;
@@ -50,6 +52,9 @@ const FAILED: u8 = 125;
 ///   vperf report --call-graph
 ///   vperf top                           hot functions of the whole machine, live
 ///   vperf exits -- make                 what the host had to do for it, and how long it took
+///   vperf stat --from 7 --to 8 -- prog  counts between the marks 7 and 8 that it places
+///   vperf persist new -F 100            a flight recorder: samples from now on, for ever
+///   vperf persist dump                  what it holds
 ///
 /// Exit codes: stat, record, top and exits end with their workload's own (128 + N if signal N ended
 /// it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf itself,
@@ -70,6 +75,8 @@ enum Command {
     Report(report::ReportArgs),
     Top(top::TopArgs),
     Exits(exits::ExitsArgs),
+    Persist(persist::PersistArgs),
+    Flush(flush::FlushArgs),
 }
 
 /// Whatever ends vperf before its work is done.
@@ -87,6 +94,10 @@ enum CliError {
     Top(#[from] top::TopError),
     #[error(transparent)]
     Exits(#[from] exits::ExitsError),
+    #[error(transparent)]
+    Persist(#[from] persist::PersistError),
+    #[error(transparent)]
+    Flush(#[from] flush::FlushError),
 }
 
 impl CliError {
@@ -122,6 +133,8 @@ fn run(command: &Command) -> Result<u8, CliError> {
         Command::Report(args) => report::run(args)?,
         Command::Top(args) => return Ok(top::run(args)?),
         Command::Exits(args) => return Ok(exits::run(args)?),
+        Command::Persist(args) => persist::run(args)?,
+        Command::Flush(args) => flush::run(args)?,
     }
     Ok(0)
 }

@@ -38,6 +38,29 @@ pub(crate) struct TargetArgs {
     pub(crate) command: Vec<OsString>,
 }
 
+/// CPUs alone.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CpuArgs {
+    /// All CPUs; so it is without -C, too.
+    #[arg(short = 'a', long)]
+    all_cpus: bool,
+    /// These CPUs: 0 or 0,2-3.
+    #[arg(
+        short = 'C',
+        long = "cpu",
+        value_name = "LIST",
+        conflicts_with = "all_cpus"
+    )]
+    cpus: Option<String>,
+}
+
+impl CpuArgs {
+    /// Those that are meant, of those that are online.
+    pub(crate) fn list(&self) -> Result<Vec<u32>, TargetError> {
+        online(self.cpus.as_deref())
+    }
+}
+
 /// Why nothing can be measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
@@ -142,20 +165,7 @@ impl TargetArgs {
         if !self.all_cpus && self.cpus.is_none() {
             return Ok(None);
         }
-        let text = fs::read_to_string(ONLINE).map_err(TargetError::Online)?;
-        let online = text.trim();
-        let all = cpu_list(online).ok_or_else(|| TargetError::CpuList(online.into()))?;
-        let Some(wanted) = &self.cpus else {
-            return Ok(Some(all));
-        };
-        let wanted = cpu_list(wanted).ok_or_else(|| TargetError::CpuList(wanted.clone()))?;
-        match wanted.iter().find(|cpu| !all.contains(cpu)) {
-            Some(&cpu) => Err(TargetError::Offline {
-                cpu,
-                online: online.into(),
-            }),
-            None => Ok(Some(wanted)),
-        }
+        online(self.cpus.as_deref()).map(Some)
     }
 
     /// In words, for the heading of a result.
@@ -175,6 +185,24 @@ impl TargetArgs {
         } else {
             format!("'{}'", words.join(" "))
         }
+    }
+}
+
+/// The CPUs that `wanted` lists, or all that are online.
+fn online(wanted: Option<&str>) -> Result<Vec<u32>, TargetError> {
+    let text = fs::read_to_string(ONLINE).map_err(TargetError::Online)?;
+    let online = text.trim();
+    let all = cpu_list(online).ok_or_else(|| TargetError::CpuList(online.into()))?;
+    let Some(wanted) = wanted else {
+        return Ok(all);
+    };
+    let wanted = cpu_list(wanted).ok_or_else(|| TargetError::CpuList(wanted.into()))?;
+    match wanted.iter().find(|cpu| !all.contains(cpu)) {
+        Some(&cpu) => Err(TargetError::Offline {
+            cpu,
+            online: online.into(),
+        }),
+        None => Ok(wanted),
     }
 }
 

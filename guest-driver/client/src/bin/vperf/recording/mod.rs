@@ -45,7 +45,7 @@ pub(crate) enum RecordingError {
 }
 
 /// The call chain's addresses by mode; none without one.
-fn addresses(sample: &vpmu_client::Sample) -> Chain {
+pub(crate) fn addresses(sample: &vpmu_client::Sample) -> Chain {
     if sample.chain.is_empty() {
         return Chain::default();
     }

@@ -1,0 +1,48 @@
+//! `vperf flush`: what was sampled stands in the rings when it returns.
+
+use clap::Args;
+use vpmu_client::device::DeviceError;
+use vpmu_client::event::EventError;
+use vpmu_client::persistent::PersistentError;
+use vpmu_client::{Error, Vpmu};
+
+/// Have the host write what it still holds back of persistent events.
+///
+/// When it returns, everything that was sampled and traced before stands in the events' rings
+/// and AUX areas, and their readers are awake.
+#[derive(Debug, Args)]
+pub(crate) struct FlushArgs {
+    /// Ids or names, as `vperf persist ls` shows them. [default: all]
+    #[arg(value_name = "ID|NAME")]
+    events: Vec<String>,
+}
+
+/// Why not all of it is written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FlushError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Persistent(#[from] PersistentError),
+    #[error(transparent)]
+    Client(#[from] Error),
+    #[error("event {name:?}")]
+    Event { name: String, source: EventError },
+}
+
+pub(crate) fn run(args: &FlushArgs) -> Result<(), FlushError> {
+    let vpmu = Vpmu::open()?;
+    if args.events.is_empty() {
+        return Ok(vpmu.flush()?);
+    }
+    // All are found before the first is flushed: a name mistyped costs nothing.
+    let events = args.events.iter().map(|name| vpmu.find_persistent(name));
+    for event in events.collect::<Result<Vec<_>, _>>()? {
+        let handle = vpmu.reopen(&event)?;
+        handle.flush().map_err(|source| FlushError::Event {
+            name: event.name,
+            source,
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! `vperf persist attach`: a persistent event that ends with this reader.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use vpmu_client::event::poll;
+use vpmu_client::history::HistoryError;
+use vpmu_client::ring::RingError;
+use vpmu_client::{Event, History, Persistent, Record, Ring, Vpmu};
+
+use super::shown::{self, Shown};
+use super::{PersistError, not_operators};
+use crate::format::grouped;
+use crate::os::Signals;
+use crate::recording::say;
+use crate::symbols::Programs;
+use crate::target::TargetError;
+
+/// How long samples may lie in a ring before they are shown.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Read a persistent event to its end, which is Ctrl-C.
+///
+/// It is no longer persistent then: what it holds and what comes is shown, as by `vperf persist
+/// dump`, and with this program the event ends, unless others have it open.
+#[derive(Debug, Args)]
+pub(super) struct AttachArgs {
+    /// Its id or name, as `vperf persist ls` shows them.
+    #[arg(value_name = "ID|NAME")]
+    event: String,
+    /// Write a file for `vperf report -i FILE` at the end instead of lines as they come.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// How its ring is read.
+#[derive(Debug)]
+enum Reader<'a> {
+    /// From where it was read to the last time.
+    Newest(History<'a>, Option<u64>),
+    /// What is read is taken out.
+    Unread(Ring),
+    /// It only counts.
+    None,
+}
+
+impl<'a> Reader<'a> {
+    fn new(event: &'a Event, listed: &Persistent) -> Result<Self, HistoryError> {
+        Ok(match (listed.data_pages, listed.overwrites) {
+            (None | Some(0), _) => Self::None,
+            (Some(pages), true) => Self::Newest(event.map_history(pages, true)?, None),
+            (Some(pages), false) => Self::Unread(event.map(pages.ilog2())?),
+        })
+    }
+
+    /// Hands on what has come since the last time; bytes that were written over before.
+    fn read(&mut self, mut each: impl FnMut(&Record)) -> Result<u64, HistoryError> {
+        match self {
+            Self::None => Ok(0),
+            Self::Newest(history, position) => {
+                let past = match *position {
+                    None => history.read()?,
+                    Some(position) => history.since(position)?,
+                };
+                *position = Some(past.position);
+                past.records.iter().for_each(each);
+                Ok(past.missed)
+            }
+            Self::Unread(ring) => {
+                // No more than it holds now: it may fill as fast.
+                let head = ring.head();
+                while head.wrapping_sub(ring.tail()).cast_signed() > 0 {
+                    match ring.next_record() {
+                        Ok(Some(record)) => each(&record),
+                        Ok(None) => break,
+                        Err(RingError::Record { .. }) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(0)
+            }
+        }
+    }
+}
+
+pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
+    let vpmu = Vpmu::open()?;
+    let listed = vpmu.find_persistent(&args.event)?;
+    not_operators(&listed)?;
+    let signals = Signals::catch(&[]).map_err(TargetError::Signals)?;
+    let event = vpmu.reopen(&listed)?;
+    let name = || listed.name.clone();
+    let history = |source| PersistError::History {
+        name: name(),
+        source,
+    };
+    let mut reader = Reader::new(&event, &listed).map_err(history)?;
+    event.attach()?;
+    let mut shown = Shown::new(&vpmu, std::slice::from_ref(&listed));
+    let (functions, mut programs) = (shown::kernel_functions(), Programs::default());
+    let mut missed = 0;
+    let mut ended = matches!(reader, Reader::None);
+    loop {
+        if ended {
+            // What the host still holds back.
+            event.flush().map_err(|error| history(error.into()))?;
+        }
+        missed += reader
+            .read(|record| shown.add(0, record))
+            .map_err(history)?;
+        if args.output.is_none() {
+            let text = shown.take_text(&vpmu, &functions, &mut programs)?;
+            let mut stdout = io::stdout();
+            let written = stdout.write_all(text.as_bytes());
+            written
+                .and_then(|()| stdout.flush())
+                .map_err(PersistError::Write)?;
+        }
+        if ended {
+            break;
+        }
+        ended = wait(&signals, &event, &reader)?;
+    }
+    let count = event.read().map_err(|source| PersistError::Event {
+        name: name(),
+        source,
+    })?;
+    let sums = shown.sums();
+    if let Some(path) = &args.output {
+        let heading = format!("persistent event {}", listed.name);
+        shown.write(&vpmu, path, &heading)?;
+    }
+    say(&format!(
+        "{}: counted {}; {} samples shown, {} lost, {missed} bytes of them written over before they were read; the event ends",
+        listed.name,
+        grouped(count.value),
+        grouped(sums.samples),
+        grouped(sums.lost),
+    ));
+    Ok(())
+}
+
+/// True when it is to end.
+fn wait(signals: &Signals, event: &Event, reader: &Reader<'_>) -> Result<bool, PersistError> {
+    let mut fds: Vec<BorrowedFd<'_>> = vec![signals.as_fd()];
+    // A flush wakes the readers of a ring that is overwritten, and each reading is one.
+    if matches!(reader, Reader::Unread(_)) {
+        fds.push(event.as_fd());
+    }
+    let ready = poll(&fds, Some(LOOK_EVERY)).map_err(TargetError::Wait)?;
+    let closed = ready.iter().any(|ready| ready.closed);
+    Ok(closed || ready.first().is_some_and(|signals| signals.readable))
+}

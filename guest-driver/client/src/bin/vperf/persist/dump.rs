@@ -1,0 +1,83 @@
+//! `vperf persist dump`: what persistent events hold, while they go on.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use vpmu_client::history::{HistoryError, Past};
+use vpmu_client::{Persistent, Vpmu};
+
+use super::shown::{self, Shown};
+use super::{PersistError, named};
+use crate::format::grouped;
+use crate::recording::say;
+use crate::symbols::Programs;
+
+/// Show what persistent events recorded.
+///
+/// The rings are read while they are written: nothing stops, nothing is taken out, and others
+/// may read at the same time. A line says which program ran (by its name now, if it still
+/// lives), thread, CPU, seconds of the guest's clock, how much of the event the sample stands
+/// for, the event's name, of marks which one it was, and where the CPU was; callers follow.
+#[derive(Debug, Args)]
+pub(super) struct DumpArgs {
+    /// Ids or names, as `vperf persist ls` shows them. [default: all that have a ring]
+    #[arg(value_name = "ID|NAME")]
+    events: Vec<String>,
+    /// Write a file for `vperf report -i FILE` instead; one that is there is kept as FILE.old.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
+    let vpmu = Vpmu::open()?;
+    let mut events = named(&vpmu, &args.events)?;
+    if args.events.is_empty() {
+        events.retain(|event| event.data_pages.is_some_and(|pages| pages > 0));
+    }
+    let mut shown = Shown::new(&vpmu, &events);
+    let mut unreadable = 0;
+    for (index, event) in events.iter().enumerate() {
+        let past = history(&vpmu, event)?;
+        shown.add_past(index, &past);
+        unreadable += past.unreadable;
+    }
+    if unreadable > 0 {
+        say(&format!(
+            "{} records could not be taken apart and are left out",
+            grouped(unreadable)
+        ));
+    }
+    let sums = shown.sums();
+    let Some(path) = &args.output else {
+        let functions = shown::kernel_functions();
+        let text = shown.take_text(&vpmu, &functions, &mut Programs::default())?;
+        return io::stdout()
+            .write_all(text.as_bytes())
+            .map_err(PersistError::Write);
+    };
+    let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
+    let heading = format!("persistent events {}", names.join(", "));
+    shown.write(&vpmu, path, &heading)?;
+    say(&format!(
+        "{} samples written to {}, {} lost",
+        grouped(sums.samples),
+        path.display(),
+        grouped(sums.lost)
+    ));
+    Ok(())
+}
+
+/// All that its ring holds.
+fn history(vpmu: &Vpmu, event: &Persistent) -> Result<Past, PersistError> {
+    let name = || event.name.clone();
+    let pages = event.data_pages.filter(|&pages| pages > 0);
+    let pages = pages.ok_or_else(|| PersistError::NoRing { name: name() })?;
+    let handle = vpmu.reopen(event)?;
+    let read =
+        || -> Result<Past, HistoryError> { handle.map_history(pages, event.overwrites)?.read() };
+    read().map_err(|source| PersistError::History {
+        name: name(),
+        source,
+    })
+}

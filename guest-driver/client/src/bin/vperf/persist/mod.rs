@@ -1,0 +1,147 @@
+//! `vperf persist`: events that live on without a program. Which subcommand does what; what
+//! they say of events stands in `list`, what events recorded in `shown`.
+
+mod attach;
+mod dump;
+mod list;
+mod new;
+mod shown;
+
+use std::io;
+
+use clap::{Args, Subcommand};
+use vpmu_client::device::DeviceError;
+use vpmu_client::event::EventError;
+use vpmu_client::history::HistoryError;
+use vpmu_client::persistent::PersistentError;
+use vpmu_client::{Error, Persistent, Vpmu};
+
+use crate::data::DataError;
+use crate::sampling::SamplingError;
+use crate::target::TargetError;
+
+/// Events that live on when the program that made them ends: make, list, read and end them.
+///
+/// A persistent event counts and samples a CPU until somebody ends it, and any number of programs
+/// can open it. Its ring holds the newest samples and outlives a reset of this machine where
+/// the host has memory for it. The host's operator may have started some before this machine
+/// booted: those can be read here and ended there (`vmm ctl`). /sys/bus/event_source/devices/
+/// persistent/events lists them all. To make, read and end them takes CAP_PERFMON.
+///
+/// Examples:
+///   vperf persist new -e task-clock -F 100 --name flight   from now on, on each CPU
+///   vperf persist ls
+///   vperf persist dump                  what all of them hold, as text
+///   vperf persist dump flight-0 -o flight.data && vperf report -i flight.data
+///   vperf persist attach flight-0       its samples as they come; Ctrl-C ends it
+///   vperf persist rm flight-0 flight-1
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct PersistArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+// Each is described where its arguments are.
+#[derive(Debug, Subcommand)]
+enum Command {
+    Ls(list::ListArgs),
+    New(new::NewArgs),
+    Attach(attach::AttachArgs),
+    Dump(dump::DumpArgs),
+    Rm(RmArgs),
+}
+
+/// End persistent events.
+///
+/// Each ends when the last program that has it open closes it.
+#[derive(Debug, Args)]
+struct RmArgs {
+    /// Ids or names, as `vperf persist ls` shows them.
+    #[arg(required = true, value_name = "ID|NAME")]
+    events: Vec<String>,
+}
+
+/// Whatever ends it before its work is done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PersistError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Persistent(#[from] PersistentError),
+    #[error(transparent)]
+    Client(#[from] Error),
+    #[error("{name:?} is the operator's: it ends on the host, with `vmm ctl end {name}`")]
+    Operators { name: String },
+    #[error(
+        "{name:?} has no ring that anybody mapped: it only counts, `vperf persist ls` shows how much"
+    )]
+    NoRing { name: String },
+    #[error("event {name:?}")]
+    History { name: String, source: HistoryError },
+    #[error("event {name:?}")]
+    Event { name: String, source: EventError },
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error("event {name:?} on CPU {cpu}")]
+    New {
+        name: String,
+        cpu: u32,
+        source: Error,
+    },
+    #[error("--name {0}: a name is for one event, which gets it for each CPU")]
+    Names(String),
+    #[error("{path}")]
+    Data { path: String, source: DataError },
+    #[error("writing what is shown")]
+    Write(#[source] io::Error),
+}
+
+pub(crate) fn run(args: &PersistArgs) -> Result<(), PersistError> {
+    match &args.command {
+        Command::Ls(args) => list::run(args),
+        Command::New(args) => new::run(args),
+        Command::Attach(args) => attach::run(args),
+        Command::Dump(args) => dump::run(args),
+        Command::Rm(args) => remove(args),
+    }
+}
+
+/// The events that are meant, each once; all of them, where none is named.
+fn named(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Persistent>, PersistentError> {
+    if names.is_empty() {
+        return vpmu.persistent();
+    }
+    let mut events: Vec<Persistent> = Vec::new();
+    for name in names {
+        let event = vpmu.find_persistent(name)?;
+        if events.iter().all(|other| other.id != event.id) {
+            events.push(event);
+        }
+    }
+    Ok(events)
+}
+
+/// That the guest may end it.
+fn not_operators(event: &Persistent) -> Result<(), PersistError> {
+    if event.is_operators {
+        Err(PersistError::Operators {
+            name: event.name.clone(),
+        })
+    } else {
+        Ok(())
+    }
+}
+
+fn remove(args: &RmArgs) -> Result<(), PersistError> {
+    let vpmu = Vpmu::open()?;
+    // All are found before the first ends: a name mistyped costs nothing.
+    let events = named(&vpmu, &args.events)?;
+    events.iter().try_for_each(not_operators)?;
+    for event in &events {
+        vpmu.reopen(event)?.attach()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! `vperf persist new`: makes events that live on.
+
+use clap::Args;
+use vpmu_client::attr::{
+    SAMPLE_ADDR, SAMPLE_CPU, SAMPLE_IDENTIFIER, SAMPLE_IP, SAMPLE_PERIOD, SAMPLE_TID, SAMPLE_TIME,
+};
+use vpmu_client::{Error, Event, EventAttr, Vpmu};
+
+use super::{PersistError, list};
+use crate::events::{Chosen, EventArgs};
+use crate::period::PeriodArgs;
+use crate::sampling::SamplingError;
+use crate::target::CpuArgs;
+
+const PAGE: u32 = 4096;
+/// Fields by which recordings of several events can be told apart, wherever they are read.
+const FIELDS: u64 =
+    SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
+
+/// Make persistent events: they count and sample from now on, until somebody ends them.
+///
+/// One is made for each event and CPU. Its ring keeps the newest samples; with --until-full it
+/// keeps those that nobody has read, and what comes when it is full is lost and counted.
+///
+/// Examples:
+///   vperf persist new -e task-clock -F 100 --name flight
+///   vperf persist new -e mark=7 -C 0 --size 64K --name signposts
+///   vperf persist new -e exits-io -C 0 --size 0               counts only
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub(super) struct NewArgs {
+    #[command(flatten)]
+    events: EventArgs,
+    #[command(flatten)]
+    period: PeriodArgs,
+    #[command(flatten)]
+    cpus: CpuArgs,
+    /// What to call it: lower-case letters, digits, - and _, a letter first; on several CPUs
+    /// with - and the CPU's number after it. [default: event and its id]
+    #[arg(long)]
+    name: Option<String>,
+    /// Bytes of each ring, 4K times a power of two, or 0 to only count. [default: 256K, or the
+    /// most that the device allows]
+    #[arg(long, value_name = "SIZE", value_parser = ring_size)]
+    size: Option<u32>,
+    /// Keep what nobody has read instead of the newest.
+    #[arg(long)]
+    until_full: bool,
+    /// Record call chains, by frame pointers: a VM exit for each sample.
+    #[arg(short = 'g', long)]
+    call_graph: bool,
+    /// Show what was made as one JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Data pages; zero for no ring.
+fn ring_size(text: &str) -> Result<u32, String> {
+    if text == "0" {
+        return Ok(0);
+    }
+    let pages_log2 = crate::tracing::area_size(text)?;
+    1u32.checked_shl(pages_log2)
+        .ok_or_else(|| "larger than any ring".into())
+}
+
+/// Data pages of a ring, if the device allows as many.
+fn data_pages(asked: Option<u32>, most: u32) -> Result<u32, SamplingError> {
+    const DEFAULT: u32 = 64;
+    match asked {
+        Some(asked) if asked > most => Err(SamplingError::Pages(most)),
+        Some(asked) => Ok(asked),
+        None => Ok(DEFAULT.min(most)),
+    }
+}
+
+impl NewArgs {
+    /// How each is opened.
+    fn attr(&self, vpmu: &Vpmu, event: &Chosen, pages: u32) -> Result<EventAttr, SamplingError> {
+        let attr = event.attr.clone().persistent();
+        if event.leader.is_some() {
+            return Err(SamplingError::Group(event.name.clone()));
+        }
+        if pages == 0 {
+            return Ok(attr);
+        }
+        if event.entry.trace.is_some() {
+            return Err(SamplingError::Trace(event.name.clone()));
+        }
+        if !event.entry.samples {
+            return Err(SamplingError::NoSamples(event.name.clone()));
+        }
+        let unit = &event.entry.unit;
+        let attr = self.period.apply(attr, &event.name, unit, vpmu.info())?;
+        let value = if event.name.starts_with("mark") {
+            // Of marks, which one it was.
+            SAMPLE_ADDR
+        } else {
+            0
+        };
+        let attr = EventAttr {
+            sample_type: FIELDS | value,
+            sample_id_all: true,
+            backward: !self.until_full,
+            wakeup: pages.saturating_mul(PAGE / 4),
+            watermark: true,
+            ..attr
+        };
+        Ok(if self.call_graph {
+            attr.with_call_chains(0)
+        } else {
+            attr
+        })
+    }
+
+    fn name(&self, cpu: u32, cpus: usize) -> String {
+        match &self.name {
+            Some(name) if cpus > 1 => format!("{name}-{cpu}"),
+            Some(name) => name.clone(),
+            None => String::new(),
+        }
+    }
+
+    /// Opens, maps, names and enables it; its id.
+    fn make(&self, vpmu: &Vpmu, attr: &EventAttr, name: &str, pages: u32) -> Result<u64, Error> {
+        let event = vpmu.open_event(attr)?;
+        let made = || -> Result<u64, Error> {
+            let overwrites = !self.until_full;
+            // The first map makes the ring, which stays.
+            if pages > 0 && overwrites {
+                event.map_history(pages, overwrites)?;
+            } else if pages > 0 {
+                event.map(pages.ilog2())?;
+            }
+            let id = event.detach(name)?;
+            event.enable()?;
+            Ok(id)
+        };
+        made().inspect_err(|_| end(&event))
+    }
+}
+
+/// Takes back what was made before something else failed, of which the caller is told.
+fn end(event: &Event) {
+    let _ = event.attach();
+}
+
+pub(super) fn run(args: &NewArgs) -> Result<(), PersistError> {
+    let vpmu = Vpmu::open()?;
+    let chosen = args.events.to_sample(&vpmu).map_err(SamplingError::from)?;
+    if chosen.is_empty() {
+        return Err(SamplingError::NoDefault.into());
+    }
+    if let (Some(name), 2..) = (&args.name, chosen.len()) {
+        return Err(PersistError::Names(name.clone()));
+    }
+    let cpus = args.cpus.list()?;
+    let pages = data_pages(args.size, vpmu.info().max_ring_pages)?;
+    let mut ids = Vec::new();
+    for event in &chosen {
+        let attr = args.attr(&vpmu, event, pages)?;
+        for &cpu in &cpus {
+            let name = args.name(cpu, cpus.len());
+            let on_cpu = attr.clone().on_cpu(i32::try_from(cpu).unwrap_or(i32::MAX));
+            match args.make(&vpmu, &on_cpu, &name, pages) {
+                Ok(id) => ids.push(id),
+                Err(source) => {
+                    take_back(&vpmu, &ids);
+                    return Err(PersistError::New {
+                        name: event.name.clone(),
+                        cpu,
+                        source,
+                    });
+                }
+            }
+        }
+    }
+    let mut events = vpmu.persistent()?;
+    events.retain(|event| ids.contains(&event.id));
+    list::show(&vpmu, &events, args.json)
+}
+
+fn take_back(vpmu: &Vpmu, ids: &[u64]) {
+    let events = vpmu.persistent().unwrap_or_default();
+    for event in events.iter().filter(|event| ids.contains(&event.id)) {
+        if let Ok(event) = vpmu.reopen(event) {
+            end(&event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_powers_of_two_or_none() {
+        assert_eq!(ring_size("0"), Ok(0));
+        assert_eq!(ring_size("4096"), Ok(1));
+        assert_eq!(ring_size("64K"), Ok(16));
+        for wrong in ["1", "12K", "", "x", "-4K", "64T"] {
+            assert!(ring_size(wrong).is_err(), "{wrong}");
+        }
+        assert!(matches!(data_pages(None, 1024), Ok(64)));
+        assert!(matches!(data_pages(None, 16), Ok(16)));
+        assert!(matches!(data_pages(Some(0), 16), Ok(0)));
+        assert!(matches!(
+            data_pages(Some(17), 16),
+            Err(SamplingError::Pages(16))
+        ));
+    }
+}
