@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
 use crate::check::CheckArgs;
+use crate::persistent::Spec;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
 #[derive(Debug, Parser)]
@@ -82,6 +83,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub window: Option<u64>,
 
+    /// Start a persistent event before the guest's first instruction; may be given again. See below
+    #[arg(long, value_name = "EVENT[,OPTION...]")]
+    pub persistent: Vec<Spec>,
+
+    /// What persistent events hold goes to this file, for 'perf script', whenever the guest ends or
+    /// resets; an older one is kept as FILE.old [default: perf.data]
+    #[arg(long, value_name = "FILE")]
+    pub recording: Option<PathBuf>,
+
+    /// Names of the guest kernel's functions for the recording: a System.map, a copy of the guest's
+    /// /proc/kallsyms, or a vmlinux that is not stripped
+    #[arg(long, value_name = "FILE")]
+    pub symbols: Option<PathBuf>,
+
     /// Most persistent events of the guest's own [default: 64]
     #[arg(long, value_name = "N")]
     pub max_persistent: Option<u32>,
@@ -138,12 +153,14 @@ const RUN_HELP: &str = "\
 Examples:
   vmm run --kernel vmlinux --initramfs rootfs.cpio.gz --vcpus 2 --memory 512
   vmm run --kernel bzImage --cmdline 'console=ttyS0 root=/dev/ram0' --summary
+  vmm run --kernel bzImage --persistent marks --persistent exits-io,cpu=0,size=1M,name=io
   vmm run --config vm.json --report report.json
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"max-sample-rate\": 10000,
    \"window\": \"16M\", \"max-persistent\": 64, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
+   \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"report\": \"report.json\", \"summary\": true}
 
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
@@ -152,6 +169,19 @@ Ctrl-A Ctrl-A sends one Ctrl-A.
 Resets: with --on-reset restart the guest boots again from the same files, in zeroed memory; its
 persistent events whose rings lie in the window go on, and so does its time. A power-off, a kernel
 panic and a signal end the run all the same.
+
+Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in
+it can stop. EVENT is a name of 'vperf list' in a guest; marks is every mark, mark=7 those of the
+value 7, exits-io:k those in kernel mode. The options:
+  period=N    a sample every so many
+  freq=N      about so many samples a second
+  cpu=N|all   on which vCPU [default: all, one event for each]
+  size=BYTES  of its records, 4K times a power of two, in the window, where the newest stay;
+              0: it only counts [default: 64K]
+  name=NAME   what it is called; with several vCPUs -0, -1 and so on follow [default: as EVENT]
+Without period and freq each mark and each exit is a sample, clocks and hardware events make 1000
+a second, and what cannot be sampled only counts. The recording tells of the guest alone: neither
+the host's name nor any path of it is in the file.
 
 Debug port: a byte written by the guest to port 0x504 says that init is reached; the report has
 the time from the first instruction until then.

@@ -9,6 +9,7 @@ use vpmu::Limits;
 
 use crate::arch::layout::{PAGE, WINDOW_MAX};
 use crate::cli::{self, Engine, OnReset, RunArgs};
+use crate::persistent::Spec;
 
 /// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
 pub const MAX_VCPUS: u32 = 254;
@@ -20,6 +21,7 @@ pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 const DEFAULT_MEMORY_MIB: u64 = 256;
 const DEFAULT_WINDOW: u64 = 16 << 20;
+const DEFAULT_RECORDING: &str = "perf.data";
 
 /// What a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +44,12 @@ pub struct Config {
     pub max_aux_pages: u32,
     /// Bytes of the window, whole pages; zero: there is none.
     pub window: u64,
+    /// Persistent events that the run begins with.
+    pub persistent: Vec<Spec>,
+    /// Where recordings go.
+    pub recording: PathBuf,
+    /// Names of the guest kernel's functions.
+    pub symbols: Option<PathBuf>,
     /// Most persistent events of the guest's own.
     pub max_persistent: u32,
     /// What follows when the guest resets.
@@ -103,6 +111,9 @@ pub enum ConfigError {
     /// A control socket of a machine that has nothing to control.
     #[error("--ctl is of use with the PMU alone: leave --no-vpmu out")]
     CtlWithoutVpmu,
+    /// Persistent events in a machine that has no events at all.
+    #[error("--persistent needs the PMU: leave --no-vpmu out")]
+    PersistentWithoutVpmu,
 }
 
 /// The file of `--config`: the flags by their long names, all optional.
@@ -121,6 +132,9 @@ struct Document {
     max_aux_pages: Option<u32>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
+    persistent: Vec<Spec>,
+    recording: Option<PathBuf>,
+    symbols: Option<PathBuf>,
     #[serde(rename = "max-persistent")]
     max_persistent: Option<u32>,
     #[serde(rename = "on-reset")]
@@ -190,6 +204,13 @@ impl TryFrom<&RunArgs> for Config {
         if ctl.is_some() && !vpmu {
             return Err(ConfigError::CtlWithoutVpmu);
         }
+        let persistent = match args.persistent {
+            none if none.is_empty() => file.persistent,
+            given => given,
+        };
+        if !persistent.is_empty() && !vpmu {
+            return Err(ConfigError::PersistentWithoutVpmu);
+        }
         Ok(Self {
             kernel: args.kernel.or(file.kernel).ok_or(ConfigError::NoKernel)?,
             initramfs: args.initramfs.or(file.initramfs),
@@ -206,6 +227,12 @@ impl TryFrom<&RunArgs> for Config {
             max_sample_rate,
             max_aux_pages,
             window,
+            persistent,
+            recording: args
+                .recording
+                .or(file.recording)
+                .unwrap_or_else(|| DEFAULT_RECORDING.into()),
+            symbols: args.symbols.or(file.symbols),
             max_persistent: args
                 .max_persistent
                 .or(file.max_persistent)
@@ -276,6 +303,37 @@ mod tests {
         assert_eq!((config.max_sample_rate, config.max_aux_pages), (7, 16));
         assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
         assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
+    }
+
+    #[test]
+    fn persistent_events_come_from_flags_or_else_from_the_file() {
+        let text =
+            r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b"}"#;
+        let config = with_file(text, kernel()).expect("valid");
+        assert_eq!(config.persistent.len(), 2);
+        assert_eq!(config.recording, Path::new("a"));
+        assert_eq!(config.symbols.as_deref(), Some(Path::new("b")));
+        let flags = || RunArgs {
+            persistent: vec!["tsc".parse().expect("an event")],
+            recording: Some("c".into()),
+            ..kernel()
+        };
+        let config = with_file(text, flags()).expect("valid");
+        assert_eq!(config.persistent, flags().persistent);
+        assert_eq!(config.recording, Path::new("c"));
+        let config = Config::try_from(&kernel()).expect("valid");
+        assert_eq!(config.recording, Path::new("perf.data"));
+        assert!(config.persistent.is_empty() && config.symbols.is_none());
+        let without = RunArgs {
+            no_vpmu: true,
+            ..flags()
+        };
+        assert!(matches!(
+            Config::try_from(&without),
+            Err(ConfigError::PersistentWithoutVpmu)
+        ));
+        let wrong = with_file(r#"{"persistent": ["marks,size=1"]}"#, kernel());
+        assert!(matches!(wrong, Err(ConfigError::Parse { .. })));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod footprint;
 pub mod kvm;
 pub mod memory;
 pub mod pc;
+pub mod persistent;
 pub mod recording;
 pub mod report;
 pub mod signal;

@@ -92,6 +92,16 @@ fn wrong_usage_is_told_in_one_line() {
         &["fast", "--engine", "batched"],
     );
     refused(
+        &["run", "--kernel", "x", "--persistent", "marks,size=3K"],
+        2,
+        &["--persistent", "size=3K", "4K"],
+    );
+    refused(
+        &["run", "--kernel", "x", "--persistent", "marks", "--no-vpmu"],
+        2,
+        &["--persistent", "--no-vpmu"],
+    );
+    refused(
         &["run", "--config", "/nonexistent.json"],
         2,
         &["/nonexistent.json"],

@@ -101,15 +101,24 @@ pub fn histories(vpmu: &Vpmu) -> Vec<History> {
 
 impl Recorder {
     /// Recordings go to `path`; names of the guest's kernel functions come from the file
-    /// `symbols`. Both are tried out now: the end of a guest is no time to find a mistake.
+    /// `symbols`, which is opened and looked into now.
+    ///
+    /// # Errors
+    /// [`RecordingError::Symbols`].
+    pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
+        Ok(Self {
+            path: path.to_owned(),
+            symbols: symbols.map(Symbols::open).transpose()?,
+        })
+    }
+
+    /// Tries whether a recording can be written, leaving nothing behind: where one is expected,
+    /// the end of a guest is no time to find a mistake.
     ///
     /// # Errors
     /// [`RecordingError`].
-    pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
-        Ok(Self {
-            path: usable(path)?,
-            symbols: symbols.map(Symbols::open).transpose()?,
-        })
+    pub fn check(&self) -> Result<(), RecordingError> {
+        usable(&self.path)
     }
 
     /// Where recordings go.
@@ -131,7 +140,7 @@ impl Recorder {
     /// # Errors
     /// [`RecordingError`].
     pub fn write_to(&self, path: &Path, histories: &[History]) -> Result<Summary, RecordingError> {
-        let path = usable(path)?;
+        usable(path)?;
         // perf prints no field that one of a file's events lacks.
         let sampling = |history: &&History| history.event.rate.is_some();
         let histories = || histories.iter().filter(sampling);
@@ -145,16 +154,16 @@ impl Recorder {
             None => Vec::new(),
         };
         let failed = |source| RecordingError::Write {
-            path: path.clone(),
+            path: path.to_owned(),
             source,
         };
-        let file = tempfile::NamedTempFile::new_in(directory(&path)).map_err(failed)?;
+        let file = tempfile::NamedTempFile::new_in(directory(path)).map_err(failed)?;
         let mut out = BufWriter::new(file);
         layout::write(&mut out, &streams, &functions).map_err(failed)?;
         out.flush().map_err(failed)?;
         let file = out.into_inner().map_err(|error| failed(error.into()))?;
-        keep_older(&path)?;
-        file.persist(&path).map_err(|error| failed(error.error))?;
+        keep_older(path)?;
+        file.persist(path).map_err(|error| failed(error.error))?;
         Ok(Summary {
             events: streams.len(),
             samples: streams.iter().map(|stream| stream.samples).sum(),
@@ -164,14 +173,14 @@ impl Recorder {
     }
 }
 
-/// The same path, if a recording can be written there.
-fn usable(path: &Path) -> Result<PathBuf, RecordingError> {
+/// Whether a recording can be written there.
+fn usable(path: &Path) -> Result<(), RecordingError> {
     if path.is_dir() {
         return Err(RecordingError::IsDirectory(path.to_owned()));
     }
     let directory = directory(path);
     match tempfile::tempfile_in(directory) {
-        Ok(_) => Ok(path.to_owned()),
+        Ok(_) => Ok(()),
         Err(source) => Err(RecordingError::Directory {
             directory: directory.to_owned(),
             source,

@@ -261,8 +261,11 @@ fn an_older_recording_is_kept_and_no_half_of_one_stays() {
 #[test]
 fn where_nothing_can_be_written_is_told_before_there_is_anything() {
     let directory = tempfile::tempdir().unwrap();
-    let missing = Recorder::new(Path::new("/nonexistent/perf.data"), None).unwrap_err();
+    let of = |path: &Path| Recorder::new(path, None).unwrap();
+    of(&directory.path().join("perf.data")).check().unwrap();
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    let missing = of(Path::new("/nonexistent/perf.data")).check().unwrap_err();
     assert!(missing.to_string().contains("/nonexistent"), "{missing}");
-    let taken = Recorder::new(directory.path(), None).unwrap_err();
+    let taken = of(directory.path()).check().unwrap_err();
     assert!(taken.to_string().contains("directory"), "{taken}");
 }

@@ -1,0 +1,284 @@
+//! Persistent events as an operator writes them, in the words of `vmm run --help`. Knows what people leave out; what the host can count, the device knows.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer};
+use vpmu::source::Rate;
+use vpmu::{Persist, abi};
+
+use crate::cli;
+
+/// perf's `PERF_SAMPLE_*`: identifier, address of the instruction, task, time, address (of a mark:
+/// its value), CPU, period. A record of these is 64 bytes long.
+const SAMPLE_TYPE: u64 = 1 << 16 | 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7 | 1 << 8;
+const DEFAULT_FREQUENCY: u64 = 1000;
+/// 64 KiB.
+const DEFAULT_PAGES: u32 = 16;
+const PAGE: u64 = abi::PAGE_SIZE as u64;
+/// What no host samples; the catalogue lists these without `CATALOGUE_SAMPLES`.
+const COUNTED: [&str; 7] = [
+    "tsc",
+    "exits",
+    "halts",
+    "guest-time",
+    "page-faults",
+    "context-switches",
+    "cpu-migrations",
+];
+
+/// One persistent event, or one for each vCPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    event: String,
+    rate: Option<Rate>,
+    /// `None`: on all.
+    cpu: Option<u32>,
+    /// Data pages of its ring.
+    pages: u32,
+    name: Option<String>,
+}
+
+/// What is wrong with the text.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SpecError {
+    /// It names none.
+    #[error("no event: begin with its name, as in marks,size=1M")]
+    NoEvent,
+    /// Nothing that an event has.
+    #[error("`{0}` is no option of a persistent event: there are period, freq, cpu, size and name")]
+    Option(String),
+    /// The same said twice.
+    #[error("{0} is given twice")]
+    Twice(&'static str),
+    /// Not a number where one belongs.
+    #[error("{option}={value}: give {wanted}")]
+    Value {
+        /// Of which option.
+        option: &'static str,
+        /// What is there.
+        value: String,
+        /// What belongs there.
+        wanted: &'static str,
+    },
+    /// Either of them.
+    #[error("period and freq: give one of them")]
+    TwoRates,
+    /// Room without samples.
+    #[error("`{0}` cannot be sampled and only counts: leave size out")]
+    OnlyCounts(String),
+    /// Samples that have no place.
+    #[error("samples need room: leave size=0 out, or period and freq")]
+    NoRoom,
+}
+
+impl FromStr for Spec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (event, options) = text.split_once(',').unwrap_or((text, ""));
+        if event.is_empty() {
+            return Err(SpecError::NoEvent);
+        }
+        let (mut period, mut freq, mut cpu, mut size, mut name) = (None, None, None, None, None);
+        for option in options.split(',').filter(|option| !option.is_empty()) {
+            let unknown = || SpecError::Option(option.to_owned());
+            let (key, value) = option.split_once('=').ok_or_else(unknown)?;
+            match key {
+                "period" => once("period", &mut period, positive("period", value)?)?,
+                "freq" => once("freq", &mut freq, positive("freq", value)?)?,
+                "cpu" => once("cpu", &mut cpu, vcpu(value)?)?,
+                "size" => once("size", &mut size, pages(value)?)?,
+                "name" => once("name", &mut name, value.to_owned())?,
+                _ => return Err(unknown()),
+            }
+        }
+        let given = match (period, freq) {
+            (Some(_), Some(_)) => return Err(SpecError::TwoRates),
+            (Some(period), None) => Some(Rate::Period(period)),
+            (None, Some(freq)) => Some(Rate::Frequency(freq)),
+            (None, None) => None,
+        };
+        let rate = match size {
+            Some(0) if given.is_some() => return Err(SpecError::NoRoom),
+            Some(0) => None,
+            _ => given.or_else(|| usual_rate(event)),
+        };
+        let pages = match (rate, size) {
+            (Some(_), size) => size.unwrap_or(DEFAULT_PAGES),
+            (None, None | Some(0)) => 0,
+            (None, Some(_)) => return Err(SpecError::OnlyCounts(event.to_owned())),
+        };
+        Ok(Self {
+            event: event.to_owned(),
+            rate,
+            cpu: cpu.flatten(),
+            pages,
+            name,
+        })
+    }
+}
+
+impl Spec {
+    /// What the device is to start in a machine of so many vCPUs.
+    #[must_use]
+    pub fn events(&self, vcpus: u32) -> Vec<Persist> {
+        let all = match self.cpu {
+            Some(vcpu) => vcpu..vcpu.saturating_add(1),
+            None => 0..vcpus,
+        };
+        let several = all.end - all.start > 1;
+        let name = self.name.clone().unwrap_or_else(|| name(&self.event));
+        all.map(|vcpu| Persist {
+            name: Some(match several {
+                true => format!("{name}-{vcpu}"),
+                false => name.clone(),
+            }),
+            event: self.event.clone(),
+            vcpu,
+            rate: self.rate,
+            sample_type: SAMPLE_TYPE,
+            pages: self.pages,
+        })
+        .collect()
+    }
+}
+
+impl<'de> Deserialize<'de> for Spec {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A name out of an event's: what no name may have becomes a dash.
+fn name(event: &str) -> String {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let dash = |c| if allowed(c) { c } else { '-' };
+    event.chars().map(dash).collect()
+}
+
+fn usual_rate(event: &str) -> Option<Rate> {
+    let name = event.split(['=', ':']).next().unwrap_or(event);
+    if COUNTED.contains(&name) {
+        None
+    } else if ["mark", "marks"].contains(&name) || name.starts_with("exits-") {
+        Some(Rate::Period(1))
+    } else {
+        Some(Rate::Frequency(DEFAULT_FREQUENCY))
+    }
+}
+
+fn once<T>(option: &'static str, place: &mut Option<T>, value: T) -> Result<(), SpecError> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(SpecError::Twice(option)),
+    }
+}
+
+fn wrong(option: &'static str, value: &str, wanted: &'static str) -> SpecError {
+    SpecError::Value {
+        option,
+        value: value.to_owned(),
+        wanted,
+    }
+}
+
+fn positive(option: &'static str, value: &str) -> Result<u64, SpecError> {
+    let number = value.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| wrong(option, value, "a number of 1 or more"))
+}
+
+fn vcpu(value: &str) -> Result<Option<u32>, SpecError> {
+    match value {
+        "all" => Ok(None),
+        number => number
+            .parse()
+            .map(Some)
+            .map_err(|_| wrong("cpu", value, "the number of a vCPU, or all")),
+    }
+}
+
+fn pages(value: &str) -> Result<u32, SpecError> {
+    let bytes = cli::parse_bytes(value).ok();
+    let whole = bytes.filter(|bytes| bytes.is_multiple_of(PAGE));
+    whole
+        .and_then(|bytes| u32::try_from(bytes / PAGE).ok())
+        .filter(|&pages| pages == 0 || pages.is_power_of_two())
+        .ok_or_else(|| wrong("size", value, "4K, 8K, 16K and so on, or 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use super::*;
+
+    fn events(text: &str) -> Vec<(String, u32, Option<Rate>, u32)> {
+        let spec: Spec = text.parse().unwrap();
+        spec.events(2)
+            .into_iter()
+            .map(|event| (event.name.unwrap(), event.vcpu, event.rate, event.pages))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_left_out_is_chosen_by_the_event() {
+        let each = Some(Rate::Period(1));
+        let clock = Some(Rate::Frequency(1000));
+        for (text, name, rate, pages) in [
+            ("marks", "marks", each, 16),
+            ("mark=7", "mark-7", each, 16),
+            ("exits-io:k", "exits-io-k", each, 16),
+            ("cpu-clock", "cpu-clock", clock, 16),
+            ("instructions:u", "instructions-u", clock, 16),
+            ("tsc", "tsc", None, 0),
+            ("exits", "exits", None, 0),
+            ("halts,size=0", "halts", None, 0),
+            ("marks,size=0", "marks", None, 0),
+        ] {
+            let of = |vcpu| (format!("{name}-{vcpu}"), vcpu, rate, pages);
+            assert_eq!(events(text), [of(0), of(1)], "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_done() {
+        let expected = [("io".to_owned(), 1, Some(Rate::Period(10)), 256)];
+        assert_eq!(events("exits-io,cpu=1,period=10,size=1M,name=io"), expected);
+        let expected = [("cycles".to_owned(), 0, Some(Rate::Frequency(99)), 1)];
+        assert_eq!(events("cycles,freq=99,size=4096,cpu=0"), expected);
+        assert_eq!(events("marks,cpu=all,name=m")[1].0, "m-1");
+        let event = |text: &str| text.parse::<Spec>().unwrap().events(1)[0].clone();
+        assert_eq!(event("mark=7:u").event, "mark=7:u");
+        assert_eq!(event("marks").name.as_deref(), Some("marks"));
+        assert_eq!(event("marks").sample_type, 0x1_018f);
+        // There is no such vCPU; the device says so.
+        assert_eq!(event("marks,cpu=4294967295").vcpu, u32::MAX);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_what_to_write() {
+        for (text, words) in [
+            ("", "begin with its name"),
+            (",size=4K", "begin with its name"),
+            ("marks,speed=1", "`speed=1`"),
+            ("marks,1M", "`1M`"),
+            ("marks,period=0", "1 or more"),
+            ("marks,period=-1", "1 or more"),
+            ("cycles,freq=fast", "1 or more"),
+            ("cycles,freq=1,period=1", "one of them"),
+            ("marks,cpu=first", "or all"),
+            ("marks,cpu=-1", "or all"),
+            ("marks,size=3K", "4K, 8K"),
+            ("marks,size=12K", "4K, 8K"),
+            ("marks,size=99999999M", "4K, 8K"),
+            ("marks,size=big", "4K, 8K"),
+            ("marks,size=4K,size=4K", "size is given twice"),
+            ("marks,period=2,size=0", "size=0"),
+            ("tsc,size=4K", "only counts"),
+        ] {
+            let error = text.parse::<Spec>().unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}
