@@ -122,13 +122,13 @@ impl Spec {
     /// What the device is to start in a machine of so many vCPUs.
     #[must_use]
     pub fn events(&self, vcpus: u32) -> Vec<Persist> {
-        let all = match self.cpu {
-            Some(vcpu) => vcpu..vcpu.saturating_add(1),
-            None => 0..vcpus,
+        let on: Vec<u32> = match self.cpu {
+            Some(vcpu) => vec![vcpu],
+            None => (0..vcpus).collect(),
         };
-        let several = all.end - all.start > 1;
+        let several = on.len() > 1;
         let name = self.name.clone().unwrap_or_else(|| name(&self.event));
-        all.map(|vcpu| Persist {
+        let one = |vcpu| Persist {
             name: Some(match several {
                 true => format!("{name}-{vcpu}"),
                 false => name.clone(),
@@ -138,8 +138,8 @@ impl Spec {
             rate: self.rate,
             sample_type: SAMPLE_TYPE,
             pages: self.pages,
-        })
-        .collect()
+        };
+        on.into_iter().map(one).collect()
     }
 }
 
