@@ -45,7 +45,10 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 #endif
 }
 
-/* struct perf_event_attr: aux_start_paused, aux_pause and aux_resume, from bit 0 on. */
+/* struct perf_event_attr: aux_start_paused, aux_pause and aux_resume. */
+#define VPMU_AUX_START_PAUSED	BIT(0)
+#define VPMU_AUX_PAUSE		BIT(1)
+#define VPMU_AUX_RESUME		BIT(2)
 #ifdef VPMU_ATTR_HAS_AUX_ACTION
 #define vpmu_aux_action	aux_action
 #else

@@ -15,6 +15,10 @@
  *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
  *   vpmu_read     what read(2) gives
  *   vpmu_output   which ring an event writes to, and who is woken
+ *   vpmu_window   rings in the host's memory
+ *   vpmu_persistent, _list, _pmu  events that outlive their descriptors, and us
+ *   vpmu_direct   what such events do, which are none of perf core's
+ *   vpmu_request  the device's words in perf's
  *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
  *   vpmu_task     tells the device who runs
  */
@@ -22,6 +26,8 @@
 #define _VPMU_H
 
 #include <linux/atomic.h>
+#include <linux/device.h>
+#include <linux/fs.h>
 #include <linux/irq_work.h>
 #include <linux/kref.h>
 #include <linux/list.h>
@@ -34,12 +40,11 @@
 #include <linux/spinlock.h>
 #include <linux/virtio.h>
 #include <linux/wait.h>
+#include <linux/workqueue.h>
 #include <linux/xarray.h>
 
 #include "vpmu_abi.h"
 
-struct fasync_struct;
-struct file;
 struct task_struct;
 struct user_struct;
 struct vm_area_struct;
@@ -113,12 +118,22 @@ struct vpmu_sysfs {
  * @sysfs: of @pmu
  * @trace_pmu: as perf core sees what writes to AUX areas; its type is 0 without the feature
  * @trace_sysfs: of @trace_pmu
+ * @window_pfn: the window's first page
+ * @window_pages: how many it has, 0 without
+ * @persistent_pmu: persistent events, as sysfs lists them and perf core sees them
+ * @persistent_lock: which events are persistent, and whose handles there are; sleeps, and
+ *                   is taken before all others here
+ * @persistent: the files of persistent events, one reference each
+ * @persistent_turn: how often it was compared with the device's
+ * @persistent_closed: there is no list yet, or no longer
+ * @persistent_work: compares it again
  * @misc: /dev/vpmu
  * @files: from event id to struct vpmu_file, children's ids included
  * @traces: from event id to struct vpmu_event of perf core's traces
  * @output_lock: rings, their maps and who writes to them; sleeps
  * @notice_lock: what notices look at: vpmu_file::ring and ::family,
  *               vpmu_ring::writers, what @traces leads to; taken with interrupts off
+ * @wakeups: of rings so far; with @notice_lock
  * @gone: being removed; nothing more is opened
  * @users: open events, open files of /dev/vpmu, and calls of vpmu_trace_service()
  * @idle: woken when @users falls to zero
@@ -140,11 +155,20 @@ struct vpmu_device {
 	struct vpmu_sysfs sysfs;
 	struct pmu trace_pmu;
 	struct vpmu_sysfs trace_sysfs;
+	unsigned long window_pfn;
+	u32 window_pages;
+	struct pmu persistent_pmu;
+	struct mutex persistent_lock;
+	struct list_head persistent;
+	u64 persistent_turn;
+	bool persistent_closed;
+	struct work_struct persistent_work;
 	struct miscdevice misc;
 	struct xarray files;
 	struct xarray traces;
 	struct mutex output_lock;
 	spinlock_t notice_lock;
+	loff_t wakeups;
 	bool gone;
 	atomic_t users;
 	wait_queue_head_t idle;
@@ -247,9 +271,11 @@ struct vpmu_aux {
 /**
  * struct vpmu_file - an event opened through /dev/vpmu
  * @dev: of which device
- * @ref: held by the fd, by each event, children included, and by each sibling
+ * @ref: held by each fd, by each event, children included, by each sibling and by the list
+ *       of persistent events
  * @rcu: notices look it up without a lock
- * @event: the event opened; its children point to it
+ * @event: the event opened; its children point to it. NULL with @direct; of events of a
+ *         CPU looked at with their group held
  * @id: the device's, of @event
  * @cpu: of @event, -1 for any
  * @task: of @event, for nothing but comparing; NULL for all on @cpu
@@ -263,6 +289,7 @@ struct vpmu_aux {
  * @freq: @period is a frequency
  * @read_format: what read(2) gives
  * @trace: it writes to an AUX area, and no samples
+ * @inherits: perf_event_attr::inherit as opened
  * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on,
  *           because it exports none that reaches inherited events
  * @on_exec: but for this event, until the task's exec; see vpmu_group_switch()
@@ -285,6 +312,17 @@ struct vpmu_aux {
  * @maps: how many there are of @ring through this fd
  * @writer: in the ring's writers
  * @gone: wakes whoever polls when the task or an inheriting one ends
+ * @mapping: all maps through it, of its ring and its area
+ * @handles: fds and perf core's views; with vpmu_device::persistent_lock
+ * @direct: persistent or has been: no perf event is behind it
+ * @persistent: it outlives its handles; written with vpmu_device::output_lock, too
+ * @operator: the host's own
+ * @ended: by the host
+ * @persist: in vpmu_device::persistent
+ * @seen: the last turn in which the device had it
+ * @name: under which sysfs lists it
+ * @entry: there
+ * @shown: it is there
  */
 struct vpmu_file {
 	struct vpmu_device *dev;
@@ -304,6 +342,7 @@ struct vpmu_file {
 	bool freq;
 	u64 read_format;
 	bool trace;
+	bool inherits;
 	bool enabled;
 	bool on_exec;
 	bool limited;
@@ -326,6 +365,18 @@ struct vpmu_file {
 	unsigned int maps;
 	struct list_head writer;
 	struct irq_work gone;
+
+	struct address_space mapping;
+	unsigned int handles;
+	bool direct;
+	bool persistent;
+	bool operator;
+	bool ended;
+	struct list_head persist;
+	u64 seen;
+	char name[VPMU_PERSISTENT_NAME + 1];
+	struct device_attribute entry;
+	bool shown;
 };
 
 /**
@@ -333,17 +384,25 @@ struct vpmu_file {
  * @mapped: how many maps there are, of @aux too, through whichever event
  * @id: of the event that it was first mapped with, for the device
  * @writers: the files whose records go there
- * @poll: EPOLLIN since the last poll(2)
+ * @wakeup: which of vpmu_device::wakeups was its last
+ * @kept: it stays without maps, for its event is persistent
+ * @window: it lies in the window, from @pfn on
+ * @ended: the device has it no more
+ * @pfn: of its first page there
  * @aux: the AUX area, while anybody maps it
  * @charge: on whose account the pages are
  * @count: how many pages
- * @pages: the metadata page, then the data pages
+ * @pages: the metadata page, then the data pages; none of the window
  */
 struct vpmu_ring {
 	unsigned int mapped;
 	u64 id;
 	struct list_head writers;
-	atomic_t poll;
+	loff_t wakeup;
+	bool kept;
+	bool window;
+	bool ended;
+	unsigned long pfn;
 	struct vpmu_aux *aux;
 	struct vpmu_charge charge;
 	u32 count;
@@ -384,6 +443,7 @@ int vpmu_control_persistent(struct vpmu_device *dev, u64 after,
 int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index);
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
+int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op);
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu);
@@ -440,6 +500,14 @@ bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr, bool trace);
 void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		       struct vpmu_open_request *request);
 
+/* vpmu_request.c */
+u32 vpmu_request_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
+		      u64 *config);
+bool vpmu_request_names_tasks(const struct vpmu_open_request *request, bool trace);
+bool vpmu_request_tells_registers(const struct vpmu_open_request *request, u64 config);
+void vpmu_request_attr(const struct vpmu_device *dev, const struct vpmu_open_request *request,
+		       struct perf_event_attr *attr);
+
 /* Whether perf_event_attr::config of our PMU means an event that writes to an AUX area. */
 static inline bool vpmu_config_is_trace(u64 config)
 {
@@ -465,6 +533,7 @@ void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev);
 void vpmu_file_get(struct vpmu_file *file);
 void vpmu_file_put(struct vpmu_file *file);
+struct file *vpmu_file_open(struct vpmu_file *file);
 void vpmu_file_close(struct vpmu_file *file);
 bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_file *other);
 struct file *vpmu_file_fget(int fd);
@@ -493,6 +562,42 @@ u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable);
 int vpmu_group_reset(struct vpmu_file *file, bool whole);
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows);
+int vpmu_group_period(struct vpmu_file *file, u64 period);
+
+/* vpmu_direct.c */
+struct perf_event *vpmu_direct_take(struct vpmu_file *file);
+void vpmu_direct_close(struct vpmu_file *file);
+int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value);
+int vpmu_direct_group(struct vpmu_file *file, u32 op);
+
+/* vpmu_persistent.c */
+void vpmu_persistent_init(struct vpmu_device *dev);
+void vpmu_persistent_exit(struct vpmu_device *dev);
+int vpmu_persistent_register(struct vpmu_device *dev);
+void vpmu_persistent_close(struct vpmu_device *dev);
+void vpmu_persistent_unregister(struct vpmu_device *dev);
+void vpmu_persistent_notice(struct vpmu_device *dev);
+struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id);
+void vpmu_persistent_put(struct vpmu_file *file);
+struct vpmu_file *vpmu_persistent_open(struct vpmu_device *dev, const struct vpmu_open *args,
+				       const struct perf_event_attr *attr);
+int vpmu_persistent_detach(struct vpmu_file *file, const char *name);
+int vpmu_persistent_attach(struct vpmu_file *file);
+
+/* vpmu_persistent_list.c */
+long vpmu_persistent_list(struct vpmu_device *dev, struct vpmu_persistent __user *arg);
+
+/* vpmu_persistent_pmu.c */
+int vpmu_persistent_pmu_register(struct vpmu_device *dev);
+void vpmu_persistent_pmu_unregister(struct vpmu_device *dev);
+void vpmu_persistent_show(struct vpmu_file *file);
+void vpmu_persistent_hide(struct vpmu_file *file);
+
+/* vpmu_window.c */
+int vpmu_window_init(struct vpmu_device *dev);
+unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count);
+int vpmu_window_insert(const struct vpmu_ring *ring, struct vm_area_struct *vma);
+void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring);
 
 /* vpmu_read.c */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room);
@@ -503,8 +608,8 @@ void vpmu_output_unmapped(struct vpmu_file *file);
 void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring);
 int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target);
 int vpmu_output_pause(struct vpmu_file *file, bool paused);
-void vpmu_output_close(struct vpmu_file *file);
-__poll_t vpmu_output_poll(struct vpmu_file *file);
+void vpmu_output_ended(struct vpmu_file *file);
+__poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
 void vpmu_output_gone(struct vpmu_file *file);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
 
@@ -514,10 +619,15 @@ void vpmu_uncharge(struct vpmu_charge *charge);
 
 /* vpmu_aux.c */
 int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma);
+void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring);
 
 /* vpmu_ring.c */
 void vpmu_ring_mapped(struct vpmu_file *file);
 void vpmu_ring_unmapped(struct vpmu_file *file);
+int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *event);
+bool vpmu_ring_forget(struct vpmu_file *file);
+void vpmu_ring_ended(struct vpmu_file *file);
+void vpmu_ring_close(struct vpmu_file *file);
 void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops);
 int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma);
 

@@ -25,11 +25,7 @@
 	(PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | \
 	 PERF_SAMPLE_CPU | PERF_SAMPLE_IDENTIFIER)
 
-/* perf_event_attr::aux_action */
-#define AUX_START_PAUSED	BIT(0)
-#define AUX_PAUSE		BIT(1)
-#define AUX_RESUME		BIT(2)
-#define AUX_ACTIONS		(AUX_START_PAUSED | AUX_PAUSE | AUX_RESUME)
+#define AUX_ACTIONS	(VPMU_AUX_START_PAUSED | VPMU_AUX_PAUSE | VPMU_AUX_RESUME)
 
 /* Reads an attr of any version that says nothing we do not know. */
 static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
@@ -142,9 +138,9 @@ static int attr_check_aux(const struct perf_event_attr *attr, bool trace)
 {
 	if (attr->aux_output)
 		return -EOPNOTSUPP;
-	if (attr->vpmu_aux_action & AUX_PAUSE && attr->vpmu_aux_action & AUX_RESUME)
+	if (attr->vpmu_aux_action & VPMU_AUX_PAUSE && attr->vpmu_aux_action & VPMU_AUX_RESUME)
 		return -EINVAL;
-	if (attr->vpmu_aux_action & AUX_START_PAUSED && !trace)
+	if (attr->vpmu_aux_action & VPMU_AUX_START_PAUSED && !trace)
 		return -EOPNOTSUPP;
 	/* No trace of the device's can be sampled. */
 	return attr->aux_sample_size ? -EINVAL : 0;
@@ -250,11 +246,11 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
 	if (attr->exclude_callchain_user)
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
-	if (attr->vpmu_aux_action & AUX_START_PAUSED)
+	if (attr->vpmu_aux_action & VPMU_AUX_START_PAUSED)
 		flags |= VPMU_OPEN_AUX_START_PAUSED;
-	if (attr->vpmu_aux_action & AUX_PAUSE)
+	if (attr->vpmu_aux_action & VPMU_AUX_PAUSE)
 		flags |= VPMU_OPEN_AUX_PAUSE;
-	if (attr->vpmu_aux_action & AUX_RESUME)
+	if (attr->vpmu_aux_action & VPMU_AUX_RESUME)
 		flags |= VPMU_OPEN_AUX_RESUME;
 	request->flags = cpu_to_le32(flags);
 }

@@ -52,11 +52,17 @@ static int aux_fill(struct vpmu_aux *aux)
 	return 0;
 }
 
-/* Takes the pages back from the device; those that it may still write to are lost. */
-static void aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
+/**
+ * vpmu_aux_destroy() - take the pages back from the device; what it may still write to is lost
+ * @dev: the device; its output_lock is held
+ * @ring: that they lie beside
+ */
+void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
-	int err = vpmu_control_unmap_aux(dev, ring->id);
+	int err = 0;
 
+	if (!ring->ended)
+		err = vpmu_control_unmap_aux(dev, ring->id);
 	if (!err)
 		aux_free(ring->aux);
 	else
@@ -81,8 +87,8 @@ static void aux_vm_close(struct vm_area_struct *vma)
 	struct vpmu_file *file = vma->vm_file->private_data;
 
 	mutex_lock(&file->dev->output_lock);
-	if (!--file->ring->aux->mapped)
-		aux_destroy(file->dev, file->ring);
+	if (!--file->ring->aux->mapped && !file->ring->kept)
+		vpmu_aux_destroy(file->dev, file->ring);
 	vpmu_ring_unmapped(file);
 	mutex_unlock(&file->dev->output_lock);
 }
@@ -180,7 +186,7 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 	ring->aux = aux;
 	err = aux_insert(aux, vma);
 	if (err)
-		aux_destroy(file->dev, ring);
+		vpmu_aux_destroy(file->dev, ring);
 	return err;
 }
 
@@ -197,7 +203,9 @@ int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma)
 	int err = -EINVAL;
 
 	mutex_lock(&file->dev->output_lock);
-	if (file->ring && aux_fits(file->ring, vma))
+	if (file->ended)
+		err = -ENOENT;
+	else if (file->ring && !file->ring->window && aux_fits(file->ring, vma))
 		err = file->ring->aux ? aux_insert(file->ring->aux, vma) : aux_create(file, vma);
 	if (!err) {
 		file->ring->aux->mapped++;

@@ -272,6 +272,8 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 	int err = 0, ret;
 
 	lockdep_assert_held(&leader->group_lock);
+	if (leader->direct)
+		return vpmu_direct_group(leader, op);
 	call.turn = atomic64_inc_return(&call_turns);
 	/*
 	 * With these held no inherited event comes or goes. Nobody else holds more than

@@ -65,6 +65,8 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return cdev_open_event(dev, user);
 	case VPMU_IOC_CATALOGUE:
 		return cdev_catalogue(dev, user);
+	case VPMU_IOC_PERSISTENT:
+		return vpmu_persistent_list(dev, user);
 	case VPMU_IOC_MARK:
 		if (!dev->doorbell)
 			return -EOPNOTSUPP;

@@ -2,8 +2,10 @@
 /*
  * What a file descriptor from VPMU_IOC_OPEN does: perf's interface, perf's numbers.
  */
+#include <linux/anon_inodes.h>
 #include <linux/bpf.h>
 #include <linux/capability.h>
+#include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/module.h>
@@ -51,6 +53,9 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	INIT_LIST_HEAD(&file->members);
 	INIT_LIST_HEAD(&file->member);
 	INIT_LIST_HEAD(&file->writer);
+	INIT_LIST_HEAD(&file->persist);
+	address_space_init_once(&file->mapping);
+	file->mapping.a_ops = &empty_aops;
 	init_waitqueue_head(&file->waitq);
 	init_irq_work(&file->gone, file_gone);
 	vpmu_device_get(dev);
@@ -122,20 +127,45 @@ struct file *vpmu_file_fget(int fd)
 }
 
 /**
+ * vpmu_file_open() - a descriptor's part of an event
+ * @file: its file, with a handle that is this one's on success
+ *
+ * Return: it, or an ERR_PTR.
+ */
+struct file *vpmu_file_open(struct vpmu_file *file)
+{
+	struct file *filp = anon_inode_getfile("[vpmu]", &vpmu_file_fops, file, O_RDWR);
+
+	if (IS_ERR(filp))
+		return filp;
+	/* Nothing is read by position: f_pos is the wakeup that was told last. */
+	stream_open(file_inode(filp), filp);
+	/* By which its maps are found, among those of all descriptors there are. */
+	file->mapping.host = file_inode(filp);
+	filp->f_mapping = &file->mapping;
+	return filp;
+}
+
+/**
  * vpmu_file_close() - end an event
  * @file: its file; the caller's reference goes, too
  */
 void vpmu_file_close(struct vpmu_file *file)
 {
 	vpmu_group_leave(file);
-	vpmu_output_close(file);
-	perf_event_release_kernel(file->event);
+	if (file->direct) {
+		vpmu_direct_close(file);
+	} else {
+		/* No notice reaches its event any more when that goes. */
+		vpmu_ring_close(file);
+		perf_event_release_kernel(file->event);
+	}
 	vpmu_file_put(file);
 }
 
 static int file_release(struct inode *inode, struct file *filp)
 {
-	vpmu_file_close(filp->private_data);
+	vpmu_persistent_put(filp->private_data);
 	return 0;
 }
 
@@ -183,7 +213,7 @@ static __poll_t file_poll(struct file *filp, poll_table *wait)
 		return EPOLLHUP | EPOLLERR;
 	if (file->task && file_task_ended(file->event) && !file_has_children(file->event))
 		return EPOLLHUP;
-	return vpmu_output_poll(file);
+	return vpmu_output_poll(file, &filp->f_pos);
 }
 
 static int file_fasync(int fd, struct file *filp, int on)
@@ -200,7 +230,7 @@ static int file_fasync(int fd, struct file *filp, int on)
 
 static long file_refresh(struct vpmu_file *file, int overflows)
 {
-	if (!file->period || file->event->attr.inherit || overflows < 0)
+	if (!file->period || file->inherits || overflows < 0)
 		return -EINVAL;
 	/* As perf has it: no more than what is left, and for ever if nothing is. */
 	if (!overflows)
@@ -211,7 +241,6 @@ static long file_refresh(struct vpmu_file *file, int overflows)
 static long file_period(struct vpmu_file *file, u64 __user *arg)
 {
 	u64 period;
-	int err;
 
 	if (copy_from_user(&period, arg, sizeof(period)))
 		return -EFAULT;
@@ -219,10 +248,7 @@ static long file_period(struct vpmu_file *file, u64 __user *arg)
 		return -EINVAL;
 	if (file->freq ? period > file->dev->info.max_sample_rate : period >> 63)
 		return -EINVAL;
-	err = vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
-	if (!err)
-		WRITE_ONCE(file->period, period);
-	return err;
+	return vpmu_group_period(file, period);
 }
 
 static long file_set_output(struct vpmu_file *file, unsigned long fd)
@@ -273,6 +299,18 @@ static long file_set_bpf(u32 fd)
 	return -EOPNOTSUPP;
 }
 
+static long file_detach(struct vpmu_file *file, struct vpmu_detach __user *arg)
+{
+	struct vpmu_detach detach;
+
+	if (copy_from_user(&detach, arg, sizeof(detach)))
+		return -EFAULT;
+	/* Its id will be what it is, and nothing has happened where this cannot be told. */
+	if (put_user(file->id, &arg->id))
+		return -EFAULT;
+	return vpmu_persistent_detach(file, detach.name);
+}
+
 static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	bool whole = arg & PERF_IOC_FLAG_GROUP;
@@ -305,6 +343,10 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_QUERY_BPF:
 		/* As perf has it for what is no tracepoint. */
 		return perfmon_capable() ? -EINVAL : -EPERM;
+	case VPMU_IOC_DETACH:
+		return file_detach(file, user);
+	case VPMU_IOC_ATTACH:
+		return vpmu_persistent_attach(file);
 	case VPMU_IOC_ENGINE:
 		return put_user(file->engine, (u32 __user *)user);
 	default:

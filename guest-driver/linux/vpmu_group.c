@@ -87,7 +87,7 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 	struct perf_event *event = leader->event;
 
 	lockdep_assert_held(&leader->group_lock);
-	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev)
+	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev || leader->direct)
 		return -EINVAL;
 	if (event->cpu != cpu || event->hw.target != task)
 		return -EINVAL;
@@ -313,6 +313,10 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 	struct vpmu_file *leader = vpmu_group_lock(file);
 	int err;
 
+	if (file->direct) {
+		err = vpmu_direct_call(file, VPMU_COMMAND_REFRESH, overflows);
+		goto unlock;
+	}
 	WRITE_ONCE(file->limited, true);
 	WRITE_ONCE(file->enabled, true);
 	if (file->on_exec)
@@ -320,6 +324,29 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
 	if (!err)
 		err = vpmu_call_group(leader, NULL, 0);
+unlock:
+	vpmu_group_unlock(leader);
+	return err;
+}
+
+/**
+ * vpmu_group_period() - a new period or frequency, as PERF_EVENT_IOC_PERIOD
+ * @file: of an event that samples
+ * @period: so many
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_group_period(struct vpmu_file *file, u64 period)
+{
+	struct vpmu_file *leader = vpmu_group_lock(file);
+	int err;
+
+	if (file->direct)
+		err = vpmu_direct_call(file, VPMU_COMMAND_PERIOD, period);
+	else
+		err = vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
+	if (!err)
+		WRITE_ONCE(file->period, period);
 	vpmu_group_unlock(leader);
 	return err;
 }

@@ -6,7 +6,6 @@
  * with its task, counts it in inherited tasks and enables it on exec. What perf
  * core cannot do for a module, samples and their ring, the device does.
  */
-#include <linux/anon_inodes.h>
 #include <linux/capability.h>
 #include <linux/cred.h>
 #include <linux/fcntl.h>
@@ -131,16 +130,6 @@ static struct task_struct *open_task(pid_t pid)
 	return task ? task : ERR_PTR(-ESRCH);
 }
 
-/* What records and packets say of who ran, or take from the task's registers. */
-static bool open_needs_task(const struct perf_event_attr *attr, bool trace)
-{
-	const u64 samples = PERF_SAMPLE_TID | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_USER |
-			    PERF_SAMPLE_STACK_USER;
-
-	return trace || attr->inherit_stat ||
-	       (attr->sample_period && attr->sample_type & samples);
-}
-
 static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_event_attr *attr,
 				   u32 engine)
 {
@@ -153,7 +142,9 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	err = open_config(dev, attr, &file->config);
 	if (err)
 		goto put;
+	file->handles = 1;
 	file->type = attr->type;
+	file->inherits = attr->inherit;
 	file->read_format = attr->read_format;
 	file->on_exec = attr->enable_on_exec;
 	file->enabled = !attr->disabled || attr->enable_on_exec;
@@ -167,7 +158,7 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	}
 	if (file->trace && !virtio_has_feature(dev->vdev, VPMU_F_AUX))
 		err = -EOPNOTSUPP;
-	if (!err && open_needs_task(attr, file->trace)) {
+	if (!err && vpmu_request_names_tasks(&file->wanted, file->trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
 	}
@@ -264,10 +255,15 @@ static int open_fd(struct vpmu_file *file, const struct vpmu_open *args,
 		if (err)
 			goto close;
 	}
-	filp = anon_inode_getfile("[vpmu]", &vpmu_file_fops, file, O_RDWR);
+	filp = vpmu_file_open(file);
 	if (IS_ERR(filp)) {
 		err = PTR_ERR(filp);
 		goto close;
+	}
+	err = args->flags & VPMU_FLAG_PERSISTENT ? vpmu_persistent_detach(file, NULL) : 0;
+	if (err) {
+		fput(filp);
+		goto put_fd;
 	}
 	fd_install(fd, filp);
 	return fd;
@@ -301,6 +297,33 @@ static int open_task_event(struct vpmu_device *dev, const struct vpmu_open *args
 	return ret;
 }
 
+/* A file descriptor more of an event that is persistent. */
+static int open_persistent(struct vpmu_device *dev, const struct vpmu_open *args,
+			   const struct perf_event_attr *attr)
+{
+	struct vpmu_file *file;
+	struct file *filp;
+	int fd;
+
+	file = vpmu_persistent_open(dev, args, attr);
+	if (IS_ERR(file))
+		return PTR_ERR(file);
+	fd = get_unused_fd_flags(args->flags & PERF_FLAG_FD_CLOEXEC ? O_CLOEXEC : 0);
+	if (fd < 0)
+		goto put;
+	filp = vpmu_file_open(file);
+	if (IS_ERR(filp)) {
+		put_unused_fd(fd);
+		fd = PTR_ERR(filp);
+		goto put;
+	}
+	fd_install(fd, filp);
+	return fd;
+put:
+	vpmu_persistent_put(file);
+	return fd;
+}
+
 /**
  * vpmu_open() - open an event
  * @dev: the device
@@ -310,7 +333,8 @@ static int open_task_event(struct vpmu_device *dev, const struct vpmu_open *args
  */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 {
-	const u64 flags = PERF_FLAG_FD_CLOEXEC | PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT;
+	const u64 flags = PERF_FLAG_FD_CLOEXEC | PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT |
+			  VPMU_FLAG_PERSISTENT;
 	struct perf_event_attr attr;
 	struct file *group = NULL;
 	bool trace;
@@ -323,6 +347,10 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 		return ret;
 	if (args->flags & PERF_FLAG_PID_CGROUP)
 		return -EOPNOTSUPP;
+	if (attr.type == dev->persistent_pmu.type)
+		return open_persistent(dev, args, &attr);
+	if (args->flags & VPMU_FLAG_PERSISTENT && !perfmon_capable())
+		return -EPERM;
 	if (args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;
 	trace = open_is_trace(dev, &attr);

@@ -128,31 +128,35 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
 }
 
 /**
- * vpmu_output_close() - a file is closed; no notice reaches its event any more
- * @file: the file, which has left its group
- *
- * Its ring, if it still has one, lives on in the maps of others.
+ * vpmu_output_ended() - the host has ended an event: whoever waits for it learns so
+ * @file: the event's
  */
-void vpmu_output_close(struct vpmu_file *file)
+void vpmu_output_ended(struct vpmu_file *file)
 {
-	mutex_lock(&file->dev->output_lock);
-	vpmu_output_attach(file, NULL);
-	mutex_unlock(&file->dev->output_lock);
+	vpmu_ring_ended(file);
+	WRITE_ONCE(file->error, true);
+	spin_lock_irq(&file->dev->notice_lock);
+	wake_up_all(&file->waitq);
+	kill_fasync(&file->fasync, SIGIO, POLL_HUP);
+	spin_unlock_irq(&file->dev->notice_lock);
 }
 
 /**
  * vpmu_output_poll() - whether a ring has crossed the mark since it was last asked
  * @file: the file polled
+ * @told: the wakeup that this descriptor was told of last; each has its own
  *
  * Return: EPOLLIN, nothing, or EPOLLHUP without a ring.
  */
-__poll_t vpmu_output_poll(struct vpmu_file *file)
+__poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 {
 	__poll_t events = EPOLLHUP;
 
 	spin_lock_irq(&file->dev->notice_lock);
-	if (file->ring)
-		events = (__force __poll_t)atomic_xchg(&file->ring->poll, 0);
+	if (file->ring) {
+		events = file->ring->wakeup > *told ? EPOLLIN : 0;
+		*told = max(*told, file->ring->wakeup);
+	}
 	spin_unlock_irq(&file->dev->notice_lock);
 	return events;
 }
@@ -180,7 +184,7 @@ static void output_wakeup(struct vpmu_file *file, int reason)
 	struct vpmu_file *writer;
 
 	if (ring) {
-		atomic_set(&ring->poll, (__force int)EPOLLIN);
+		ring->wakeup = ++file->dev->wakeups;
 		list_for_each_entry(writer, &ring->writers, writer)
 			wake_up_all(&writer->waitq);
 	}
@@ -201,6 +205,10 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 
 	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_AUX) {
 		vpmu_trace_notice(dev, le64_to_cpu(notice->event));
+		return;
+	}
+	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_PERSISTENT) {
+		vpmu_persistent_notice(dev);
 		return;
 	}
 	/* A file is looked up here until its last event is destroyed, and freed later. */

@@ -11,8 +11,8 @@
 /* Whether nothing is told any more of a count, because it was lost. */
 static bool read_has_error(struct vpmu_file *file)
 {
-	return READ_ONCE(file->error) ||
-	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR;
+	return READ_ONCE(file->error) || (!file->direct &&
+	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR);
 }
 
 static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *leader)

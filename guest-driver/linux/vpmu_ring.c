@@ -18,10 +18,25 @@ static void ring_free(struct vpmu_ring *ring)
 {
 	u32 i;
 
-	for (i = 0; i < ring->count && ring->pages[i]; i++)
-		put_page(ring->pages[i]);
-	vpmu_uncharge(&ring->charge);
+	if (!ring->window) {
+		for (i = 0; i < ring->count && ring->pages[i]; i++)
+			put_page(ring->pages[i]);
+		vpmu_uncharge(&ring->charge);
+	}
 	kvfree(ring);
+}
+
+static struct vpmu_ring *ring_alloc_window(u32 count)
+{
+	struct vpmu_ring *ring = kvzalloc(struct_size(ring, pages, 0), GFP_KERNEL);
+
+	if (!ring)
+		return ERR_PTR(-ENOMEM);
+	INIT_LIST_HEAD(&ring->writers);
+	ring->count = count;
+	ring->window = true;
+	ring->kept = true;
+	return ring;
 }
 
 static struct vpmu_ring *ring_alloc(u32 count)
@@ -53,8 +68,12 @@ static struct vpmu_ring *ring_alloc(u32 count)
 /* Takes the pages back from the device; those that it may still write to are lost. */
 static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 {
-	int err = vpmu_control_unmap(dev, ring->id);
+	int err = 0;
 
+	if (ring->aux)
+		vpmu_aux_destroy(dev, ring);
+	if (!ring->ended)
+		err = vpmu_control_unmap(dev, ring->id);
 	vpmu_output_abandon(dev, ring);
 	if (!err)
 		ring_free(ring);
@@ -84,7 +103,7 @@ void vpmu_ring_unmapped(struct vpmu_file *file)
 	struct vpmu_ring *ring = file->ring;
 
 	file->maps--;
-	if (!--ring->mapped)
+	if (!--ring->mapped && !ring->kept)
 		ring_destroy(file->dev, ring);
 	else if (!file->maps)
 		vpmu_output_unmapped(file);
@@ -124,7 +143,36 @@ static int ring_insert(struct vpmu_ring *ring, struct vm_area_struct *vma)
 {
 	unsigned long left = ring->count;
 
+	if (ring->window)
+		return vpmu_window_insert(ring, vma);
 	return vm_insert_pages(vma, vma->vm_start, ring->pages, &left);
+}
+
+/* Gives a ring to the device, which says where one in the window lies. */
+static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
+{
+	u32 page;
+	int err;
+
+	if (!ring->window)
+		return vpmu_control_map(dev, ring->id, ring->pages, ring->count, flags);
+	err = vpmu_control_map_window(dev, ring->id, ring->count, flags, &page);
+	if (err)
+		return err;
+	ring->pfn = vpmu_window_place(dev, page, ring->count);
+	if (ring->pfn)
+		return 0;
+	vpmu_control_unmap(dev, ring->id);
+	return -EPROTO;
+}
+
+/*
+ * Whether a new ring lies where it outlives this driver. One beside which an area can
+ * lie does not, for the area is in the guest's memory and ends the event with it.
+ */
+static bool ring_outlives(const struct vpmu_file *file)
+{
+	return file->persistent && !file->trace && file->dev->window_pages;
 }
 
 /* The first map of an event that writes to no other's ring. */
@@ -133,14 +181,14 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	struct vpmu_ring *ring;
 	int err;
 
-	ring = ring_alloc(count);
+	ring = ring_outlives(file) ? ring_alloc_window(count) : ring_alloc(count);
 	if (IS_ERR(ring))
 		return PTR_ERR(ring);
 	ring->id = file->id;
+	ring->kept = file->persistent;
 	/* From the map on the device writes there, and its notices must not be lost. */
 	vpmu_output_attach(file, ring);
-	err = vpmu_control_map(file->dev, ring->id, ring->pages, count,
-			       vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
+	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
 		vpmu_output_abandon(file->dev, ring);
 		ring_free(ring);
@@ -150,6 +198,111 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	if (err)
 		ring_destroy(file->dev, ring);
 	return err;
+}
+
+/**
+ * vpmu_ring_adopt() - know the ring that an event of the device's list has
+ * @file: the event's, new
+ * @event: of the list
+ *
+ * Return: 0, also without a ring; or a negative errno.
+ */
+int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *event)
+{
+	struct vpmu_device *dev = file->dev;
+	u32 count = le32_to_cpu(event->pages);
+	struct vpmu_ring *ring;
+
+	/* One in the guest's memory is not this driver's, so it ends with a reset. */
+	if (!count || !(le32_to_cpu(event->map) & VPMU_MAP_WINDOW))
+		return 0;
+	ring = ring_alloc_window(count);
+	if (IS_ERR(ring))
+		return PTR_ERR(ring);
+	ring->id = file->id;
+	ring->pfn = vpmu_window_place(dev, le32_to_cpu(event->window_page), count);
+	if (!ring->pfn) {
+		ring_free(ring);
+		return -EPROTO;
+	}
+	mutex_lock(&dev->output_lock);
+	vpmu_output_attach(file, ring);
+	mutex_unlock(&dev->output_lock);
+	return 0;
+}
+
+/**
+ * vpmu_ring_forget() - know an event's ring no longer, while the device goes on with it
+ * @file: the event's, without maps
+ *
+ * Return: false if that cannot be, for the ring is in the guest's memory or others have it
+ * mapped.
+ */
+bool vpmu_ring_forget(struct vpmu_file *file)
+{
+	struct vpmu_device *dev = file->dev;
+	struct vpmu_ring *ring;
+	bool goes = true;
+
+	mutex_lock(&dev->output_lock);
+	ring = file->ring;
+	if (ring)
+		goes = ring->window && !ring->mapped;
+	if (ring && goes) {
+		vpmu_output_abandon(dev, ring);
+		ring_free(ring);
+	}
+	mutex_unlock(&dev->output_lock);
+	return goes;
+}
+
+/**
+ * vpmu_ring_ended() - the host has ended the event that a ring is of
+ * @file: the event's
+ *
+ * Nobody writes there any more. What lies in the guest's memory can still be read.
+ */
+void vpmu_ring_ended(struct vpmu_file *file)
+{
+	struct vpmu_device *dev = file->dev;
+	struct vpmu_ring *ring;
+	int err;
+
+	mutex_lock(&dev->output_lock);
+	file->ended = true;
+	ring = file->ring;
+	if (ring && ring->id == file->id) {
+		ring->kept = false;
+		if (ring->aux)
+			vpmu_control_unmap_aux(dev, ring->id);
+		err = vpmu_control_unmap(dev, ring->id);
+		/* The device may have forgotten it with the event. */
+		ring->ended = !err || err == -ENOENT || err == -EINVAL;
+		if (ring->window)
+			vpmu_window_revoke(dev, ring);
+	}
+	mutex_unlock(&dev->output_lock);
+}
+
+/**
+ * vpmu_ring_close() - an event is closed; what it wrote to lives on in the maps of others
+ * @file: the event's
+ */
+void vpmu_ring_close(struct vpmu_file *file)
+{
+	struct vpmu_device *dev = file->dev;
+	struct vpmu_ring *ring;
+
+	mutex_lock(&dev->output_lock);
+	ring = file->ring;
+	if (ring && ring->id == file->id) {
+		ring->kept = false;
+		/* A persistent event's has stayed without maps. */
+		if (!ring->mapped)
+			ring_destroy(dev, ring);
+	}
+	vpmu_output_attach(file, NULL);
+	mutex_unlock(&dev->output_lock);
 }
 
 /**
@@ -173,7 +326,7 @@ void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct
  *       ring overwrites. From any other offset: see vpmu_aux_mmap()
  *
  * Unlike perf's own, an event that tasks inherit has a ring too: the device
- * writes to it from every vCPU.
+ * writes to it from every vCPU. The ring of a persistent event stays without maps.
  *
  * Return: 0 or a negative errno.
  */
@@ -193,7 +346,11 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 		return -EINVAL;
 
 	mutex_lock(&file->dev->output_lock);
-	if (!file->ring)
+	if (file->ended)
+		err = -ENOENT;
+	else if (file->operator && vma->vm_flags & VM_WRITE)
+		err = -EPERM;
+	else if (!file->ring)
 		err = ring_create(file, vma, count);
 	else if (file->ring->count != count)
 		err = -EINVAL;

@@ -226,6 +226,26 @@ int vpmu_vcpu_discover(struct vpmu_device *dev)
 }
 
 /**
+ * vpmu_vcpu_cpu() - the CPU that runs on a vCPU
+ * @dev: the device
+ * @index: the vCPU's
+ *
+ * Return: its number, or -1 as long as none has come that does.
+ */
+int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
+{
+	const struct vpmu_vcpu *vcpu;
+	unsigned int cpu;
+
+	for_each_possible_cpu(cpu) {
+		vcpu = READ_ONCE(*per_cpu_ptr(dev->cpu_vcpu, cpu));
+		if (vcpu && vcpu->index == index)
+			return cpu;
+	}
+	return -1;
+}
+
+/**
  * vpmu_vcpu_local() - this CPU's queue
  * @dev: the device
  *

@@ -192,6 +192,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->traces, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->idle);
+	vpmu_persistent_init(dev);
 	return dev;
 }
 
@@ -281,6 +282,9 @@ static int vpmu_probe(struct virtio_device *vdev)
 	err = device_doorbell(dev);
 	if (err)
 		goto reset;
+	err = vpmu_window_init(dev);
+	if (err)
+		goto reset;
 	err = cpuhp_state_add_instance(vpmu_online_state, &dev->node);
 	if (err)
 		goto reset;
@@ -290,13 +294,20 @@ static int vpmu_probe(struct virtio_device *vdev)
 	err = vpmu_trace_register(dev);
 	if (err)
 		goto unregister;
-	err = vpmu_cdev_register(dev);
+	err = vpmu_persistent_register(dev);
 	if (err)
 		goto untrace;
+	err = vpmu_cdev_register(dev);
+	if (err)
+		goto forget;
 	dev_info(&vdev->dev, "%u vCPUs, %u events to choose from\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
 	return 0;
 
+forget:
+	vpmu_persistent_close(dev);
+	device_drain(dev);
+	vpmu_persistent_unregister(dev);
 untrace:
 	device_drain(dev);
 	vpmu_trace_unregister(dev);
@@ -307,6 +318,7 @@ offline:
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
 reset:
 	virtio_reset_device(vdev);
+	vpmu_persistent_exit(dev);
 	vdev->config->del_vqs(vdev);
 	if (dev->doorbell)
 		iounmap(dev->doorbell);
@@ -327,12 +339,15 @@ static void vpmu_remove(struct virtio_device *vdev)
 	 * transport can be taken away. Then this waits until they are closed.
 	 */
 	vpmu_cdev_unregister(dev);
+	vpmu_persistent_close(dev);
 	device_drain(dev);
+	vpmu_persistent_unregister(dev);
 	vpmu_trace_unregister(dev);
 	vpmu_pmu_unregister(dev);
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
 
 	virtio_reset_device(vdev);
+	vpmu_persistent_exit(dev);
 	vdev->config->del_vqs(vdev);
 	if (dev->doorbell)
 		iounmap(dev->doorbell);
@@ -346,6 +361,7 @@ static const unsigned int vpmu_features[] = {
 	VPMU_F_TASK_PAGE,
 	VPMU_F_DOORBELL,
 	VPMU_F_AUX,
+	VPMU_F_WINDOW,
 };
 
 static const struct virtio_device_id vpmu_ids[] = {

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Events without a perf event: commands on the CPU that they count on.
+ *
+ * perf core ends an event with whoever made it, so one that is persistent, or has been,
+ * is none of perf core's: the device has it on or off by itself. It is alone in its
+ * group for good.
+ */
+#include <linux/perf_event.h>
+#include <linux/smp.h>
+
+#include "vpmu.h"
+
+/**
+ * struct direct_call - a command on its way to the CPU of its event
+ * @file: the event's
+ * @op: VPMU_COMMAND_*
+ * @value: of the command
+ * @reply: the answer, on success
+ * @err: 0 or a negative errno
+ */
+struct direct_call {
+	const struct vpmu_file *file;
+	u32 op;
+	u64 value;
+	struct vpmu_reply reply;
+	int err;
+};
+
+static void direct_here(void *info)
+{
+	struct direct_call *call = info;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->file->dev);
+
+	call->err = -ENODEV;
+	if (vcpu)
+		call->err = vpmu_vcpu_command(vcpu, call->op, call->file->id, call->value,
+					      &call->reply);
+}
+
+static int direct_call(struct direct_call *call)
+{
+	if (call->file->cpu < 0 ||
+	    smp_call_function_single(call->file->cpu, direct_here, call, 1))
+		return -ENODEV;
+	return call->err;
+}
+
+/**
+ * vpmu_direct_take() - take an event from perf core as it is
+ * @file: its file, whose group is held; it is of a CPU and alone
+ *
+ * The device goes on with it. What perf core still does to its own part reaches the
+ * device no more.
+ *
+ * Return: that part, for perf_event_release_kernel().
+ */
+struct perf_event *vpmu_direct_take(struct vpmu_file *file)
+{
+	struct perf_event *event = file->event;
+	struct vpmu_event *own = event->pmu_private;
+
+	/* While it is held, no event of the context is scheduled in or out. */
+	raw_spin_lock_irq(&event->ctx->lock);
+	own->id = 0;
+	own->started = false;
+	own->spent = true;
+	raw_spin_unlock_irq(&event->ctx->lock);
+
+	file->direct = true;
+	file->on_exec = false;
+	file->limited = false;
+	file->event = NULL;
+	return event;
+}
+
+/**
+ * vpmu_direct_close() - end an event
+ * @file: its file, which nobody finds any more by anything but the device's notices
+ *
+ * A persistent one is let go of because the driver goes: it stays on the device if it
+ * can outlive a reset, and ends here otherwise.
+ */
+void vpmu_direct_close(struct vpmu_file *file)
+{
+	struct vpmu_device *dev = file->dev;
+
+	if (!file->persistent || !vpmu_ring_forget(file)) {
+		if (file->persistent)
+			vpmu_control_attach(dev, file->id);
+		vpmu_ring_close(file);
+		if (!file->ended)
+			vpmu_control_close(dev, file->id);
+	}
+	xa_erase_irq(&dev->files, file->id);
+}
+
+static int direct_read(struct vpmu_file *file)
+{
+	struct direct_call call = { .file = file, .op = VPMU_COMMAND_READ };
+	int err = direct_call(&call);
+
+	if (err) {
+		/* What cannot be reached because its CPU has gone stands as it was. */
+		if (err != -ENODEV)
+			WRITE_ONCE(file->error, true);
+		return err;
+	}
+	if ((s32)le32_to_cpu(call.reply.state) == VPMU_STATE_ERROR)
+		WRITE_ONCE(file->error, true);
+	file->totals = (struct vpmu_totals) {
+		.value = le64_to_cpu(call.reply.value),
+		.enabled = le64_to_cpu(call.reply.time_enabled),
+		.running = le64_to_cpu(call.reply.time_running),
+		.lost = le64_to_cpu(call.reply.lost),
+	};
+	return 0;
+}
+
+/**
+ * vpmu_direct_call() - a command for an event
+ * @file: its file
+ * @op: VPMU_COMMAND_*
+ * @value: of the command
+ *
+ * Return: 0; -ENODEV while its CPU is away; or another negative errno, the device's own
+ * included.
+ */
+int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value)
+{
+	struct direct_call call = { .file = file, .op = op, .value = value };
+
+	return direct_call(&call);
+}
+
+/**
+ * vpmu_direct_group() - what vpmu_call_group() does, for an event that is a group alone
+ * @file: its file, whose group is held
+ * @op: as there
+ *
+ * Return: as there.
+ */
+int vpmu_direct_group(struct vpmu_file *file, u32 op)
+{
+	switch (op) {
+	case 0:
+		return vpmu_direct_call(file, READ_ONCE(file->enabled) ? VPMU_COMMAND_ENABLE :
+									 VPMU_COMMAND_DISABLE, 0);
+	case VPMU_COMMAND_READ:
+		return direct_read(file);
+	default:
+		return vpmu_direct_call(file, op, 0);
+	}
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /sys/bus/event_source/devices/persistent: which persistent events there are now, and
+ * perf core's door to them.
+ *
+ * What perf core opens here is a view of an event that counts anyway: how far its count
+ * grows while perf core has the view on.
+ */
+#include <linux/capability.h>
+#include <linux/device.h>
+#include <linux/module.h>
+#include <linux/perf_event.h>
+#include <linux/sysfs.h>
+
+#include "vpmu.h"
+
+PMU_FORMAT_ATTR(id, "config:0-63");
+
+static struct attribute *format_attrs[] = {
+	&format_attr_id.attr,
+	NULL,
+};
+
+static const struct attribute_group format_group = {
+	.name = "format",
+	.attrs = format_attrs,
+};
+
+/* Filled while the PMU is there, by vpmu_persistent_show(). */
+static struct attribute *events_attrs[] = {
+	NULL,
+};
+
+static const struct attribute_group events_group = {
+	.name = "events",
+	.attrs = events_attrs,
+};
+
+static const struct attribute_group *persistent_groups[] = {
+	&format_group,
+	&events_group,
+	NULL,
+};
+
+static ssize_t event_show(struct device *device, struct device_attribute *attr, char *buf)
+{
+	const struct vpmu_file *file = container_of(attr, struct vpmu_file, entry);
+
+	return sysfs_emit(buf, "id=0x%llx\n", file->id);
+}
+
+/**
+ * vpmu_persistent_show() - list an event in sysfs
+ * @file: a persistent event's, with its name
+ */
+void vpmu_persistent_show(struct vpmu_file *file)
+{
+	struct vpmu_device *dev = file->dev;
+	int err;
+
+	if (file->shown)
+		return;
+	sysfs_attr_init(&file->entry.attr);
+	file->entry.attr.name = file->name;
+	file->entry.attr.mode = 0444;
+	file->entry.show = event_show;
+	err = sysfs_add_file_to_group(&dev->persistent_pmu.dev->kobj, &file->entry.attr,
+				      events_group.name);
+	file->shown = !err;
+	if (err)
+		dev_warn(&dev->vdev->dev, "persistent event %llu is not in sysfs (%d)\n", file->id,
+			 err);
+}
+
+/**
+ * vpmu_persistent_hide() - list it no longer; nobody reads the entry any more
+ * @file: the event's
+ */
+void vpmu_persistent_hide(struct vpmu_file *file)
+{
+	if (!file->shown)
+		return;
+	sysfs_remove_file_from_group(&file->dev->persistent_pmu.dev->kobj, &file->entry.attr,
+				     events_group.name);
+	file->shown = false;
+}
+
+/* Asks for the count; returns how far it has grown since it was asked for last. */
+static u64 view_grown(struct perf_event *event)
+{
+	struct vpmu_file *file = event->pmu_private;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(file->dev);
+	struct vpmu_reply reply;
+	u64 count, before;
+
+	/* A queue's lock must not be taken from an NMI. */
+	if (in_nmi() || !vcpu ||
+	    vpmu_vcpu_command(vcpu, VPMU_COMMAND_READ, file->id, 0, &reply))
+		return 0;
+	count = le64_to_cpu(reply.value);
+	before = local64_read(&event->hw.prev_count);
+	local64_set(&event->hw.prev_count, count);
+	/* Somebody may have reset it. */
+	return count < before ? count : count - before;
+}
+
+static void view_read(struct perf_event *event)
+{
+	if (!(event->hw.state & PERF_HES_STOPPED))
+		local64_add(view_grown(event), &event->count);
+}
+
+static void view_start(struct perf_event *event, int flags)
+{
+	if (!(event->hw.state & PERF_HES_STOPPED))
+		return;
+	view_grown(event);
+	event->hw.state = 0;
+}
+
+static void view_stop(struct perf_event *event, int flags)
+{
+	view_read(event);
+	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+}
+
+static int view_add(struct perf_event *event, int flags)
+{
+	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	if (flags & PERF_EF_START)
+		view_start(event, flags);
+	return 0;
+}
+
+static void view_del(struct perf_event *event, int flags)
+{
+	view_stop(event, PERF_EF_UPDATE);
+}
+
+static void view_destroy(struct perf_event *event)
+{
+	vpmu_persistent_put(event->pmu_private);
+}
+
+static int view_event_init(struct perf_event *event)
+{
+	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, persistent_pmu);
+	const struct perf_event_attr *attr = &event->attr;
+	struct vpmu_file *file;
+
+	if (attr->type != event->pmu->type)
+		return -ENOENT;
+	/* Its samples are in its own ring, for whoever opens it by /dev/vpmu. */
+	if (is_sampling_event(event) || has_branch_stack(event))
+		return -EOPNOTSUPP;
+	if (event->cpu < 0 || event->attach_state & PERF_ATTACH_TASK)
+		return -EINVAL;
+	if (attr->config1 || attr->config2 || attr->exclude_user || attr->exclude_kernel ||
+	    attr->exclude_host || attr->exclude_idle)
+		return -EINVAL;
+	if (!perfmon_capable())
+		return -EPERM;
+	file = vpmu_persistent_get(dev, attr->config);
+	if (IS_ERR(file))
+		return PTR_ERR(file);
+	if (file->cpu != event->cpu) {
+		vpmu_persistent_put(file);
+		return -EINVAL;
+	}
+	event->pmu_private = file;
+	event->destroy = view_destroy;
+	return 0;
+}
+
+/**
+ * vpmu_persistent_pmu_register() - make persistent events a PMU
+ * @dev: the device
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_persistent_pmu_register(struct vpmu_device *dev)
+{
+	int err;
+
+	dev->persistent_pmu = (struct pmu) {
+		.module		= THIS_MODULE,
+		.attr_groups	= persistent_groups,
+		/* They are of CPUs: perf core refuses tasks. */
+		.task_ctx_nr	= perf_invalid_context,
+		.capabilities	= PERF_PMU_CAP_NO_INTERRUPT,
+		.event_init	= view_event_init,
+		.add		= view_add,
+		.del		= view_del,
+		.start		= view_start,
+		.stop		= view_stop,
+		.read		= view_read,
+	};
+	err = perf_pmu_register(&dev->persistent_pmu, "persistent", -1);
+	if (!err)
+		dev->info.persistent_type = dev->persistent_pmu.type;
+	return err;
+}
+
+/**
+ * vpmu_persistent_pmu_unregister() - they are none any more; no view may be left
+ * @dev: the device
+ */
+void vpmu_persistent_pmu_unregister(struct vpmu_device *dev)
+{
+	perf_pmu_unregister(&dev->persistent_pmu);
+}
