@@ -2,8 +2,10 @@
 /*
  * The virtio device: what is there at probe and gone after remove.
  */
+#include <linux/completion.h>
 #include <linux/cpuhotplug.h>
 #include <linux/io.h>
+#include <linux/kernel.h>
 #include <linux/module.h>
 #include <linux/rcupdate.h>
 #include <linux/scatterlist.h>
@@ -356,6 +358,22 @@ static void vpmu_remove(struct virtio_device *vdev)
 	atomic_set(&vpmu_present, 0);
 }
 
+/*
+ * Another kernel may come: it must not find a device that writes to its memory. One that
+ * goes for good is left alone, for the host may want to look at what there was.
+ */
+static void vpmu_shutdown(struct device *device)
+{
+	struct virtio_device *vdev = dev_to_virtio(device);
+	struct vpmu_device *dev = vdev->priv;
+
+	if (system_state != SYSTEM_RESTART)
+		return;
+	virtio_break_device(vdev);
+	complete(&dev->control_done);
+	virtio_reset_device(vdev);
+}
+
 static const unsigned int vpmu_features[] = {
 	VPMU_F_RING,
 	VPMU_F_TASK_PAGE,
@@ -376,6 +394,7 @@ static struct virtio_driver vpmu_driver = {
 		.owner = THIS_MODULE,
 		/* Unbinding by hand would only wait for open events; see vpmu_remove(). */
 		.suppress_bind_attrs = true,
+		.shutdown = vpmu_shutdown,
 	},
 	.id_table = vpmu_ids,
 	.feature_table = vpmu_features,
