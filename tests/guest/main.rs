@@ -65,6 +65,8 @@ mod trigger_forms;
 mod trigger_regions;
 mod trigger_rules;
 mod triggers;
+mod vperf_persist;
+mod vperf_region;
 
 use std::env;
 use std::error::Error;
@@ -156,6 +158,9 @@ fn group(name: &str) -> Option<Vec<Test>> {
             .concat(),
         ),
         "flush" => Some(flush::TESTS.to_vec()),
+        "persist-vperf" => Some(vperf_persist::TESTS.to_vec()),
+        "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
+        "region-vperf" => Some(vperf_region::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }

@@ -1,0 +1,379 @@
+//! `vperf persist` and `vperf flush` as a person uses them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use vpmu_client::Vpmu;
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::os;
+use crate::persisting;
+use crate::programs::{json, text, vperf};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_recorder_is_made_read_and_ended",
+        a_recorder_is_made_read_and_ended,
+    ),
+    ("a_dump_is_a_file_to_report", a_dump_is_a_file_to_report),
+    ("the_newest_marks_are_dumped", the_newest_marks_are_dumped),
+    (
+        "unread_marks_stay_until_they_are_read",
+        unread_marks_stay_until_they_are_read,
+    ),
+    (
+        "an_attached_event_ends_with_its_reader",
+        an_attached_event_ends_with_its_reader,
+    ),
+    (
+        "events_of_all_cpus_are_made_or_none",
+        events_of_all_cpus_are_made_or_none,
+    ),
+    ("what_only_counts_is_listed", what_only_counts_is_listed),
+    (
+        "wrong_names_have_their_remedy",
+        wrong_names_have_their_remedy,
+    ),
+    (
+        "nobody_makes_or_reads_them_unallowed",
+        nobody_makes_or_reads_them_unallowed,
+    ),
+    (
+        "a_flush_names_what_it_cannot_find",
+        a_flush_names_what_it_cannot_find,
+    ),
+];
+
+/// Of a VMM that was told to start `boot` and `flight`.
+pub(crate) const OPERATOR: &[Test] = &[(
+    "the_operators_are_read_and_not_ended",
+    the_operators_are_read_and_not_ended,
+)];
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn said(args: &[&str]) -> Fallible<String> {
+    let output = vperf(args)?;
+    ensure!(
+        output.status.success(),
+        "{args:?}: {}",
+        text(&output.stderr)
+    );
+    Ok(text(&output.stdout))
+}
+
+/// The list of persistent events.
+fn list() -> Fallible<Vec<Value>> {
+    let list = json(said(&["persist", "ls", "--json"])?.as_bytes())?;
+    Ok(list.as_array().ok_or("no list")?.clone())
+}
+
+fn named(name: &str) -> Fallible<Option<Value>> {
+    Ok(list()?.into_iter().find(|event| event["name"] == name))
+}
+
+fn new(args: &[&str]) -> Fallible<Value> {
+    json(said(&[&["persist", "new", "--json"], args].concat())?.as_bytes())
+}
+
+/// Marks of the values up to `times`, on CPU 0.
+fn place(values: std::ops::Range<u32>) -> Outcome {
+    cpu::pin(0)?;
+    let marks = Vpmu::open()?.marks()?;
+    for value in values {
+        marks.place(value)?;
+    }
+    Ok(())
+}
+
+/// The values of marks that text lines tell of.
+fn values(lines: &str, name: &str) -> Vec<u64> {
+    let word = format!("{name}: 0x");
+    let value = |line: &str| {
+        let rest = &line[line.find(&word)? + word.len()..];
+        u64::from_str_radix(rest.split(' ').next()?, 16).ok()
+    };
+    lines.lines().filter_map(value).collect()
+}
+
+fn fails(args: &[&str], remedy: &str) -> Outcome {
+    let output = vperf(args)?;
+    let said = text(&output.stderr);
+    ensure_eq!(output.status.code(), Some(125), "{args:?}: {said}");
+    ensure!(said.contains(remedy), "{args:?}: {said}");
+    ensure_eq!(said.trim_end().lines().count(), 1, "one line, not: {said}");
+    Ok(())
+}
+
+fn a_recorder_is_made_read_and_ended() -> Outcome {
+    persisting::fresh()?;
+    let made = new(&[
+        "-e",
+        "mark=7",
+        "-C",
+        "0",
+        "--size",
+        "16K",
+        "--name",
+        "signposts",
+    ])?;
+    ensure_eq!(made[0]["name"], "signposts", "{made}");
+    place(5..10)?;
+    let event = named("signposts")?.ok_or("it is not listed")?;
+    ensure_eq!(event["id"], made[0]["id"], "{event}");
+    for (key, expected) in [
+        ("cpu", Value::from(0)),
+        ("event", "mark=7".into()),
+        ("period", 1.into()),
+        ("ring", 16384.into()),
+        ("count", 1.into()),
+        ("enabled", true.into()),
+        ("overwrites", true.into()),
+        ("operators", false.into()),
+    ] {
+        ensure_eq!(event[key], expected, "{key} of {event}");
+    }
+    let id = event["id"].to_string();
+    // By name, by id, and among all; nothing is taken out.
+    for args in [
+        &["persist", "dump", "signposts"][..],
+        &["persist", "dump", &id],
+        &["persist", "dump"],
+    ] {
+        let lines = said(args)?;
+        ensure_eq!(values(&lines, "signposts"), [7], "{args:?}: {lines}");
+    }
+    let table = said(&["persist", "ls"])?;
+    ensure!(
+        table.contains("signposts") && table.contains("16 KiB"),
+        "{table}"
+    );
+    said(&["persist", "rm", "signposts"])?;
+    ensure!(named("signposts")?.is_none(), "it was not ended");
+    Ok(())
+}
+
+fn a_dump_is_a_file_to_report() -> Outcome {
+    persisting::fresh()?;
+    new(&[
+        "-e", "mark=7", "-C", "0", "--size", "16K", "--name", "posts",
+    ])?;
+    new(&["-e", "marks", "-C", "0", "--size", "16K", "--name", "all"])?;
+    place(0..20)?;
+    let file = "/tmp/persist.vperf";
+    let _ = fs::remove_file(file);
+    said(&["persist", "dump", "posts", "all", "-o", file])?;
+    let report = json(said(&["report", "-i", file, "--json"])?.as_bytes())?;
+    ensure_eq!(report["complete"], true, "{report}");
+    ensure_eq!(report["samples"], 21, "{report}");
+    ensure_eq!(report["events"][0]["event"], "posts", "{report}");
+    ensure_eq!(report["events"][1]["event"], "all", "{report}");
+    Ok(())
+}
+
+fn the_newest_marks_are_dumped() -> Outcome {
+    persisting::fresh()?;
+    new(&["-e", "marks", "-C", "0", "--size", "4K", "--name", "newest"])?;
+    place(0..1000)?;
+    let lines = said(&["persist", "dump", "newest"])?;
+    let values = values(&lines, "newest");
+    let first = values.first().copied().unwrap_or_default();
+    ensure_eq!(
+        values,
+        (first..1000).collect::<Vec<_>>(),
+        "the newest, each once"
+    );
+    // A record has 64 bytes at most.
+    ensure!(values.len() >= 4096 / 64 - 1, "{} of them", values.len());
+    Ok(())
+}
+
+fn unread_marks_stay_until_they_are_read() -> Outcome {
+    persisting::fresh()?;
+    new(&[
+        "-e",
+        "marks",
+        "-C",
+        "0",
+        "--size",
+        "4K",
+        "--until-full",
+        "--name",
+        "oldest",
+    ])?;
+    place(0..1000)?;
+    let read = |lines: &str| values(lines, "oldest");
+    let kept = read(&said(&["persist", "dump", "oldest"])?);
+    ensure_eq!(
+        kept,
+        (0..kept.len() as u64).collect::<Vec<_>>(),
+        "the oldest"
+    );
+    ensure!((10..1000).contains(&kept.len()), "{} of them", kept.len());
+    ensure_eq!(
+        read(&said(&["persist", "dump", "oldest"])?),
+        kept,
+        "once more"
+    );
+    Ok(())
+}
+
+/// Reads `name` until `last` was seen, then interrupts the reader, and says what it said.
+fn attach(name: &str, last: u64, then: impl FnOnce() -> Outcome) -> Fallible<(Vec<u64>, Output)> {
+    let mut reader = Command::new("vperf")
+        .args(["persist", "attach", name])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut lines = BufReader::new(reader.stdout.take().ok_or("no output")?);
+    let mut line = String::new();
+    let mut seen = Vec::new();
+    // The first line says that it reads.
+    ensure!(lines.read_line(&mut line)? > 0, "nothing is shown");
+    seen.extend(values(&line, name));
+    then()?;
+    while seen.last() != Some(&last) {
+        line.clear();
+        ensure!(
+            lines.read_line(&mut line)? > 0,
+            "it ended before mark {last}: {seen:?}"
+        );
+        seen.extend(values(&line, name));
+    }
+    let pid = reader.id().to_string();
+    let sent = Command::new("kill").args(["-INT", &pid]).status()?;
+    ensure!(sent.success(), "kill -INT");
+    Ok((seen, reader.wait_with_output()?))
+}
+
+fn an_attached_event_ends_with_its_reader() -> Outcome {
+    for (name, manner) in [("kept", &["--until-full"][..]), ("newest", &[])] {
+        persisting::fresh()?;
+        new(&[
+            &["-e", "marks", "-C", "0", "--size", "64K", "--name", name],
+            manner,
+        ]
+        .concat())?;
+        place(0..30)?;
+        let (seen, output) = attach(name, 99, || place(30..100))?;
+        ensure_eq!(seen, (0..100).collect::<Vec<_>>(), "{name}: each once");
+        let told = text(&output.stderr);
+        ensure!(output.status.success(), "{told}");
+        ensure!(told.contains("counted 100;"), "{told}");
+        ensure!(
+            told.contains("100 samples shown, 0 lost, 0 bytes"),
+            "{told}"
+        );
+        ensure!(named(name)?.is_none(), "{name} lives on");
+    }
+    Ok(())
+}
+
+fn events_of_all_cpus_are_made_or_none() -> Outcome {
+    persisting::fresh()?;
+    let cpus = std::thread::available_parallelism()?.get();
+    let made = new(&["-e", "task-clock", "-F", "100", "--name", "flight"])?;
+    ensure_eq!(made.as_array().map(Vec::len), Some(cpus), "{made}");
+    for cpu in 0..cpus {
+        let event = named(&format!("flight-{cpu}"))?.ok_or("not listed")?;
+        ensure_eq!(event["cpu"], cpu, "{event}");
+    }
+    // The last one's name is in use: the first one goes again, too.
+    said(&["persist", "rm", "flight-0"])?;
+    fails(
+        &["persist", "new", "-e", "task-clock", "--name", "flight"],
+        "another has this name",
+    )?;
+    ensure_eq!(list()?.len(), cpus - 1, "what was there before");
+    Ok(())
+}
+
+fn what_only_counts_is_listed() -> Outcome {
+    persisting::fresh()?;
+    new(&[
+        "-e", "mark=9", "-C", "0", "--size", "0", "--name", "counter",
+    ])?;
+    place(0..10)?;
+    let event = named("counter")?.ok_or("not listed")?;
+    ensure_eq!(event["count"], 1, "{event}");
+    ensure_eq!(event["ring"], Value::Null, "{event}");
+    fails(&["persist", "dump", "counter"], "only counts")?;
+    ensure_eq!(said(&["persist", "dump"])?, "", "nothing to dump");
+    let output = vperf(&["persist", "attach", "counter"])?;
+    let told = text(&output.stderr);
+    ensure!(
+        output.status.success() && told.contains("counted 1;"),
+        "{told}"
+    );
+    ensure!(named("counter")?.is_none(), "it lives on");
+    Ok(())
+}
+
+fn wrong_names_have_their_remedy() -> Outcome {
+    persisting::fresh()?;
+    fails(&["persist", "dump", "signpost"], "vperf persist ls")?;
+    new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
+    fails(&["persist", "dump", "signpost"], "did you mean signposts?")?;
+    // What is wrong ends nothing of what is right.
+    fails(&["persist", "rm", "signposts", "12345678"], "12345678")?;
+    ensure!(named("signposts")?.is_some(), "it was ended");
+    for wrong in ["Posts", "1st", "a b", &"a".repeat(41)] {
+        fails(
+            &["persist", "new", "-e", "mark=8", "-C", "0", "--name", wrong],
+            "lower-case letters",
+        )?;
+    }
+    fails(
+        &["persist", "new", "-e", "mark=1,mark=2", "--name", "two"],
+        "--name two",
+    )?;
+    fails(&["persist", "new", "-e", "halts"], "takes no samples")?;
+    ensure_eq!(list()?.len(), 1, "nothing else was made");
+    Ok(())
+}
+
+fn nobody_makes_or_reads_them_unallowed() -> Outcome {
+    persisting::fresh()?;
+    new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
+    os::become_nobody()?;
+    for args in [
+        &["persist", "new", "-e", "mark=8", "-C", "0"][..],
+        &["persist", "dump", "signposts"],
+        &["persist", "attach", "signposts"],
+        &["persist", "rm", "signposts"],
+    ] {
+        fails(args, "CAP_PERFMON")?;
+    }
+    Ok(())
+}
+
+fn a_flush_names_what_it_cannot_find() -> Outcome {
+    persisting::fresh()?;
+    said(&["flush"])?;
+    new(&["-e", "mark=7", "-C", "0", "--name", "signposts"])?;
+    said(&["flush"])?;
+    said(&["flush", "signposts"])?;
+    fails(&["flush", "signposts", "nobody"], "vperf persist ls")
+}
+
+fn the_operators_are_read_and_not_ended() -> Outcome {
+    let operators = |event: &Value| event["operators"] == true;
+    let before: Vec<Value> = list()?.into_iter().filter(operators).collect();
+    ensure!(!before.is_empty(), "the operator started none");
+    let name = before[0]["name"]
+        .as_str()
+        .ok_or("it has no name")?
+        .to_owned();
+    said(&["persist", "dump", &name])?;
+    said(&["flush", &name])?;
+    for verb in ["rm", "attach"] {
+        fails(&["persist", verb, &name], "vmm ctl end")?;
+    }
+    let after = list()?.into_iter().filter(operators).count();
+    ensure_eq!(after, before.len(), "all are there");
+    Ok(())
+}

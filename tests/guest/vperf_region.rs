@@ -1,0 +1,275 @@
+//! `vperf stat` and `record` with --from and --to: what a program's own marks enclose is
+//! measured, to the last exit, and nothing else.
+
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::programs::{count, json, text, vperf};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "counts_of_ten_thousand_regions_are_exact",
+        counts_of_ten_thousand_regions_are_exact,
+    ),
+    (
+        "each_thread_has_regions_of_its_own",
+        each_thread_has_regions_of_its_own,
+    ),
+    ("one_end_alone_has_a_meaning", one_end_alone_has_a_meaning),
+    (
+        "one_mark_for_both_ends_is_every_other_region",
+        one_mark_for_both_ends_is_every_other_region,
+    ),
+    (
+        "marks_that_change_nothing_enter_nothing",
+        marks_that_change_nothing_enter_nothing,
+    ),
+    ("a_cpus_regions_are_exact", a_cpus_regions_are_exact),
+    (
+        "a_group_is_measured_in_the_region",
+        a_group_is_measured_in_the_region,
+    ),
+    (
+        "samples_are_of_the_region_alone",
+        samples_are_of_the_region_alone,
+    ),
+    (
+        "a_trace_is_of_the_region_alone",
+        a_trace_is_of_the_region_alone,
+    ),
+    ("people_are_told_of_regions", people_are_told_of_regions),
+];
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn succeeded(output: &Output) -> Outcome {
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    Ok(())
+}
+
+/// The counts of `command`, which places marks by a store each.
+fn stat(options: &[&str], command: &[&str]) -> Fallible<Value> {
+    let output = vperf(&[&["stat", "--json"], options, &["--"], command].concat())?;
+    succeeded(&output)?;
+    let said = text(&output.stdout);
+    let (told, counts) = said.split_once('\n').ok_or("one line alone")?;
+    ensure!(told.ends_with("each mark by a store"), "{told}");
+    json(counts.as_bytes())
+}
+
+fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
+    let region = &counts["region"];
+    (region["entered"].as_u64(), region["left"].as_u64())
+}
+
+fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
+    // In each region one mark and one port write, and between two the same again.
+    let counts = stat(
+        &[
+            "--from",
+            "1",
+            "--to",
+            "2",
+            "-e",
+            "mark=3,exits-io,task-clock",
+        ],
+        &[
+            "workload",
+            "regions",
+            "10000",
+            "--marks",
+            "1",
+            "--ports",
+            "1",
+            "--outside",
+        ],
+    )?;
+    ensure_eq!(passed(&counts), (Some(10_000), Some(10_000)), "{counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(10_000), "{counts}");
+    ensure_eq!(count(&counts, "exits-io"), Some(10_000), "{counts}");
+    ensure!(count(&counts, "task-clock") > Some(0), "{counts}");
+    Ok(())
+}
+
+fn each_thread_has_regions_of_its_own() -> Outcome {
+    let counts = stat(
+        &["--from", "1", "--to", "2", "-e", "mark=3"],
+        &[
+            "workload",
+            "regions",
+            "300",
+            "--marks",
+            "2",
+            "--outside",
+            "--threads",
+            "4",
+        ],
+    )?;
+    ensure_eq!(passed(&counts), (Some(1200), Some(1200)), "{counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(2400), "{counts}");
+    Ok(())
+}
+
+fn one_end_alone_has_a_meaning() -> Outcome {
+    let regions = ["workload", "regions", "10", "--marks", "1", "--outside"];
+    // After the first region's end: one mark, and two of each other region.
+    let counts = stat(&["--from", "2", "-e", "mark=3"], &regions)?;
+    ensure_eq!(passed(&counts), (Some(1), None), "{counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(19), "{counts}");
+    let counts = stat(&["--to", "2", "-e", "mark=3,mark=1"], &regions)?;
+    ensure_eq!(passed(&counts), (None, Some(1)), "{counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(1), "{counts}");
+    ensure_eq!(count(&counts, "mark=1"), Some(1), "{counts}");
+    Ok(())
+}
+
+fn one_mark_for_both_ends_is_every_other_region() -> Outcome {
+    let regions = [
+        "workload",
+        "regions",
+        "11",
+        "--marks",
+        "1",
+        "--value",
+        "5",
+        "--outside",
+    ];
+    let counts = stat(
+        &["--from", "1", "--to", "1", "-e", "mark=5,mark=1"],
+        &regions,
+    )?;
+    // From the first mark to the second, from the third to the fourth, and from the last on.
+    ensure_eq!(passed(&counts), (Some(6), Some(5)), "{counts}");
+    ensure_eq!(count(&counts, "mark=5"), Some(12), "{counts}");
+    // The mark that ends a region is in it, the one that begins it is not.
+    ensure_eq!(count(&counts, "mark=1"), Some(5), "{counts}");
+    Ok(())
+}
+
+fn marks_that_change_nothing_enter_nothing() -> Outcome {
+    // Twenty marks begin what has begun already, or has not ended.
+    let regions = [
+        "workload", "regions", "10", "--marks", "2", "--value", "1", "--to", "1",
+    ];
+    let counts = stat(&["--from", "1", "--to", "9", "-e", "mark=1"], &regions)?;
+    ensure_eq!(passed(&counts), (Some(1), Some(0)), "{counts}");
+    ensure_eq!(count(&counts, "mark=1"), Some(39), "{counts}");
+    Ok(())
+}
+
+fn a_cpus_regions_are_exact() -> Outcome {
+    // Whom vperf starts stays there, too.
+    cpu::pin(0)?;
+    let options = ["-C", "0", "--from", "1", "--to", "2", "-e", "mark=3"];
+    let regions = ["workload", "regions", "500", "--marks", "2", "--outside"];
+    let counts = stat(&options, &regions)?;
+    ensure_eq!(passed(&counts), (Some(500), Some(500)), "{counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(1000), "{counts}");
+    Ok(())
+}
+
+fn a_group_is_measured_in_the_region() -> Outcome {
+    let counts = stat(
+        &["--from", "1", "--to", "2", "-e", "{mark=3,mark=2}"],
+        &["workload", "regions", "50", "--marks", "4", "--outside"],
+    )?;
+    ensure_eq!(count(&counts, "mark=3"), Some(200), "{counts}");
+    ensure_eq!(count(&counts, "mark=2"), Some(50), "{counts}");
+    Ok(())
+}
+
+fn samples_are_of_the_region_alone() -> Outcome {
+    let file = "/tmp/region.vperf";
+    let output = vperf(&[
+        "record",
+        "--from",
+        "1",
+        "--to",
+        "2",
+        "-e",
+        "mark=3",
+        "-c",
+        "1",
+        "-o",
+        file,
+        "--",
+        "workload",
+        "regions",
+        "200",
+        "--marks",
+        "2",
+        "--outside",
+    ])?;
+    succeeded(&output)?;
+    let said = text(&output.stderr);
+    ensure!(said.contains("400 samples"), "{said}");
+    ensure!(
+        said.contains("region entered 200 times, left 200 times"),
+        "{said}"
+    );
+    let output = vperf(&["report", "-i", file, "--json"])?;
+    succeeded(&output)?;
+    let report = json(&output.stdout)?;
+    ensure_eq!(report["samples"], 400, "{report}");
+    ensure_eq!(report["lost"], 0, "{report}");
+    Ok(())
+}
+
+fn a_trace_is_of_the_region_alone() -> Outcome {
+    let file = "/tmp/region-trace.vperf";
+    let output = vperf(&[
+        "record",
+        "--from",
+        "1",
+        "--to",
+        "2",
+        "-e",
+        "mark=3",
+        "-c",
+        "1",
+        "--aux",
+        "exit-trace-io",
+        "-o",
+        file,
+        "--",
+        "workload",
+        "regions",
+        "100",
+        "--ports",
+        "3",
+        "--outside",
+    ])?;
+    succeeded(&output)?;
+    let output = vperf(&["exits", "report", "-i", file, "--json", "--sort", "what"])?;
+    succeeded(&output)?;
+    let report = json(&output.stdout)?;
+    ensure_eq!(report["traces"][0]["exits"], 300, "{report}");
+    Ok(())
+}
+
+fn people_are_told_of_regions() -> Outcome {
+    let regions = ["workload", "regions", "1", "--marks", "1"];
+    let measured = |from: &str, to: &str| -> Fallible<String> {
+        let options = ["stat", "--from", from, "--to", to, "-e", "mark=3", "--"];
+        let output = vperf(&[&options[..], &regions].concat())?;
+        succeeded(&output)?;
+        Ok(text(&output.stderr))
+    };
+    let said = measured("1", "0x2")?;
+    ensure!(said.contains("from mark 1 to mark 2:"), "{said}");
+    ensure!(said.contains("region entered once, left once"), "{said}");
+    let said = measured("77", "78")?;
+    ensure!(said.contains("placed mark 77"), "{said}");
+    for wrong in ["begin", "4294967296", "-1"] {
+        let output = vperf(&["stat", &format!("--from={wrong}"), "--", "true"])?;
+        let said = text(&output.stderr);
+        ensure_eq!(output.status.code(), Some(125), "{said}");
+        ensure!(said.contains("not a mark"), "{said}");
+    }
+    Ok(())
+}
