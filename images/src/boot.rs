@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::afterwards::Afterwards;
 use crate::cache::Cache;
 use crate::cpio::Archive;
 use crate::digest::Key;
@@ -51,6 +52,9 @@ pub struct Boot {
     pub timeout: Duration,
     /// More arguments for `vmm run`.
     pub vmm_args: Vec<String>,
+    /// What is done where the VMM ran once the guest has ended; the guest may end by a panic of its
+    /// kernel then, before its command has ended.
+    pub afterwards: Option<Afterwards>,
     /// Whether the output also goes to our stdout while it comes.
     pub echo: bool,
     /// The user's own kernel and so on.
@@ -68,6 +72,7 @@ impl Default for Boot {
             place: PlaceChoice::Auto,
             timeout: Duration::from_secs(180),
             vmm_args: Vec::new(),
+            afterwards: None,
             echo: false,
             sources: Sources::default(),
         }
@@ -168,23 +173,39 @@ impl Boot {
         let report_path = report.path().to_string_lossy();
         let mut command = Command::new(parts.programs.vmm()?);
         command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path));
+        let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
+        if self.afterwards.is_some() {
+            command.current_dir(directory.path());
+        }
         let run = run::watch(self, &parts.cache, &mut command, mark, &Place::Direct)?;
         let mut transcript = run.transcript;
         transcript.vmm = run.ended.status.code();
         transcript.log = run.ended.stderr.into_bytes();
         transcript.report = fs::read(report.path()).map_err(BootError::Temporary)?;
-        run::outcome(transcript, Place::Direct, run.wall, run.console)
+        if let Some(afterwards) = &self.afterwards {
+            let said = afterwards.run(directory.path())?;
+            transcript.host = said.output.into_bytes();
+            transcript.host_status = Some(said.status);
+        }
+        run::outcome(self, transcript, Place::Direct, run.wall, run.console)
     }
 
     fn run_lab(&self, parts: &Parts, mark: &str, guest: &[u8]) -> Result<Outcome, BootError> {
         let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
         let words: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
         let mut run = Archive::new();
-        run.file(
-            "run/job",
-            0o644,
-            format!("exec vmm {}\n", words.join(" ")).as_bytes(),
-        )?;
+        let vmm = format!("vmm {}", words.join(" "));
+        let job = match &self.afterwards {
+            None => format!("exec {vmm}\n"),
+            Some(afterwards) => {
+                run.file("run/afterwards", 0o644, afterwards.command.as_bytes())?;
+                for (name, contents) in &afterwards.files {
+                    run.file(name, 0o755, contents)?;
+                }
+                afterwards.job(&vmm)
+            }
+        };
+        run.file("run/job", 0o644, job.as_bytes())?;
         run.file("guest/initramfs", 0o644, guest)?;
         self.emulate(parts, mark, run)
     }
@@ -252,7 +273,7 @@ impl Boot {
                 console: run.console.keep()?,
             });
         }
-        run::outcome(run.transcript, place, run.wall, run.console)
+        run::outcome(self, run.transcript, place, run.wall, run.console)
     }
 }
 

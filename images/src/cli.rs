@@ -173,6 +173,7 @@ impl BootArgs {
             place,
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
+            afterwards: None,
             echo: true,
             sources: self.kernel.clone().sources(),
         })

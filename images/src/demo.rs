@@ -185,6 +185,7 @@ mod tests {
         Outcome {
             output: String::new(),
             status: 0,
+            afterwards: None,
             place: Place::Direct,
             report,
             wall: Duration::from_secs(2),

@@ -11,6 +11,10 @@ pub struct Transcript {
     pub output: Vec<u8>,
     /// The command's exit code, once it ended.
     pub status: Option<i32>,
+    /// What the command of the machine below wrote once the guest had ended, in the lab.
+    pub host: Vec<u8>,
+    /// That command's exit code, in the lab.
+    pub host_status: Option<i32>,
     /// The VMM's exit code, in the lab.
     pub vmm: Option<i32>,
     /// What the VMM wrote to stderr, in the lab.
@@ -25,6 +29,7 @@ pub struct Transcript {
 enum Part {
     Elsewhere,
     Output,
+    Host,
     Log,
     Report,
 }
@@ -105,12 +110,14 @@ impl Frames {
                 self.transcript.begun = true;
                 Part::Output
             }
+            "host" => Part::Host,
             "log" => Part::Log,
             "report" => Part::Report,
             _ => Part::Elsewhere,
         };
         match word {
             "exit" => self.transcript.status = value.parse().ok(),
+            "hosted" => self.transcript.host_status = value.parse().ok(),
             "vmm" => self.transcript.vmm = value.parse().ok(),
             _ => {}
         }
@@ -124,6 +131,7 @@ impl Frames {
         match self.part {
             Part::Elsewhere => {}
             Part::Output => self.transcript.output.extend_from_slice(bytes),
+            Part::Host => self.transcript.host.extend_from_slice(bytes),
             Part::Log => self.transcript.log.extend_from_slice(bytes),
             Part::Report => self.transcript.report.extend_from_slice(bytes),
         }
@@ -148,7 +156,7 @@ mod tests {
     use super::*;
 
     const CONSOLE: &[u8] = b"Linux booting\r\nnoise\r\n@@vpmu:t begin\r\none\r\n\r\ntwo no newline\r\n\
-        @@vpmu:t exit 3\r\n@@vpmu:t vmm 0\r\n@@vpmu:t log\r\nall well\r\n@@vpmu:t report\r\n{\r\n}\r\n@@vpmu:t end\r\nbye";
+        @@vpmu:t exit 3\r\n@@vpmu:t host\nafter it\n@@vpmu:t hosted 4\n@@vpmu:t vmm 0\r\n@@vpmu:t log\r\nall well\r\n@@vpmu:t report\r\n{\r\n}\r\n@@vpmu:t end\r\nbye";
 
     fn parsed(chunk: usize) -> (Vec<u8>, Transcript) {
         let mut frames = Frames::new("t");
@@ -169,6 +177,10 @@ mod tests {
             );
             assert_eq!(live, transcript.output);
             assert_eq!((transcript.status, transcript.vmm), (Some(3), Some(0)));
+            assert_eq!(
+                (transcript.host.as_slice(), transcript.host_status),
+                (&b"after it"[..], Some(4))
+            );
             assert_eq!(transcript.log, b"all well");
             assert_eq!(transcript.report, b"{\n}");
         }

@@ -4,6 +4,7 @@
 //!
 //! Everything made is kept under `images/cache` by the content of what it was made from.
 
+pub mod afterwards;
 pub mod boot;
 pub mod cache;
 pub mod clock;
@@ -32,6 +33,7 @@ pub mod sources;
 pub mod sys;
 pub mod vmlinux;
 
+pub use afterwards::Afterwards;
 pub use boot::Boot;
 pub use error::BootError as Error;
 pub use kernel::Sources;

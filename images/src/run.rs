@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::afterwards::Said;
 use crate::boot::Boot;
 use crate::cache::Cache;
 use crate::error::BootError;
@@ -17,8 +18,11 @@ use crate::place::Place;
 pub struct Outcome {
     /// What it wrote to the console: lines end in `\n`.
     pub output: String,
-    /// Its exit code.
+    /// Its exit code; -1 where the guest's kernel panicked first, as it may where something is done
+    /// afterwards.
     pub status: i32,
+    /// What was done afterwards; `None` where nothing was.
+    pub afterwards: Option<Said>,
     /// Where it ran.
     pub place: Place,
     /// The VMM's report.
@@ -95,8 +99,12 @@ pub(crate) fn watch(
     }
 }
 
+/// The VMM's exit code when the guest's kernel has panicked.
+const PANICKED: i32 = 5;
+
 /// What a run amounts to: only one whose command ended and whose VMM was content is an outcome.
 pub(crate) fn outcome(
+    boot: &Boot,
     transcript: Transcript,
     place: Place,
     wall: Duration,
@@ -104,18 +112,27 @@ pub(crate) fn outcome(
 ) -> Result<Outcome, BootError> {
     let log = String::from_utf8_lossy(&transcript.log);
     let report = serde_json::from_slice(&transcript.report);
-    let what = match (transcript.status, transcript.vmm, report) {
-        (Some(status), Some(0), Ok(report)) => {
+    let status = match (transcript.status, transcript.vmm) {
+        (None, Some(PANICKED)) if boot.afterwards.is_some() => Some(-1),
+        (status, Some(0)) => status,
+        _ => None,
+    };
+    let what = match (status, transcript.vmm, report) {
+        (Some(status), _, Ok(report)) => {
             let output = String::from_utf8_lossy(&transcript.output).into_owned();
             return Ok(Outcome {
                 output,
                 status,
+                afterwards: transcript.host_status.map(|status| Said {
+                    output: String::from_utf8_lossy(&transcript.host).into_owned(),
+                    status,
+                }),
                 place,
                 report,
                 wall,
             });
         }
-        (Some(_), Some(0), Err(error)) => format!("the VMM's report cannot be read ({error})"),
+        (Some(_), _, Err(error)) => format!("the VMM's report cannot be read ({error})"),
         (_, code, _) => {
             let when = match (transcript.status, transcript.begun) {
                 (Some(_), _) => "after the command had ended",
@@ -143,7 +160,7 @@ fn ending(code: Option<i32>) -> String {
         Some(0) => "the guest powered off".to_owned(),
         Some(3) => "the guest asked for a reset".to_owned(),
         Some(4) => "the guest's processor shut down (triple fault)".to_owned(),
-        Some(5) => "the guest's kernel panicked".to_owned(),
+        Some(PANICKED) => "the guest's kernel panicked".to_owned(),
         Some(6) => "the guest was ended by hand".to_owned(),
         Some(code) => format!("the VMM failed (exit code {code})"),
         None => "the VMM was killed".to_owned(),
@@ -164,8 +181,13 @@ mod tests {
     }
 
     fn outcome_of(transcript: Transcript) -> Result<Outcome, BootError> {
+        ended(Boot::default(), transcript)
+    }
+
+    fn ended(boot: Boot, transcript: Transcript) -> Result<Outcome, BootError> {
         let directory = tempfile::tempdir().unwrap();
         outcome(
+            &boot,
             transcript,
             Place::Direct,
             Duration::ZERO,
@@ -191,6 +213,33 @@ mod tests {
         let outcome = outcome_of(good()).unwrap();
         assert_eq!((outcome.status, outcome.output.as_str()), (3, "hello\n"));
         assert_eq!(outcome.report["a"], 1);
+    }
+
+    #[test]
+    fn a_panic_is_an_outcome_where_something_is_done_afterwards() {
+        let transcript = || Transcript {
+            status: None,
+            vmm: Some(5),
+            host: b"looked".to_vec(),
+            host_status: Some(1),
+            ..good()
+        };
+        let boot = Boot {
+            afterwards: Some(crate::Afterwards::default()),
+            ..Boot::default()
+        };
+        let outcome = ended(boot.clone(), transcript()).unwrap();
+        let said = outcome.afterwards.unwrap();
+        assert_eq!(
+            (outcome.status, said.status, said.output.as_str()),
+            (-1, 1, "looked")
+        );
+        assert!(ended(Boot::default(), transcript()).is_err());
+        let reset = Transcript {
+            vmm: Some(3),
+            ..transcript()
+        };
+        assert!(ended(boot, reset).is_err());
     }
 
     #[test]

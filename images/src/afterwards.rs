@@ -1,0 +1,108 @@
+//! What is done where the VMM ran once the guest has ended: on the lab's host, or on this machine.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::BootError;
+use crate::foreign::Files;
+use crate::host;
+
+/// A command that looks at what a guest left, and what it takes.
+#[derive(Clone, Debug, Default)]
+pub struct Afterwards {
+    /// For the shell, before the VMM starts; in the lab alone. Both run in a directory of their
+    /// own, the VMM's.
+    pub before: String,
+    /// For the shell, once the VMM has ended. It finds this machine's perf as `perf`, in the lab if
+    /// `files` has it.
+    pub command: String,
+    /// Files for the lab's host.
+    pub files: Files,
+}
+
+/// How such a command went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// What it wrote.
+    pub output: String,
+    /// Its exit code.
+    pub status: i32,
+}
+
+impl Afterwards {
+    /// The lab's job: the VMM between the two commands.
+    pub(crate) fn job(&self, vmm: &str) -> String {
+        let before = &self.before;
+        format!(
+            r#"{before}
+{vmm}
+code=$?
+printf '\n@@vpmu:%s host\n' "$MARK"
+sh /run/afterwards 2>&1
+printf '\n@@vpmu:%s hosted %s\n' "$MARK" $?
+exit $code
+"#
+        )
+    }
+
+    /// Runs the command on this machine, in `directory`.
+    ///
+    /// # Errors
+    /// [`BootError::Temporary`]: it could not be started.
+    pub(crate) fn run(&self, directory: &Path) -> Result<Said, BootError> {
+        let tools = directory.join("bin");
+        std::fs::create_dir(&tools).map_err(BootError::Temporary)?;
+        if let Some(perf) = host::perf() {
+            symlink(perf, tools.join("perf")).map_err(BootError::Temporary)?;
+        }
+        let path = std::env::var("PATH").unwrap_or_default();
+        let output = Command::new("sh")
+            .args(["-c", &format!("exec 2>&1\n{}", self.command)])
+            .current_dir(directory)
+            .env("PATH", format!("{}:{path}", tools.display()))
+            .output()
+            .map_err(BootError::Temporary)?;
+        Ok(Said {
+            output: String::from_utf8_lossy(&output.stdout).into_owned(),
+            status: output.status.code().unwrap_or(-1),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_runs_where_the_vmm_ran() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("left"), "by the guest\n").unwrap();
+        let afterwards = Afterwards {
+            command: "cat left; echo bad >&2; exit 3".to_owned(),
+            ..Afterwards::default()
+        };
+        let expected = Said {
+            output: "by the guest\nbad\n".to_owned(),
+            status: 3,
+        };
+        assert_eq!(afterwards.run(directory.path()).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_labs_job_keeps_the_vmms_exit_code() {
+        let afterwards = Afterwards {
+            before: "echo first".to_owned(),
+            ..Afterwards::default()
+        };
+        let job = afterwards.job("sh -c 'echo vmm; exit 5'");
+        let output = Command::new("sh")
+            .args(["-c", &job])
+            .env("MARK", "t")
+            .output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(5));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.starts_with("first\nvmm\n\n@@vpmu:t host\n"), "{text}");
+    }
+}
