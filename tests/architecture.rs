@@ -118,3 +118,31 @@ fn only_the_arch_module_of_the_vmm_names_an_architecture() {
         }
     }
 }
+
+/// The specification says of each rule that others proposed which test shows it.
+#[test]
+fn every_test_that_the_specification_names_exists() {
+    let specification = fs::read_to_string(root().join("vpmu/SPEC.md")).unwrap();
+    let (_, annex) = specification.split_once("## Annex").unwrap();
+    let rows = annex
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| what it says"));
+    let mut named = BTreeSet::new();
+    for row in rows {
+        let shown_by = row.trim_end_matches(" |").rsplit_once(" | ").unwrap().1;
+        let tests: Vec<&str> = shown_by.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "no test shows {row}");
+        named.extend(tests);
+    }
+    let tests: String = ["tests", "vpmu", "vmm", "guest-driver/client"]
+        .into_iter()
+        .flat_map(|package| sources(&root().join(package)))
+        .map(|file| code(&file))
+        .collect();
+    for name in named {
+        assert!(
+            tests.contains(&format!("fn {name}()")),
+            "there is no test {name}"
+        );
+    }
+}

@@ -4,6 +4,7 @@
 //! framed line for each; the tests of the same names on the host boot a guest and read them.
 
 mod accesses;
+mod acts;
 mod areas;
 mod aux_core;
 mod aux_core_writer;
@@ -187,6 +188,7 @@ fn main() -> ExitCode {
         }
         ["mark", value, times] => programs::place_marks(value, times, false),
         ["mark", value, times, "in-turn"] => programs::place_marks(value, times, true),
+        ["act"] => acts::act(),
         ["ports", times] => stock_perf::write_ports(times),
         _ => usage(),
     }
@@ -194,7 +196,7 @@ fn main() -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES"
+        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | act"
     );
     ExitCode::from(2)
 }

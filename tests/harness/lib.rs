@@ -3,5 +3,6 @@
 //! Knows the programs that a user has, and no internals of the device or the machine.
 
 pub mod guest;
+pub mod host;
 pub mod micro;
 pub mod wire;

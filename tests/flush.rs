@@ -1,0 +1,23 @@
+//! Flush through a user's door: what was sampled and traced before the call stands in the pages
+//! when it returns.
+
+/// From the guest.
+mod guest {
+    tests::guest_tests! {
+        "flush":
+        a_flush_wakes_who_waits,
+        a_sleeper_is_woken_by_a_flush,
+        a_flush_without_records_wakes_nobody,
+        a_loss_that_waits_is_told,
+        a_group_is_flushed_as_one,
+        all_persistent_events_are_flushed_at_once,
+        every_state_can_be_flushed,
+        a_traces_piece_is_shown,
+        what_the_host_holds_is_written,
+        a_task_is_flushed_wherever_it_is,
+        children_are_flushed_too,
+        a_flush_has_no_other_arguments,
+        flushes_from_both_vcpus_lose_and_repeat_nothing,
+        closing_under_a_flush_is_harmless,
+    }
+}

@@ -1,0 +1,169 @@
+//! What a guest does when its end is the test: marks in sequence, and then the kernel panics, resets,
+//! or waits for the host. The kernel's command line says which, as `act=WORD`.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, ExitCode};
+use std::thread;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{ADDR, CPU, TID, TIME};
+use crate::pages::{Pages, READ_WRITE};
+use crate::persisting::{listed, values};
+use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, How, silent};
+use crate::{Outcome, cpu, os};
+
+/// Marks of a boot, half of them on each vCPU.
+const MARKS: u32 = 1_000;
+/// Marks that the guest's own persistent event has of each boot.
+const OWN: u32 = 50;
+const OWN_NAME: &str = "own";
+/// What the guest's own event counts.
+const OWN_VALUE: u64 = 500_000;
+
+/// `guest-tests act`: this boot's part. What ends the guest does not return.
+pub(crate) fn act() -> ExitCode {
+    match perform() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("failed: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A line for whoever watches the console.
+fn say(what: &str) {
+    println!("@guest {what}");
+    // A closed console is nobody's.
+    let _ = std::io::stdout().flush();
+    os::drain_console();
+}
+
+fn perform() -> Outcome {
+    let line = fs::read_to_string("/proc/cmdline")?;
+    let act = line
+        .split_ascii_whitespace()
+        .find_map(|word| word.strip_prefix("act="))
+        .ok_or("no act= on the kernel's command line")?;
+    match act {
+        "panic" => {
+            sequence(1)?;
+            fs::write("/proc/sysrq-trigger", "c")?;
+            Err("the kernel did not panic".into())
+        }
+        "reboot" => {
+            sequence(1)?;
+            reboot()
+        }
+        "poweroff" => sequence(1),
+        "twice" => twice(),
+        "wait" => wait(),
+        other => Err(format!("no act {other}").into()),
+    }
+}
+
+fn reboot() -> Outcome {
+    Command::new("reboot").arg("-f").status()?;
+    Err("the machine did not reset".into())
+}
+
+/// Marks from `first` on, in order, on one vCPU and then on the other in turn.
+fn sequence(first: u32) -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    for piece in 0..10 {
+        cpu::pin((piece % 2) as usize)?;
+        let from = first + piece * MARKS / 10;
+        (from..from + MARKS / 10).for_each(|value| bell.mark(value));
+    }
+    Ok(())
+}
+
+fn own(device: &Device) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+    let attr = silent(device.marks(OWN_VALUE, 1, TIME | ADDR | TID | CPU));
+    let event = device.start(&attr, How::on_cpu(0).with(FLAG_PERSISTENT))?;
+    event.detach(OWN_NAME)?;
+    let ring = Pages::map(&event, 4, READ_WRITE)?;
+    Ok((event, ring))
+}
+
+/// The first boot makes an event of its own and resets; the second finds it, and all that the
+/// operator's have recorded, as it was.
+fn twice() -> Outcome {
+    let device = Device::open()?;
+    let found = device
+        .persistent()?
+        .into_iter()
+        .find(|entry| entry.name() == OWN_NAME);
+    cpu::pin(0)?;
+    let Some(entry) = found else {
+        let (event, ring) = own(&device)?;
+        device.place(OWN_VALUE, OWN.into())?;
+        // What lies in the guest's memory does not outlive it.
+        let attr = silent(device.any_marks(1, TIME));
+        let gone = device.start(&attr, How::on_cpu(0))?;
+        let gone_ring = Pages::map(&gone, 1, READ_WRITE)?;
+        gone.detach("gone")?;
+        say(&format!("own {}", event.id()?));
+        sequence(1)?;
+        std::mem::forget((event, ring, gone, gone_ring));
+        return reboot();
+    };
+    say(&format!("found {}", entry.id));
+    ensure!(
+        listed(OWN_NAME).exists() && !listed("gone").exists(),
+        "sysfs lists {:?}",
+        crate::persisting::names()?
+    );
+    let event = device.reopen(entry.id, 0)?;
+    let pages = entry.data_pages().ok_or("no ring")?;
+    let mut ring = Pages::map(&event, pages, READ_WRITE)?;
+    let attr = entry.attr();
+    let told = values(&ring.take()?, &attr)?;
+    ensure_eq!(
+        told,
+        vec![OWN_VALUE; OWN as usize],
+        "records of the boot before"
+    );
+    ensure_eq!(event.count()?, u64::from(OWN), "its count");
+    device.place(OWN_VALUE, OWN.into())?;
+    ensure_eq!(
+        values(&ring.take()?, &attr)?,
+        vec![OWN_VALUE; OWN as usize],
+        "records of this boot"
+    );
+    ensure_eq!(event.count()?, u64::from(2 * OWN), "its count of both");
+    sequence(1 + MARKS)?;
+    say("whole");
+    Ok(())
+}
+
+/// Waits for the host: to be woken by its flush, to see what it starts and ends.
+fn wait() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(0)?;
+    let (event, mut ring) = own(&device)?;
+    sequence(1)?;
+    device.place(OWN_VALUE, OWN.into())?;
+    ensure_eq!(event.poll(0)?, 0, "poll before the host's flush");
+    say("ready");
+    ensure_eq!(
+        event.poll(300_000)?,
+        libc::POLLIN,
+        "poll at the host's flush"
+    );
+    ensure_eq!(ring.take()?.len(), OWN as usize, "records");
+    say("woken");
+    let until = |exists: bool, name: &str| {
+        while listed(name).exists() != exists {
+            thread::yield_now();
+        }
+        say(&format!("{name} {}", if exists { "came" } else { "went" }));
+    };
+    until(true, "late");
+    until(false, "flight-1");
+    loop {
+        thread::park();
+    }
+}

@@ -1,0 +1,164 @@
+//! Commands on the lab's own KVM host: what a machine leaves behind when its guest ends, which no
+//! command in the guest can tell.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use images::foreign::Files;
+use images::{Boot, PlaceChoice};
+use vpmu_client::error::chain;
+
+/// Far above what the boots of a session take on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// For the session's script: `put NAME FILE` hands a file over; `boot NAME ARGUMENT...` runs a guest
+/// whose files are called so, which does what `$ACT` says and resets as `$RESET` says; the guest's
+/// own script is the same, and ends in the first line.
+const PRELUDE: &str = r#"
+[ -e /guest/kernel ] || exec guest-tests act
+put() {
+	printf '\n@file %s ' "$1"
+	xxd -p "$2" | tr -d '\n'
+	printf '\n'
+}
+boot() {
+	name=$1
+	shift
+	vmm run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus 2 --memory 256 \
+		--cmdline "console=ttyS0 quiet nokaslr mitigations=off reboot=${RESET:-t} panic=-1 random.trust_cpu=on cryptomgr.notests act=$ACT" \
+		--report "/tmp/$name.json" --recording "/tmp/$name.data" "$@" \
+		> "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null
+	printf '\n@exit %s %s\n' "$name" $?
+	tr -d '\r' < "/tmp/$name.console" > "/tmp/$name.text"
+	put "$name.text" "/tmp/$name.text"
+	put "$name.log" "/tmp/$name.log"
+	[ ! -e "/tmp/$name.data" ] || put "$name.data" "/tmp/$name.data"
+	put "$name.json" "/tmp/$name.json"
+}
+"#;
+
+/// What a session left.
+#[derive(Debug, Default)]
+pub struct Session {
+    files: BTreeMap<String, Vec<u8>>,
+    exits: BTreeMap<String, i32>,
+    output: String,
+}
+
+impl Session {
+    /// Runs a script with these files beside our programs.
+    ///
+    /// # Panics
+    /// If there is no lab, or the script fails.
+    #[must_use]
+    pub fn run(script: &str, files: Files) -> Self {
+        let boot = Boot {
+            command: format!("{PRELUDE}{script}"),
+            programs: vec!["guest-tests".into()],
+            files,
+            memory_mib: 512,
+            place: PlaceChoice::Lab,
+            timeout: LIMIT,
+            ..Boot::default()
+        };
+        let outcome = match boot.run_on_lab_host() {
+            Ok(outcome) => outcome,
+            Err(error) => panic!("no session: {}", chain(&error)),
+        };
+        let session = Self::read(outcome.output);
+        assert_eq!(outcome.status, 0, "the script failed:\n{}", session.output);
+        session
+    }
+
+    fn read(output: String) -> Self {
+        let mut session = Self::default();
+        for line in output.lines() {
+            let mut words = line.splitn(3, ' ');
+            match (words.next(), words.next(), words.next()) {
+                (Some("@file"), Some(name), bytes) => {
+                    let bytes = unhex(bytes.unwrap_or(""));
+                    session.files.insert(name.to_owned(), bytes);
+                }
+                (Some("@exit"), Some(name), Some(status)) => {
+                    let status = status.trim().parse().unwrap_or(-1);
+                    session.exits.insert(name.to_owned(), status);
+                }
+                _ => {
+                    session.output.push_str(line);
+                    session.output.push('\n');
+                }
+            }
+        }
+        session
+    }
+
+    /// A file that was handed over.
+    ///
+    /// # Panics
+    /// If it was not.
+    #[must_use]
+    pub fn file(&self, name: &str) -> &[u8] {
+        self.files.get(name).unwrap_or_else(|| {
+            let known: Vec<&String> = self.files.keys().collect();
+            panic!("no file {name} among {known:?}:\n{}", self.output)
+        })
+    }
+
+    /// The same as text.
+    ///
+    /// # Panics
+    /// As [`Session::file`].
+    #[must_use]
+    pub fn text(&self, name: &str) -> String {
+        String::from_utf8_lossy(self.file(name)).into_owned()
+    }
+
+    /// What the VMM of that boot ended with.
+    ///
+    /// # Panics
+    /// If there was no such boot.
+    #[must_use]
+    pub fn exit(&self, name: &str) -> i32 {
+        let exit = self.exits.get(name);
+        *exit.unwrap_or_else(|| panic!("no boot {name}:\n{}", self.output))
+    }
+
+    /// The lines by which the guest of that boot said something, without their mark.
+    #[must_use]
+    pub fn said(&self, name: &str) -> Vec<String> {
+        self.text(&format!("{name}.text"))
+            .lines()
+            .filter_map(|line| line.strip_prefix("@guest "))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+/// Bytes by two digits each; what is no digit ends them.
+fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text
+        .chars()
+        .map_while(|digit| digit.to_digit(16))
+        .filter_map(|digit| u8::try_from(digit).ok())
+        .collect();
+    digits
+        .chunks_exact(2)
+        .map(|pair| pair[0] << 4 | pair[1])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_read_from_its_console() {
+        let output = "noise\n@file a.data 00ff7f\n@exit a 5\n@file a.text 4067756573742068690a\n@file none \nmore\n";
+        let session = Session::read(output.to_owned());
+        assert_eq!(session.file("a.data"), [0, 0xff, 0x7f]);
+        assert_eq!(session.exit("a"), 5);
+        assert_eq!(session.said("a"), ["hi"]);
+        assert!(session.file("none").is_empty());
+        assert_eq!(session.output, "noise\nmore\n");
+    }
+}

@@ -1,0 +1,325 @@
+//! What the host has of a guest that has ended, however it did: the recording holds every mark, in
+//! order, none missing, as stock perf and others' code read it.
+#![expect(
+    clippy::expect_used,
+    reason = "a recording that cannot be read fails the test"
+)]
+
+use std::io::Cursor;
+use std::sync::OnceLock;
+
+use linux_perf_data::linux_perf_event_reader::EventRecord;
+use linux_perf_data::{AttributeDescription, PerfFileReader, PerfFileRecord};
+use tests::host::Session;
+
+/// Marks of one boot, as the guest's program places them.
+const MARKS: u64 = 1_000;
+/// Marks of the guest's own event in one boot.
+const OWN: usize = 50;
+
+const SCRIPT: &str = r#"
+flight="--persistent marks,name=flight,size=256K"
+ACT=panic; boot panic $flight
+ACT=reboot; RESET=t; boot triple $flight
+ACT=reboot; RESET=k; boot reset $flight
+ACT=poweroff; boot poweroff $flight
+ACT=twice; RESET=k; boot twice $flight --on-reset restart
+ACT=twice; RESET=t; boot again $flight --on-reset restart
+
+# The host's hand: everything by the socket, then a signal.
+until_said() {
+	tries=0
+	while ! grep -q "@guest $1" /tmp/wait.console 2> /dev/null; do
+		sleep 0.1
+		tries=$((tries + 1))
+		[ $tries -lt 1200 ] || return 1
+	done
+}
+by_hand() {
+	printf '\n@exit %s ' "ctl-$1"
+	name=$1
+	shift
+	vmm ctl --socket /tmp/ctl "$@" > "/tmp/ctl-$name" 2>&1
+	echo $?
+	put "ctl-$name" "/tmp/ctl-$name"
+}
+ACT=wait
+boot wait $flight --ctl /tmp/ctl > /tmp/wait.said &
+until_said ready
+stat -c %a /tmp/ctl > /tmp/mode
+put mode /tmp/mode
+by_hand list list --json
+by_hand table list
+by_hand dump dump /tmp/by-hand.data
+[ ! -e /tmp/by-hand.data ] || put by-hand.data /tmp/by-hand.data
+by_hand flush flush
+until_said woken
+by_hand start start marks,cpu=1,name=late,size=64K
+until_said "late came"
+by_hand end end flight-1
+until_said "flight-1 went"
+by_hand unknown end nobody
+by_hand twice start marks,cpu=0,name=late
+by_hand spec start no-such-event
+by_hand list-2 list --json
+# The VMM of the machine that waits is the only one left.
+kill -TERM $(pidof vmm)
+wait
+cat /tmp/wait.said
+
+# Stock perf, on the host.
+for data in panic triple reset poweroff twice by-hand wait; do
+	[ -e "/tmp/$data.data" ] || continue
+	perf script -i "/tmp/$data.data" -F tid,cpu,time,event,addr > "/tmp/$data.script" 2> "/tmp/$data.complaint"
+	printf '\n@exit %s %s\n' "script-$data" $?
+	put "$data.script" "/tmp/$data.script"
+	put "$data.complaint" "/tmp/$data.complaint"
+done
+perf report -i /tmp/panic.data --stdio > /tmp/panic.report 2>&1
+printf '\n@exit report %s\n' $?
+put panic.report /tmp/panic.report
+true
+"#;
+
+fn session() -> &'static Session {
+    static SESSION: OnceLock<Session> = OnceLock::new();
+    SESSION.get_or_init(|| match images::foreign::perf() {
+        Ok(perf) => Session::run(SCRIPT, perf),
+        Err(error) => panic!("no perf: {error}"),
+    })
+}
+
+/// One sample of a recording.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Marked {
+    event: String,
+    value: u64,
+    time: u64,
+    cpu: u32,
+}
+
+/// The samples of a perf.data, read by a crate that knows nothing of us.
+fn recorded(data: &[u8]) -> Vec<Marked> {
+    let PerfFileReader {
+        mut perf_file,
+        mut record_iter,
+    } = PerfFileReader::parse_file(Cursor::new(data)).expect("a perf.data");
+    let names: Vec<String> = perf_file
+        .event_attributes()
+        .iter()
+        .map(|attr| AttributeDescription::name(attr).unwrap_or("").to_owned())
+        .collect();
+    let mut samples = Vec::new();
+    while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
+        let PerfFileRecord::EventRecord { attr_index, record } = record else {
+            continue;
+        };
+        match record.parse().expect("a record that can be taken apart") {
+            EventRecord::Sample(sample) => samples.push(Marked {
+                event: names[attr_index].clone(),
+                value: sample.addr.expect("a mark's value"),
+                time: sample.timestamp.expect("a time"),
+                cpu: sample.cpu.expect("a vCPU"),
+            }),
+            EventRecord::Lost(lost) => panic!("{lost:?}"),
+            _ => {}
+        }
+    }
+    samples
+}
+
+/// The values that the operator's events recorded, in the recording's order.
+fn flight(data: &[u8]) -> Vec<u64> {
+    let samples = recorded(data);
+    assert!(
+        samples.is_sorted_by_key(|sample| sample.time),
+        "the recording goes back in time"
+    );
+    samples
+        .iter()
+        .filter(|sample| sample.event.starts_with("flight"))
+        .inspect(|sample| assert_eq!(sample.event, format!("flight-{}", sample.cpu)))
+        .map(|sample| sample.value)
+        .collect()
+}
+
+/// The same from what stock perf prints.
+fn scripted(text: &str) -> Vec<u64> {
+    text.lines()
+        .filter(|line| line.contains("flight-"))
+        .map(|line| {
+            let value = line.split_whitespace().last().unwrap_or("");
+            u64::from_str_radix(value, 16).unwrap_or_else(|e| panic!("{e}: {line:?}"))
+        })
+        .collect()
+}
+
+/// A machine that ended so, and what stock perf and the crate read of it.
+fn whole(name: &str, status: i32) {
+    let session = session();
+    let said = session.said(name);
+    assert!(
+        !said.iter().any(|line| line.starts_with("failed")),
+        "{said:?}"
+    );
+    let log = session.text(&format!("{name}.log"));
+    assert_eq!(
+        session.exit(name),
+        status,
+        "the VMM's exit code; it says {log}"
+    );
+    let expected: Vec<u64> = (1..=MARKS).collect();
+    assert_eq!(flight(session.file(&format!("{name}.data"))), expected);
+    let complaint = session.text(&format!("{name}.complaint"));
+    assert_eq!(session.exit(&format!("script-{name}")), 0, "{complaint}");
+    assert_eq!(scripted(&session.text(&format!("{name}.script"))), expected);
+}
+
+#[test]
+fn a_panics_recording_has_every_mark() {
+    whole("panic", 5);
+    let report = session().text("panic.report");
+    assert_eq!(session().exit("report"), 0, "{report}");
+    for event in ["flight-0", "flight-1"] {
+        assert!(
+            report.contains(event),
+            "perf report names no {event}: {report}"
+        );
+    }
+}
+
+#[test]
+fn a_triple_faults_recording_has_every_mark() {
+    whole("triple", 4);
+}
+
+#[test]
+fn a_resets_recording_has_every_mark() {
+    whole("reset", 3);
+}
+
+#[test]
+fn a_power_offs_recording_has_every_mark() {
+    whole("poweroff", 0);
+}
+
+/// Of a guest that boots twice: its own event is found with its id and records, and the operator's go
+/// on, through either reset.
+#[test]
+fn a_guest_that_boots_again_finds_its_events() {
+    for name in ["twice", "again"] {
+        let session = session();
+        let said = session.said(name);
+        let log = session.text(&format!("{name}.log"));
+        assert_eq!(session.exit(name), 0, "{said:?}: {log}");
+        let [own, found, last] = said.as_slice() else {
+            panic!("the guest says {said:?}");
+        };
+        let id = own
+            .strip_prefix("own ")
+            .expect("an event of the first boot");
+        assert_eq!(
+            found.strip_prefix("found "),
+            Some(id),
+            "the id in the second"
+        );
+        assert_eq!(last, "whole");
+        let data = session.file(&format!("{name}.data"));
+        let expected: Vec<u64> = (1..=2 * MARKS).collect();
+        assert_eq!(
+            flight(data)
+                .into_iter()
+                .filter(|&value| value <= 2 * MARKS)
+                .collect::<Vec<_>>(),
+            expected,
+            "marks of both boots"
+        );
+    }
+    let report = session().text("twice.json");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("a report");
+    assert_eq!(report["boots"], 2, "{report:#}");
+}
+
+#[test]
+fn a_signals_recording_has_every_mark() {
+    let session = session();
+    let said = session.said("wait");
+    assert_eq!(
+        said,
+        ["ready", "woken", "late came", "flight-1 went"],
+        "{}",
+        session.text("wait.log")
+    );
+    assert_eq!(session.exit("wait"), 6);
+    let data = recorded(session.file("wait.data"));
+    // The event that was ended by hand is gone with its records; the other half stands.
+    let half: Vec<u64> = (1..=MARKS)
+        .filter(|value| (value - 1) / 100 % 2 == 0)
+        .collect();
+    let told: Vec<u64> = data
+        .iter()
+        .filter(|sample| sample.event == "flight-0" && sample.value <= MARKS)
+        .map(|sample| sample.value)
+        .collect();
+    assert_eq!(told, half);
+    assert!(data.iter().all(|sample| sample.event != "flight-1"));
+}
+
+#[test]
+fn a_dump_on_demand_has_every_mark_so_far() {
+    let session = session();
+    let said = session.text("ctl-dump");
+    assert_eq!(session.exit("ctl-dump"), 0, "{said}");
+    let data = session.file("by-hand.data");
+    let marks: Vec<u64> = flight(data).into_iter().filter(|&v| v <= MARKS).collect();
+    assert_eq!(marks, (1..=MARKS).collect::<Vec<_>>());
+    // The guest's own event is in it as well.
+    let own = recorded(data)
+        .into_iter()
+        .filter(|s| s.event == "own")
+        .count();
+    assert_eq!(own, OWN);
+    assert_eq!(
+        session.exit("script-by-hand"),
+        0,
+        "{}",
+        session.text("by-hand.complaint")
+    );
+}
+
+#[test]
+fn the_socket_lists_starts_flushes_and_ends() {
+    let session = session();
+    assert_eq!(session.text("mode").trim(), "600", "who may use the socket");
+    for done in ["list", "table", "flush", "start", "end", "list-2"] {
+        let said = session.text(&format!("ctl-{done}"));
+        assert_eq!(session.exit(&format!("ctl-{done}")), 0, "{done}: {said}");
+    }
+    for refused in ["unknown", "twice", "spec"] {
+        let said = session.text(&format!("ctl-{refused}"));
+        assert_eq!(
+            session.exit(&format!("ctl-{refused}")),
+            1,
+            "{refused}: {said}"
+        );
+        assert_eq!(said.trim_end().lines().count(), 1, "one line, not {said}");
+    }
+    let table = session.text("ctl-table");
+    for name in ["flight-0", "flight-1", "own"] {
+        assert!(table.contains(name), "{name} is not in:\n{table}");
+    }
+    let names = |list: &str| -> Vec<String> {
+        let list: serde_json::Value =
+            serde_json::from_str(&session.text(list)).expect("a list in JSON");
+        let events = list.as_array().or_else(|| list["events"].as_array());
+        let mut names: Vec<String> = events
+            .expect("an array of events")
+            .iter()
+            .map(|event| event["name"].as_str().expect("a name").to_owned())
+            .collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names("ctl-list"), ["flight-0", "flight-1", "own"]);
+    assert_eq!(names("ctl-list-2"), ["flight-0", "late", "own"]);
+}

@@ -1,0 +1,49 @@
+//! Starters and stoppers through a user's door: what a region holds is what its code did, exact to
+//! the exit, and marks that cost nothing but one.
+
+/// Regions: what they hold, what can be built of them, and what becomes of their ends.
+mod regions {
+    tests::guest_tests! {
+        "trigger":
+        regions_hold_exactly_their_marks,
+        regions_hold_exactly_their_exits,
+        both_vcpus_have_regions_of_their_own,
+        a_tasks_region_follows_it,
+        the_starting_mark_is_outside_the_stopping_inside,
+        what_waits_for_its_starter_counts_nothing,
+        samples_are_of_regions_alone,
+        a_period_goes_on_in_the_next_region,
+        the_page_stands_still_outside,
+        ticks_stand_still_outside,
+        a_chain_starts_link_by_link,
+        one_event_starts_many,
+        one_event_is_a_switch,
+        every_nth_region,
+        exits_bound_regions,
+        a_limited_starter_starts_so_often,
+        members_of_a_group_are_targets_by_themselves,
+        regions_of_a_trace,
+        a_clock_is_started_and_stopped,
+        a_starters_own_records_are_written,
+        links_that_cannot_be_are_refused,
+        a_target_has_one_starter_and_one_stopper,
+        what_batches_its_samples_starts_nothing,
+        links_go_with_the_event_that_acts,
+        links_go_with_their_target,
+        links_go_with_a_killed_process,
+        a_target_that_is_off_is_left_alone,
+        links_come_and_go_while_marks_are_placed,
+        both_ends_are_closed_at_once,
+        a_child_has_regions_of_its_own,
+        a_family_counts_all_its_regions,
+        links_made_later_reach_children,
+        children_of_targets_alone_stay_paused,
+        a_childs_samples_are_of_its_regions,
+        tasks_that_take_turns_keep_their_regions,
+        a_store_is_a_mark,
+        a_mark_costs_one_exit,
+        a_mark_says_which_it_was,
+        the_doorbell_is_one_page,
+        the_doorbell_tells_nothing,
+    }
+}
