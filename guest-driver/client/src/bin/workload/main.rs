@@ -22,6 +22,7 @@ use vpmu_client::{Vpmu, error};
 ///   workload spin 200          200 ms of CPU time in one function
 ///   workload ports 1000        1000 writes to a port that no device has: 1000 VM exits
 ///   workload marks 10 7        10 marks of the value 7
+///   workload marks 10 1 --step 1       10 marks, numbered from 1
 ///   workload regions 100 --ports 3     100 times mark 1, 3 port writes, mark 2
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
@@ -54,6 +55,9 @@ enum Work {
         count: u64,
         /// Of which value.
         value: u32,
+        /// How much higher each value is than the one before.
+        #[arg(long, default_value_t = 0)]
+        step: u32,
     },
     Regions(regions::RegionsArgs),
 }
@@ -133,10 +137,11 @@ fn ports(count: u64) -> io::Result<()> {
     Ok(())
 }
 
-fn marks(count: u64, value: u32) -> Result<(), vpmu_client::Error> {
+fn marks(count: u64, mut value: u32, step: u32) -> Result<(), vpmu_client::Error> {
     let vpmu = Vpmu::open()?;
     for _ in 0..count {
         vpmu.mark(value)?;
+        value = value.wrapping_add(step);
     }
     Ok(())
 }
@@ -157,7 +162,9 @@ fn main() -> ExitCode {
         }
         Work::Ports { count } => ports(count).map_err(|error| format!("/dev/port: {error}")),
         Work::Regions(args) => regions::run(&args),
-        Work::Marks { count, value } => marks(count, value).map_err(|error| error::chain(&error)),
+        Work::Marks { count, value, step } => {
+            marks(count, value, step).map_err(|error| error::chain(&error))
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
