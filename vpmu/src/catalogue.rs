@@ -69,6 +69,10 @@ impl Entry {
         }
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// As the guest reads it. Texts too long for their field are cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -206,6 +210,11 @@ impl Catalogue {
 
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.0
+    }
+
+    /// The entry of that name.
+    pub(crate) fn named(&self, name: &str) -> Option<&Entry> {
+        self.0.iter().find(|entry| entry.name == name)
     }
 
     /// The entry that counts `config` of `kind`.

@@ -36,6 +36,12 @@ impl From<io::Error> for Errno {
     }
 }
 
+impl From<Errno> for io::Error {
+    fn from(errno: Errno) -> Self {
+        Self::from_raw_os_error(errno.0.cast_signed())
+    }
+}
+
 /// The wire's status word for a result.
 pub(crate) fn status<T>(result: &Result<T, Errno>) -> u32 {
     result.as_ref().map_or_else(|errno| errno.get(), |_| 0)

@@ -48,7 +48,10 @@ pub(crate) struct Vcpu {
 }
 
 impl Vcpu {
+    /// `thread` runs it from now on; it has not been in the guest yet.
     pub(crate) fn attach(&self, thread: i32, tsc_offset: u64) {
+        self.inside.store(false, Ordering::Relaxed);
+        self.entered.store(0, Ordering::Relaxed);
         self.tsc_offset.store(tsc_offset, Ordering::Relaxed);
         self.thread.store(thread, Ordering::Relaxed);
     }

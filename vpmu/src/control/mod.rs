@@ -13,6 +13,7 @@ use vm_memory::GuestAddress;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+pub(crate) use self::open::Maker;
 use self::persistent::changes;
 use crate::abi::{
     CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_LINK, CONTROL_MAP,

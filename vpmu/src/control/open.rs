@@ -15,6 +15,7 @@ use crate::errno::Errno;
 use crate::event::{Context, Event, Facts, Host, is_trace, pace};
 use crate::links::Role;
 use crate::period::Period;
+use crate::persistent::Persistence;
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
     read_size,
@@ -60,8 +61,17 @@ const LONGEST_READING: usize = 16 << 10;
 /// perf takes no longer period.
 const LONGEST_PERIOD: u64 = u64::MAX >> 1;
 
+/// For whom an event is opened.
+#[derive(Debug)]
+pub(crate) enum Maker {
+    /// For the guest, by its driver.
+    Guest,
+    /// For the operator: it is persistent as this.
+    Operator(Persistence),
+}
+
 impl State {
-    /// Opens an event: its engine and id.
+    /// Opens an event for the guest: its engine and id.
     pub(super) fn open(
         &mut self,
         host: &Host<'_>,
@@ -69,8 +79,19 @@ impl State {
         request: &[u8],
     ) -> Result<(u32, u64), Errno> {
         let (request, _) = OpenRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
+        self.open_for(host, catalogue, &request, Maker::Guest)
+    }
+
+    /// Opens an event for the guest or for the operator: its engine and id.
+    pub(crate) fn open_for(
+        &mut self,
+        host: &Host<'_>,
+        catalogue: &Catalogue,
+        request: &OpenRequest,
+        maker: Maker,
+    ) -> Result<(u32, u64), Errno> {
         let highest = u64::from(self.settings.limits.max_sample_rate);
-        check_fields(&request, highest)?;
+        check_fields(request, highest)?;
         let context = match request.context.get() {
             CONTEXT_TASK => Context::Task(None),
             vcpu if vcpu < self.settings.vcpus => Context::Vcpu(vcpu),
@@ -80,18 +101,20 @@ impl State {
         if persistent && (context == Context::Task(None) || request.parent.get() != 0) {
             return Err(Errno::EINVAL);
         }
-        let owner = self.owner(&request)?;
-        let leader = self.leader(&request, context)?;
-        let entry = self.allowed(catalogue, &request)?;
-        let engine = self.engine(host, &request)?;
-        if self.events.len() >= self.settings.limits.max_events as usize {
-            return Err(Errno::ENOSPC);
-        }
+        let owner = self.owner(request)?;
+        let leader = self.leader(request, context)?;
+        let entry = self.allowed(catalogue, request, &maker)?;
+        let engine = self.engine(host, request)?;
         let flags = request.flags.get();
         let id = self.next_id;
-        let persistence = match persistent {
-            true => Some(self.persistence(id)?),
-            false => None,
+        let operators = matches!(maker, Maker::Operator(_));
+        if !operators {
+            self.check_events()?;
+        }
+        let persistence = match maker {
+            Maker::Guest if persistent => Some(self.persistence(id)?),
+            Maker::Guest => None,
+            Maker::Operator(persistence) => Some(persistence),
         };
         let facts = Facts {
             id,
@@ -99,8 +122,8 @@ impl State {
             kind: request.kind.get(),
             config: request.config.get(),
             flags,
-            layout: layout(&request),
-            wakeup: wakeup(&request),
+            layout: layout(request),
+            wakeup: wakeup(request),
             aux_watermark: request.aux_watermark.get(),
             max_stack: match request.max_stack.get() {
                 0 => MAX_STACK,
@@ -109,10 +132,14 @@ impl State {
             engine,
             shortest_period: entry.shortest_period.unwrap_or(1),
         };
-        let mut event = Event::new(facts, context, period(&request));
+        let mut event = Event::new(facts, context, period(request));
         event.leader = leader;
         event.persistence = persistence;
-        event.prepare(host, Self::first_vcpu(host, context))?;
+        let vcpu = Self::first_vcpu(host, context);
+        // The operator's come before their vCPU's thread: they begin with it.
+        if !operators || host.vcpus[vcpu as usize].thread().is_some() {
+            event.prepare(host, vcpu)?;
+        }
         event.enabled = flags & OPEN_ENABLED != 0;
         self.next_id += 1;
         self.events.insert(id, event);
@@ -129,6 +156,15 @@ impl State {
         }
         self.metrics.events_opened += 1;
         Ok((engine, id))
+    }
+
+    /// Whether the operator lets the guest have one more event.
+    fn check_events(&self) -> Result<(), Errno> {
+        let guests = self.events.values().filter(|event| !event.is_operators());
+        match guests.count() < self.settings.limits.max_events as usize {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC),
+        }
     }
 
     /// Whose ring it writes to, if it is a child.
@@ -180,7 +216,7 @@ impl State {
     }
 
     /// Whether what the host reports of guests decides on the engine.
-    pub(super) fn engine_asks(&self, request: &OpenRequest) -> bool {
+    pub(crate) fn engine_asks(&self, request: &OpenRequest) -> bool {
         let may_batch = match request.engine.get() {
             // Whoever wants to know of each overflow wants to know now.
             ENGINE_ANY => wakeup(request) != Wakeup::Records(1),
@@ -225,7 +261,11 @@ impl State {
         &self,
         catalogue: &'a Catalogue,
         request: &OpenRequest,
+        maker: &Maker,
     ) -> Result<&'a Entry, Errno> {
+        // The operator's are there before any driver is.
+        let operators = matches!(maker, Maker::Operator(_));
+        let (has_rings, has_areas) = (operators || self.has_rings(), self.has_areas());
         let kind = request.kind.get();
         if matches!(kind, KIND_RAW | KIND_HOST_TRACE) {
             // A raw code can reach host counters that see more than this guest, and so do the
@@ -244,9 +284,9 @@ impl State {
         if request.sample_type.get() & !SAMPLE_ALLOWED != 0
             || request.read_format.get() & !READ_ALLOWED != 0
             || excludes && !entry.excludes
-            || period > 0 && !(sampled && self.has_rings())
+            || period > 0 && !(sampled && has_rings)
             || flags & OPEN_AUX_START_PAUSED != 0 && entry.format.is_none()
-            || entry.format.is_some() && !self.has_areas()
+            || entry.format.is_some() && !has_areas
         {
             return Err(Errno::EOPNOTSUPP);
         }

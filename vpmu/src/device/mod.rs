@@ -121,14 +121,16 @@ impl Vpmu {
         })
     }
 
-    /// A vCPU's thread introduces itself, before the vCPU first runs:
-    /// guest TSC = host TSC + `tsc_offset`, wrapping.
+    /// A vCPU's thread introduces itself, before the vCPU first runs there:
+    /// guest TSC = host TSC + `tsc_offset`, wrapping. After a restart of the machine another thread does
+    /// so: what counts on the vCPU goes on there.
     ///
     /// # Errors
     /// [`Error::NoVcpu`] for a vCPU that the device does not have.
     pub fn attach(&self, vcpu: u32, tsc_offset: u64) -> Result<(), Error> {
-        let on = self.vcpu(vcpu).ok_or(Error::NoVcpu(vcpu))?;
-        on.attach(self.source.thread(), tsc_offset);
+        self.vcpu(vcpu).ok_or(Error::NoVcpu(vcpu))?;
+        let thread = self.source.thread();
+        self.with_state(|state, host| state.attach(host, vcpu, thread, tsc_offset));
         Ok(())
     }
 
@@ -137,10 +139,7 @@ impl Vpmu {
         if let Some(on) = self.vcpu(vcpu) {
             // Before the thread's time is read: what packets take is no time of the guest's.
             if on.take_awaited() {
-                self.with_state(|state, host| {
-                    state.enter(host, vcpu);
-                    false
-                });
+                self.with_state(|state, host| state.enter(host, vcpu));
             }
             on.enter(&*self.source);
         }
@@ -165,10 +164,7 @@ impl Vpmu {
         .into_iter()
         .any(|need| on.needs(need))
         {
-            self.with_state(|state, host| {
-                state.leave(host, vcpu, &exit, left, regs);
-                false
-            });
+            self.with_state(|state, host| state.leave(host, vcpu, &exit, left, regs));
         }
     }
 
@@ -176,10 +172,7 @@ impl Vpmu {
     /// rings. Called from a thread that is no vCPU's, about every ten milliseconds while
     /// [`Machine::draining`] asks for it.
     pub fn drain(&self) {
-        self.with_state(|state, host| {
-            state.collect(host);
-            false
-        });
+        self.with_state(|state, host| state.collect(host));
     }
 
     /// A 32-bit write to the doorbell by `vcpu`, on its thread.
@@ -188,10 +181,7 @@ impl Vpmu {
             return;
         }
         self.marks.fetch_add(1, Ordering::Relaxed);
-        self.with_state(|state, host| {
-            state.mark(host, vcpu, value, regs);
-            false
-        });
+        self.with_state(|state, host| state.mark(host, vcpu, value, regs));
     }
 
     /// Exact exits by reason since the start.
@@ -217,14 +207,20 @@ impl Vpmu {
             .is_some_and(|on| on.needs(Need::HostSamples) || on.needs(Need::Registers))
     }
 
-    /// Acts on the state, delivers what notices that made due, and raises one interrupt if any
-    /// of it calls for one: after the lock is let go, for the machine has locks of its own.
-    fn with_state(&self, act: impl FnOnce(&mut State, &Host<'_>) -> bool) {
-        let interrupt = {
+    /// Acts on the state, and delivers what notices that made due.
+    fn with_state<T>(&self, act: impl FnOnce(&mut State, &Host<'_>) -> T) -> T {
+        self.serve(|state, host| (act(state, host), false))
+    }
+
+    /// Acts on the state, delivers what notices that made due, and raises one interrupt if any of it
+    /// calls for one, as `act` says beside its result: after the lock is let go, for the machine has
+    /// locks of its own.
+    fn serve<T>(&self, act: impl FnOnce(&mut State, &Host<'_>) -> (T, bool)) -> T {
+        let (result, interrupt) = {
             let mut state = self.locked();
-            let served = act(&mut state, &self.host());
+            let (result, served) = act(&mut state, &self.host());
             let Delivered(noticed) = state.deliver_notices();
-            served || noticed
+            (result, served || noticed)
         };
         if interrupt {
             self.interrupts.fetch_add(1, Ordering::Relaxed);
@@ -232,6 +228,7 @@ impl Vpmu {
                 log::warn!("the interrupt could not be raised: {error}");
             }
         }
+        result
     }
 
     fn host(&self) -> Host<'_> {

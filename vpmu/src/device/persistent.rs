@@ -9,7 +9,8 @@ use crate::window::Window;
 impl Vpmu {
     /// The same device with a window: memory of the VMM's for rings that outlive a reset. It is one
     /// region of whole pages, outside the guest's RAM; its address is where the VMM maps it for the
-    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW).
+    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Said before any event is
+    /// started.
     ///
     /// # Errors
     /// [`Error::Window`].
@@ -26,13 +27,29 @@ impl Vpmu {
     /// # Errors
     /// [`PersistError`]; nothing has been started then.
     pub fn persist(&self, persist: &Persist) -> Result<u64, PersistError> {
-        Err(PersistError::NoRoom(persist.pages))
+        if self.vcpu(persist.vcpu).is_none() {
+            return Err(PersistError::NoVcpu {
+                vcpu: persist.vcpu,
+                vcpus: self.settings.vcpus,
+            });
+        }
+        let catalogue = self.catalogue();
+        let highest = self.settings.limits.max_sample_rate;
+        let request = persist.request(catalogue, highest)?;
+        if self.locked().engine_asks(&request) {
+            self.ask_guest_ips();
+        }
+        self.with_state(|state, host| state.persist(host, catalogue, persist, &request))
     }
 
     /// Every persistent event, the guest's too, by ascending id.
     #[must_use]
     pub fn persistent(&self) -> Vec<PersistentStatus> {
-        Vec::new()
+        match self.catalogue.get() {
+            Some(catalogue) => self.with_state(|state, host| state.statuses(host, catalogue)),
+            // Nobody has opened anything yet.
+            None => Vec::new(),
+        }
     }
 
     /// Ends a persistent event, whoever made it; its ring goes with it.
@@ -40,7 +57,7 @@ impl Vpmu {
     /// # Errors
     /// [`PersistError::NoSuch`].
     pub fn end(&self, id: u64) -> Result<(), PersistError> {
-        Err(PersistError::NoSuch(id))
+        self.with_state(|state, host| state.end_persistent(host, id))
     }
 
     /// A persistent event with the records in its ring, whoever made it. What the batched engine has
@@ -50,6 +67,7 @@ impl Vpmu {
     /// # Errors
     /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].
     pub fn history(&self, id: u64) -> Result<History, PersistError> {
-        Err(PersistError::NoSuch(id))
+        let catalogue = self.catalogue.get().ok_or(PersistError::NoSuch(id))?;
+        self.with_state(|state, host| state.history(host, catalogue, id))
     }
 }

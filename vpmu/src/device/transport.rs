@@ -10,6 +10,8 @@ use crate::abi::{
     QUEUE_EVENT, QUEUE_VCPU, VERSION,
 };
 use crate::catalogue::Catalogue;
+use crate::event::Host;
+use crate::state::State;
 
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
@@ -98,42 +100,44 @@ impl Vpmu {
         if queue == QUEUE_CONTROL {
             return self.serve_control();
         }
-        self.with_state(|state, host| match (queue, vcpu) {
-            (QUEUE_EVENT, _) => false,
+        self.serve(|state, host| match (queue, vcpu) {
+            (QUEUE_EVENT, _) => ((), false),
             (queue, Some(by)) if self.vcpu(by).is_some() => {
                 let of = u32::from(queue - QUEUE_VCPU);
                 let Some(on) = self.vcpu(of) else {
-                    return false;
+                    return ((), false);
                 };
                 on.count_kick();
-                state.serve_commands(host, of, by)
+                ((), state.serve_commands(host, of, by))
             }
             _ => {
                 log::warn!("queue {queue} was notified, but not by a vCPU of this device");
-                false
+                ((), false)
             }
         });
     }
 
     fn serve_control(&self) {
         let catalogue = self.catalogue();
-        let mut asks_guest_ips = false;
-        self.with_state(|state, host| {
+        let serve = |state: &mut State, host: &Host<'_>| {
             let served = state.serve_control(host, catalogue);
-            asks_guest_ips = served.asks_guest_ips;
-            served.interrupt
-        });
-        if asks_guest_ips {
-            // The machine may try out a guest for it: were the lock held, every vCPU that needs the
-            // device would stand still as long.
-            self.guest_ips
-                .get_or_init(|| self.machine.reports_guest_ips());
-            self.with_state(|state, host| state.serve_control(host, catalogue).interrupt);
+            (served.asks_guest_ips, served.interrupt)
+        };
+        if self.serve(serve) {
+            self.ask_guest_ips();
+            self.serve(serve);
         }
     }
 
+    /// Asks the machine, if nobody has. It may try out a guest for it: were the lock held, every vCPU
+    /// that needs the device would stand still as long.
+    pub(super) fn ask_guest_ips(&self) {
+        self.guest_ips
+            .get_or_init(|| self.machine.reports_guest_ips());
+    }
+
     /// Asked for late, when the machine has its vCPUs and can tell what it counts.
-    fn catalogue(&self) -> &Catalogue {
+    pub(super) fn catalogue(&self) -> &Catalogue {
         self.catalogue
             .get_or_init(|| Catalogue::new(&*self.source, &*self.machine, self.settings.vcpus))
     }

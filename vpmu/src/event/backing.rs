@@ -82,6 +82,13 @@ impl Backing {
         }
     }
 
+    /// Gives the host counter on `vcpu` back.
+    pub(super) fn drop_counter(&mut self, vcpu: u32) {
+        if let Self::Host(counters) = self {
+            counters.retain(|open| open.vcpu != vcpu);
+        }
+    }
+
     /// Gives every host counter back.
     pub(super) fn drop_counters(&mut self) {
         if let Self::Host(counters) = self {

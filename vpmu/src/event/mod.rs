@@ -215,6 +215,11 @@ impl Event {
         self.backing.prepare(host, vcpu, &request)
     }
 
+    /// The thread that runs `vcpu` is gone, and with it what counts there; it is not active there.
+    pub(crate) fn leave(&mut self, vcpu: u32) {
+        self.backing.drop_counter(vcpu);
+    }
+
     /// Begins to count on `vcpu`.
     ///
     /// # Errors

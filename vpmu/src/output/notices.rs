@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::abi::{NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_WAKEUP, Notice};
+use crate::abi::{
+    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
+};
 
 /// Notices that are due, oldest first.
 #[derive(Debug, Default)]
@@ -14,6 +16,8 @@ pub(crate) struct Notices {
     limited: BTreeSet<u64>,
     /// Events of which the driver is to fetch what they wrote, among `due`.
     fetched: BTreeSet<u64>,
+    /// One of persistent events is among `due`.
+    listing: bool,
 }
 
 impl Notices {
@@ -58,11 +62,21 @@ impl Notices {
         }
     }
 
+    /// The host has started or ended the persistent event `event`; one notice stands for all that are
+    /// not delivered.
+    pub(crate) fn list(&mut self, event: u64) {
+        if !std::mem::replace(&mut self.listing, true) {
+            self.push(NOTICE_PERSISTENT, event);
+        }
+    }
+
     /// Forgets what is due for an event that is gone, but for its family's wakeup.
     pub(crate) fn forget(&mut self, event: u64) {
         self.limited.remove(&event);
         self.fetched.remove(&event);
-        self.retract(event, |kind| kind != NOTICE_WAKEUP);
+        self.retract(event, |kind| {
+            kind != NOTICE_WAKEUP && kind != NOTICE_PERSISTENT
+        });
     }
 
     /// The oldest that is due.
@@ -80,6 +94,7 @@ impl Notices {
             NOTICE_WAKEUP => self.waking.remove(&event),
             NOTICE_LIMIT => self.limited.remove(&event),
             NOTICE_AUX => self.fetched.remove(&event),
+            NOTICE_PERSISTENT => std::mem::take(&mut self.listing),
             _ => false,
         };
     }
@@ -123,5 +138,16 @@ mod tests {
         // Enabled again, it can wake and end as before.
         notices.wake(1);
         assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1)]);
+    }
+
+    #[test]
+    fn one_notice_stands_for_all_persistent_events() {
+        let mut notices = Notices::default();
+        notices.list(1);
+        notices.list(2);
+        notices.forget(1);
+        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 1)]);
+        notices.list(2);
+        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 2)]);
     }
 }

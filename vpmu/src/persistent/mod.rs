@@ -1,9 +1,13 @@
 //! Persistent events as their operator sees them: what is asked for, and what is told. Knows nothing
 //! of rings, queues or the device's lock.
 
+mod history;
 mod name;
+mod request;
 
+pub(crate) use self::history::whole;
 pub(crate) use self::name::Name;
+pub(crate) use self::request::spelled;
 use crate::source::Rate;
 
 /// What an event has that lives on without a handle.
@@ -150,6 +154,9 @@ pub enum PersistError {
         /// The most that a ring may have.
         most: u32,
     },
+    /// The VMM has no window.
+    #[error("there is no window for its ring")]
+    NoWindow,
     /// The window has no room for the ring.
     #[error("the window has no room for {0} pages more")]
     NoRoom(u32),

@@ -1,5 +1,6 @@
 //! Records as Linux's perf lays them out; no knowledge of where they go.
 
+mod check;
 mod read;
 mod sample;
 

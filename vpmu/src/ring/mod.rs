@@ -2,6 +2,7 @@
 //! about whatever it likes; what decides where a byte goes is kept here.
 
 mod face;
+mod history;
 mod producer;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -76,6 +77,12 @@ impl Ring {
     /// Number of guest pages held.
     pub(crate) fn pages(&self) -> usize {
         1 + self.data.len()
+    }
+
+    /// Number of data pages.
+    pub(crate) fn data_pages(&self) -> u32 {
+        // Bounded by a limit of 32 bits.
+        u32::try_from(self.data.len()).unwrap_or(u32::MAX)
     }
 
     /// Whether it has room for any record at all.

@@ -222,11 +222,37 @@ impl Producer {
     /// Bytes free by the tail as last read: none if it is no place in the ring.
     #[inline]
     fn room(&self) -> u64 {
-        let held = match self.manner.backward {
+        self.size.saturating_sub(self.unread())
+    }
+
+    /// Bytes that the reader has not seen by the tail as last read; more than there are if it is no
+    /// place in the ring.
+    #[inline]
+    fn unread(&self) -> u64 {
+        match self.manner.backward {
             false => self.head.wrapping_sub(self.tail),
             true => self.tail.wrapping_sub(self.head),
+        }
+    }
+
+    /// Where the records begin that are there to be read, and how many bytes they are; `None`: older
+    /// ones were overwritten up to the middle of one.
+    pub(super) fn held(&self) -> Option<(u64, u64)> {
+        let Manner { writable, backward } = self.manner;
+        let start = match (backward, writable) {
+            (true, _) => self.head,
+            (false, true) => self.tail,
+            (false, false) => 0,
         };
-        self.size.saturating_sub(held)
+        let len = match writable {
+            // A tail that is no place in the ring leaves nothing.
+            true if self.unread() > self.size => 0,
+            true => self.unread(),
+            false if backward => self.produced().min(self.size),
+            false if self.head > self.size => return None,
+            false => self.head,
+        };
+        Some((start, len))
     }
 
     fn publish(&mut self, pages: &impl Pages) {

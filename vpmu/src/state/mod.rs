@@ -1,11 +1,13 @@
 //! The events of one device and what happens to them, with the device's lock held. Requests come
 //! from `control` and `command`, exits and marks from `device`.
 
+mod attach;
 mod batched;
 mod closing;
 mod exit;
 mod group;
 mod hardware;
+mod operator;
 mod overflow;
 mod persistent;
 mod producing;
@@ -159,7 +161,7 @@ impl State {
         if event.has_failed() {
             return Err(Errno::EIO);
         }
-        if !led {
+        if !led || host.vcpus[vcpu as usize].thread().is_none() {
             return Ok(());
         }
         if let Err(error) = event.start(host, vcpu) {

@@ -1,16 +1,20 @@
 //! Persistent events: what makes one, what becomes of it, who may do what with it.
 
+mod attaching;
 mod detaching;
+mod histories;
 mod listing;
+mod operators;
 mod resets;
 mod windows;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, Limits};
+use vpmu::source::Rate;
+use vpmu::{Engines, Limits, Persist};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::reader::Reader;
+use crate::reader::{Reader, SAMPLE};
 use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, open_of, sampling};
 
 /// Where the guest sees the window: beyond its memory.
@@ -111,6 +115,36 @@ pub(crate) fn reader(window: &GuestMemoryMmap, first: u32, data: u32) -> Reader 
         .map(|page| WINDOW + u64::from(page) * PAGE_SIZE as u64)
         .collect();
     Reader::new(window, &pages)
+}
+
+/// What an operator asks for: a sample of each overflow of period 1, all fields but counts and callers,
+/// four data pages.
+pub(crate) fn asked(event: &str, vcpu: u32) -> Persist {
+    Persist {
+        name: Some("recorder".to_owned()),
+        event: event.to_owned(),
+        vcpu,
+        rate: Some(Rate::Period(1)),
+        sample_type: 0x1_03c7,
+        pages: 4,
+    }
+}
+
+/// The words of each sample in an event's history, the header first: ID, IP, task, TIME, ID, STREAM_ID,
+/// CPU, PERIOD.
+pub(crate) fn samples(rig: &Rig, event: u64) -> Vec<Vec<u64>> {
+    let history = rig.vpmu.history(event).expect("a history");
+    let words = |record: &[u8]| -> Vec<u64> {
+        let words = record.chunks(8);
+        words
+            .map(|word| u64::from_le_bytes(word.try_into().expect("whole")))
+            .collect()
+    };
+    history
+        .iter()
+        .map(words)
+        .filter(|words| words[0] & 0xffff_ffff == SAMPLE)
+        .collect()
 }
 
 /// Samples every mark with value 5 on a vCPU, enabled.

@@ -1,0 +1,123 @@
+//! What an operator asks for, as the request that a driver would make.
+
+use super::{Persist, PersistError};
+use crate::abi::{
+    CONTROL_OPEN, OPEN_BACKWARD, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ,
+    OPEN_SAMPLE_ID_ALL, OpenRequest,
+};
+use crate::catalogue::{Catalogue, Entry};
+use crate::source::Rate;
+
+/// What the counts in a sample come with: perf's TOTAL_TIME_ENABLED, TOTAL_TIME_RUNNING and ID.
+const READ_FORMAT: u64 = 0x7;
+/// What samples of an operator's events can hold: perf's IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
+/// PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks are not asked for by a word.
+const SAMPLE_TYPE: u64 = 0x1_03ff;
+
+impl Persist {
+    /// Its request, disabled, as far as the catalogue and the words of it decide.
+    pub(crate) fn request(
+        &self,
+        catalogue: &Catalogue,
+        highest: u32,
+    ) -> Result<OpenRequest, PersistError> {
+        let refused = |why| PersistError::Refused {
+            event: self.event.clone(),
+            why,
+        };
+        let (entry, config, modes) = self.counted(catalogue)?;
+        if entry.format.is_some() {
+            return Err(refused("a trace needs an area in the guest's memory"));
+        }
+        if modes != 0 && !entry.excludes {
+            return Err(refused("it does not tell user mode from the kernel"));
+        }
+        if self.sample_type & !SAMPLE_TYPE != 0 {
+            return Err(refused("its samples cannot hold all that is asked for"));
+        }
+        match (self.rate, self.pages) {
+            (None, 0) => {}
+            (None, _) => return Err(refused("without a period or frequency a ring stays empty")),
+            (Some(_), 0) => return Err(refused("its samples have no ring to go to")),
+            (Some(rate), _) => check_rate(entry, rate, highest).map_err(refused)?,
+        }
+        let (period, freq) = match self.rate {
+            None => (0, 0),
+            Some(Rate::Period(period)) => (period, 0),
+            Some(Rate::Frequency(hertz)) => (hertz, OPEN_FREQ),
+        };
+        let mut request = OpenRequest {
+            kind: entry.kind.into(),
+            context: self.vcpu.into(),
+            config: config.into(),
+            period: period.into(),
+            sample_type: self.sample_type.into(),
+            flags: (OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | freq | modes).into(),
+            read_format: READ_FORMAT.into(),
+            ..OpenRequest::default()
+        };
+        request.header.op = CONTROL_OPEN.into();
+        Ok(request)
+    }
+
+    /// The entry that is named, the config, and the modes that are left out.
+    fn counted<'a>(&self, catalogue: &'a Catalogue) -> Result<(&'a Entry, u64, u32), PersistError> {
+        let unknown = || PersistError::NoEvent(self.event.clone());
+        let (rest, modes) = match self.event.split_once(':') {
+            None => (self.event.as_str(), 0),
+            Some((rest, "u")) => (rest, OPEN_EXCLUDE_KERNEL),
+            Some((rest, "k")) => (rest, OPEN_EXCLUDE_USER),
+            Some((rest, "uk" | "ku")) => (rest, 0),
+            Some(_) => return Err(unknown()),
+        };
+        let (name, value) = match rest.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (rest, None),
+        };
+        let entry = catalogue.named(name).ok_or_else(unknown)?;
+        let config = match value {
+            None => entry.config,
+            Some(value) if entry.any_config => number(value).ok_or_else(unknown)?,
+            Some(_) => return Err(unknown()),
+        };
+        Ok((entry, config, modes))
+    }
+}
+
+/// How an event is named that an operator would ask for: the inverse of [`Persist::event`].
+pub(crate) fn spelled(catalogue: &Catalogue, kind: u32, config: u64, flags: u32) -> String {
+    let modes = match flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) {
+        0 => "",
+        OPEN_EXCLUDE_KERNEL => ":u",
+        OPEN_EXCLUDE_USER => ":k",
+        _ => "",
+    };
+    match catalogue.find(kind, config) {
+        Some(entry) if entry.any_config => format!("{}={config}{modes}", entry.name()),
+        Some(entry) => format!("{}{modes}", entry.name()),
+        None => String::new(),
+    }
+}
+
+fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static str> {
+    let shortest = entry.shortest_period.ok_or("it makes no samples")?;
+    match rate {
+        Rate::Period(period) if period < shortest => {
+            Err("its period is shorter than what counts it keeps")
+        }
+        Rate::Period(period) if period >> 63 != 0 => Err("its period is out of bounds"),
+        Rate::Frequency(hertz) if !(1..=u64::from(highest)).contains(&hertz) => {
+            Err("its frequency is zero, or above the limit of samples a second")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A value as a program writes it to the doorbell.
+fn number(text: &str) -> Option<u64> {
+    let value = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    value.ok().map(u64::from)
+}

@@ -1,0 +1,235 @@
+//! Whether bytes that a guest could have written are a record of an event's: of a kind that the device
+//! writes for it, as long as its fields say, and with its id.
+
+use super::{
+    Layout, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IDENTIFIER, SAMPLE_READ,
+    SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_STREAM_ID, SAMPLE_TID,
+    SAMPLE_TIME, TYPE_LOST, TYPE_SAMPLE, TYPE_THROTTLE, TYPE_UNTHROTTLE, read_size,
+};
+
+/// Fields of one word each, in the order in which samples hold them.
+const WORDS: u64 = 0x1_03cf;
+/// Those among them that stand before the id.
+const BEFORE_ID: u64 = 0xf;
+/// Fields of one word each that other records end with.
+const TRAILER: u64 =
+    SAMPLE_TID | SAMPLE_TIME | SAMPLE_ID | SAMPLE_STREAM_ID | SAMPLE_CPU | SAMPLE_IDENTIFIER;
+/// perf's `PERF_FORMAT_GROUP`.
+const FORMAT_GROUP: u64 = 1 << 3;
+/// The kinds of records that a sample's type is a bit of.
+const KIND: u64 = 0xffff_ffff;
+
+/// The words of a record that have not been looked at.
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn next(&mut self) -> Option<u64> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    fn skip(&mut self, words: u64) -> Option<()> {
+        let bytes = usize::try_from(words.checked_mul(8)?).ok()?;
+        self.0 = self.0.split_at_checked(bytes)?.1;
+        Some(())
+    }
+}
+
+impl Layout {
+    /// Whether `record`, as long as its header says, can be one of the event `id` that is laid out so.
+    pub(crate) fn admits(&self, record: &[u8], id: u64) -> bool {
+        let mut words = Words(record);
+        let header = words.next();
+        let fits = header.and_then(|header| match u32::try_from(header & KIND).ok()? {
+            TYPE_SAMPLE => self.admits_sample(&mut words, id),
+            // Its id, and how many.
+            TYPE_LOST => (words.next()? == id)
+                .then_some(())
+                .and_then(|()| words.skip(1 + self.trailer_words())),
+            // When, its id, and whose it is.
+            TYPE_THROTTLE | TYPE_UNTHROTTLE => {
+                words.skip(1)?;
+                (words.next()? == id).then_some(())?;
+                words.skip(1 + self.trailer_words())
+            }
+            _ => None,
+        });
+        fits.is_some() && words.0.is_empty()
+    }
+
+    fn trailer_words(&self) -> u64 {
+        match self.sample_id_all {
+            true => u64::from((self.sample_type & TRAILER).count_ones()),
+            false => 0,
+        }
+    }
+
+    /// Takes the fields of a sample off `words`.
+    fn admits_sample(&self, words: &mut Words<'_>, id: u64) -> Option<()> {
+        if self.has(SAMPLE_IDENTIFIER) {
+            (words.next()? == id).then_some(())?;
+        }
+        words.skip(u64::from((self.sample_type & BEFORE_ID).count_ones()))?;
+        if self.has(SAMPLE_ID) {
+            (words.next()? == id).then_some(())?;
+        }
+        let after = WORDS & !(BEFORE_ID | SAMPLE_ID | SAMPLE_IDENTIFIER);
+        words.skip(u64::from((self.sample_type & after).count_ones()))?;
+        if self.has(SAMPLE_READ) {
+            self.skip_reading(words)?;
+        }
+        if self.has(SAMPLE_CALLCHAIN) {
+            let callers = words.next()?;
+            words.skip(callers)?;
+        }
+        if self.has(SAMPLE_REGS_USER) {
+            skip_registers(words, self.regs_user)?;
+        }
+        if self.has(SAMPLE_STACK_USER) {
+            let size = words.next()?;
+            if !size.is_multiple_of(8) {
+                return None;
+            }
+            if size > 0 {
+                words.skip(size / 8)?;
+                (words.next()? <= size).then_some(())?;
+            }
+        }
+        if self.has(SAMPLE_REGS_INTR) {
+            skip_registers(words, self.regs_intr)?;
+        }
+        Some(())
+    }
+
+    fn skip_reading(&self, words: &mut Words<'_>) -> Option<()> {
+        let members = match self.read_format & FORMAT_GROUP {
+            0 => return words.skip(read_size(self.read_format, 1) as u64 / 8),
+            _ => words.next()?,
+        };
+        let (none, one) = (
+            read_size(self.read_format, 0),
+            read_size(self.read_format, 1),
+        );
+        let each = (one - none) as u64 / 8;
+        words.skip(none as u64 / 8 - 1)?;
+        words.skip(members.checked_mul(each)?)
+    }
+}
+
+fn skip_registers(words: &mut Words<'_>, mask: u64) -> Option<()> {
+    match words.next()? {
+        0 => Some(()),
+        1 | 2 => words.skip(u64::from(mask.count_ones())),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::super::{Member, Origin, Reading, Record, Regs, Sample};
+    use super::*;
+
+    const ALL: u64 = crate::abi::SAMPLE_ALLOWED;
+
+    fn layout(sample_type: u64, read_format: u64, sample_id_all: bool) -> Layout {
+        Layout {
+            sample_type,
+            read_format,
+            regs_user: 0xff,
+            regs_intr: 0x3,
+            stack_user: 64,
+            sample_id_all,
+        }
+    }
+
+    fn origin() -> Origin {
+        Origin {
+            id: 7,
+            stream_id: 8,
+            ..Origin::default()
+        }
+    }
+
+    fn records(layout: &Layout) -> Vec<Vec<u8>> {
+        let (origin, mut record) = (origin(), Record::default());
+        let members = [Member::default(); 3];
+        let regs = Some(Regs {
+            abi: 2,
+            values: &[1, 2],
+        });
+        let sample = Sample {
+            chain: &[1, 2, 3],
+            read: Reading {
+                members: &members,
+                ..Reading::default()
+            },
+            regs_user: regs,
+            regs_intr: None,
+            stack: Some(&[5; 24]),
+            ..Sample::default()
+        };
+        vec![
+            record
+                .sample(layout, &origin, &sample)
+                .expect("short")
+                .as_bytes()
+                .to_vec(),
+            record.lost(layout, &origin, 3).as_bytes().to_vec(),
+            record.throttle(layout, &origin).as_bytes().to_vec(),
+            record.unthrottle(layout, &origin).as_bytes().to_vec(),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_device_writes_is_one(sample_type in 0..=ALL, read_format in 0..=0x1f_u64, all: bool) {
+            let layout = layout(sample_type & ALL, read_format, all);
+            for record in records(&layout) {
+                prop_assert!(layout.admits(&record, 7));
+                prop_assert!(!layout.admits(&record[..record.len() - 8], 7), "shorter");
+                let longer = [&record[..], &[0; 8]].concat();
+                prop_assert!(!layout.admits(&longer, 7), "longer");
+            }
+        }
+
+        #[test]
+        fn whatever_it_is_it_is_looked_at_in_peace(bytes in prop::collection::vec(any::<u8>(), 0..512), sample_type in 0..=ALL, read_format in 0..=0x1f_u64) {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() {
+                *first = 9;
+            }
+            layout(sample_type & ALL, read_format, true).admits(&bytes, 7);
+        }
+    }
+
+    #[test]
+    fn another_events_is_not() {
+        let layout = layout(SAMPLE_ID | SAMPLE_TIME, 0, false);
+        for record in records(&layout) {
+            assert!(!layout.admits(&record, 6));
+        }
+        let of_read = Record::default()
+            .itrace_start(&layout, &origin())
+            .as_bytes()
+            .to_vec();
+        assert!(!layout.admits(&of_read, 7), "of another kind");
+        assert!(!layout.admits(&[], 7));
+    }
+
+    #[test]
+    fn lengths_that_are_lies_are_found_out() {
+        let layout = layout(SAMPLE_CALLCHAIN, 0, false);
+        let chain = |callers: u64| {
+            let words = [9 | 24 << 48, callers, 0];
+            layout.admits(words.as_bytes(), 7)
+        };
+        assert!(chain(1));
+        for lie in [0, 2, u64::MAX, 1 << 61] {
+            assert!(!chain(lie), "{lie}");
+        }
+    }
+}

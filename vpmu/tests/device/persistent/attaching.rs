@@ -1,0 +1,121 @@
+//! Events before their vCPU has a thread, and when it gets another one.
+
+use vpmu::abi::*;
+use vpmu::source::Rate;
+use vpmu::{Engines, ExitReason, Limits, Persist};
+
+use super::{WINDOW_FEATURES, asked, samples, window};
+use crate::rig::{Rig, thread};
+use crate::world::At;
+
+fn cycles(rig: &Rig) -> u64 {
+    let persist = Persist {
+        rate: Some(Rate::Period(100)),
+        ..asked("cycles", 0)
+    };
+    rig.vpmu.persist(&persist).expect("started")
+}
+
+fn count(rig: &Rig) -> u64 {
+    rig.vpmu.persistent()[0].count
+}
+
+#[test]
+fn it_begins_with_the_first_instruction_of_its_vcpu() {
+    let rig = Rig::bare(Engines::Auto, Limits::default(), Some(&window(64)));
+    let event = cycles(&rig);
+    assert_eq!(rig.world.open_counters(), 0, "there is no thread to count");
+    assert_eq!(rig.vpmu.persistent()[0].state, STATE_INACTIVE);
+    rig.attach(1);
+    assert_eq!(rig.world.open_counters(), 0, "nor is this its own");
+    rig.attach(0);
+    rig.world.work(thread(0), 250, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(9));
+    assert_eq!(count(&rig), 250);
+    assert_eq!(samples(&rig, event).len(), 2);
+    assert_eq!(rig.vpmu.persistent()[0].state, STATE_ACTIVE);
+}
+
+#[test]
+fn another_thread_takes_over() {
+    let rig = Rig::bare(Engines::Auto, Limits::default(), Some(&window(64)));
+    let event = cycles(&rig);
+    rig.attach(0);
+    rig.world.work(thread(0), 130, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+    rig.world.work(thread(0), 100, 4);
+    rig.vpmu.reset();
+    rig.attach_as(0, 500);
+    assert_eq!(rig.world.open_counters(), 1, "the old one is given back");
+    assert_eq!(count(&rig), 230, "what the old one had");
+    assert_eq!(samples(&rig, event).len(), 2, "its last overflow too");
+    rig.world.work(thread(0), 1000, 4);
+    rig.world.work(500, 170, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(2));
+    assert_eq!(count(&rig), 400);
+    assert_eq!(samples(&rig, event).len(), 3);
+    rig.attach_as(0, 501);
+    rig.world.work(501, 10, 4);
+    assert_eq!(count(&rig), 410);
+}
+
+#[test]
+fn what_is_off_stays_off_and_goes_on_there() {
+    let mut rig = Rig::windowed(&window(64));
+    let request = OpenRequest {
+        flags: OPEN_PERSISTENT.into(),
+        ..crate::rig::open_of(crate::world::CYCLES.0, crate::world::CYCLES.1, 0)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.work(thread(0), 7, 4);
+    rig.command(0, COMMAND_DISABLE, event);
+    rig.vpmu.reset();
+    rig.attach_as(0, 500);
+    rig.activate(WINDOW_FEATURES);
+    rig.world.work(500, 100, 4);
+    assert_eq!(rig.value(0, event), 7);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.work(500, 3, 4);
+    rig.world.work(thread(0), 100, 4);
+    assert_eq!(rig.value(0, event), 10);
+}
+
+#[test]
+fn several_machines_one_after_the_other() {
+    let memory = window(64);
+    let mut rig = Rig::bare(Engines::Auto, Limits::default(), Some(&memory));
+    let event = rig.vpmu.persist(&asked("mark=5", 1)).expect("started");
+    for boot in 0..5 {
+        (0..2).for_each(|vcpu| rig.attach_as(vcpu, 10 + boot));
+        rig.mark(1, 5, 100);
+        rig.activate(WINDOW_FEATURES);
+        rig.mark(1, 5, 200);
+        assert_eq!(rig.listed()[0].id.get(), event);
+        rig.vpmu.reset();
+    }
+    let ips: Vec<u64> = samples(&rig, event).iter().map(|words| words[2]).collect();
+    assert_eq!(ips, [100, 200].repeat(5));
+    let times: Vec<u64> = samples(&rig, event).iter().map(|words| words[4]).collect();
+    assert!(times.is_sorted());
+}
+
+#[test]
+fn an_event_that_cannot_go_on_is_in_error() {
+    let mut rig = Rig::windowed(&window(64));
+    let event = cycles(&rig);
+    rig.post_notice(0, 16);
+    rig.post_notice(1, 16);
+    assert_eq!(rig.notice(), Some((NOTICE_PERSISTENT, event)));
+    rig.world.break_host();
+    rig.attach_as(0, 500);
+    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
+    assert_eq!(rig.vpmu.persistent()[0].state, STATE_ERROR);
+    rig.vpmu.reset();
+    assert_eq!(
+        rig.vpmu.persistent()[0].state,
+        STATE_ERROR,
+        "and is not forgotten"
+    );
+}

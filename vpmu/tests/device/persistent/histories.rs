@@ -1,0 +1,227 @@
+//! What the host reads of the rings of persistent events, whatever the guest wrote there.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use vpmu::{ExitReason, Limits, Persist, PersistError};
+
+use super::{WINDOW, WINDOW_FEATURES, asked, marks, samples, window};
+use crate::rig::{Rig, open_of, sampling, thread};
+use crate::world::{At, CYCLES};
+
+/// The data of the ring that lies first in the window.
+const DATA: u64 = WINDOW + PAGE_SIZE as u64;
+
+fn ips(rig: &Rig, event: u64) -> Vec<u64> {
+    samples(rig, event).iter().map(|words| words[2]).collect()
+}
+
+fn recorder(memory: &GuestMemoryMmap) -> (Rig, u64) {
+    let rig = Rig::windowed(memory);
+    let persist = Persist {
+        pages: 1,
+        ..asked("mark=5", 0)
+    };
+    let event = rig.vpmu.persist(&persist).expect("started");
+    (rig, event)
+}
+
+#[test]
+fn the_newest_records_oldest_first() {
+    let (rig, event) = recorder(&window(8));
+    assert_eq!(ips(&rig, event), [0; 0]);
+    rig.mark(0, 5, 1);
+    assert_eq!(ips(&rig, event), [1]);
+    (2..=1000).for_each(|ip| rig.mark(0, 5, ip));
+    // 56 of 72 bytes.
+    assert_eq!(ips(&rig, event), (945..=1000).collect::<Vec<u64>>());
+    let history = rig.vpmu.history(event).expect("a history");
+    assert_eq!(history.event.count, 1000);
+    assert_eq!(history.event.lost, 0, "overwritten is not lost");
+    assert_eq!((history.event.pages, history.event.window), (Some(1), true));
+}
+
+#[test]
+fn what_the_guest_scribbles_is_left_out_or_ends_it() {
+    let memory = window(8);
+    let (rig, event) = recorder(&memory);
+    (1..=5).for_each(|ip| rig.mark(0, 5, ip));
+    let at = |newest: u64| GuestAddress(DATA + 4096 - 72 * (6 - newest));
+    let header = 9_u64 | 2 << 32 | 72 << 48;
+    let write = |newest, word: u64| memory.write_obj(word, at(newest)).expect("in memory");
+    // Of another kind, or of another event: not one of its own.
+    write(3, 1 | 72 << 48);
+    assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
+    write(3, header);
+    let id = GuestAddress(at(3).0 + 8);
+    memory.write_obj(event + 1, id).expect("in memory");
+    assert_eq!(ips(&rig, event), [1, 2, 4, 5]);
+    memory.write_obj(event, id).expect("in memory");
+    assert_eq!(ips(&rig, event), [1, 2, 3, 4, 5]);
+    // Of a size that makes no sense: nobody knows where the next begins.
+    for size in [0_u64, 4, 7, 12, 0xffff, 0xfff8] {
+        write(3, header & !(0xffff << 48) | size << 48);
+        assert_eq!(ips(&rig, event), [4, 5], "size {size}");
+    }
+    let noise: Vec<u8> = (0..4096_u32)
+        .map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2])
+        .collect();
+    memory
+        .write_slice(&noise, GuestAddress(DATA))
+        .expect("in memory");
+    let history = rig.vpmu.history(event).expect("a history");
+    assert!(history.records.len() <= 4096);
+    // The page that says where things are is for the guest alone.
+    memory
+        .write_slice(&[0xff; 4096], GuestAddress(WINDOW))
+        .expect("in memory");
+    rig.mark(0, 5, 6);
+    assert_eq!(ips(&rig, event), [6]);
+}
+
+#[test]
+fn small_records_are_many_but_no_more_than_fit() {
+    let memory = window(8);
+    let (rig, event) = recorder(&memory);
+    (1..=100).for_each(|ip| rig.mark(0, 5, ip));
+    let smallest = [2_u64 | 8 << 48; 512];
+    let bytes: Vec<u8> = smallest
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
+    memory
+        .write_slice(&bytes, GuestAddress(DATA))
+        .expect("in memory");
+    assert_eq!(rig.vpmu.history(event).expect("a history").records, [0; 0]);
+}
+
+#[test]
+fn a_ring_of_the_guests_own_is_read_from_its_tail() {
+    let mut rig = Rig::windowed(&window(8));
+    let event = rig.open(&marks(0)).expect("open");
+    let mut ring = rig.map(event, 1);
+    rig.detach(event, "").expect("detached");
+    (1..=10).for_each(|ip| rig.mark(0, 5, ip));
+    ring.take(3);
+    // The device looks at the tail when it needs room.
+    assert_eq!(ips(&rig, event), (1..=10).collect::<Vec<u64>>());
+    (11..=57).for_each(|ip| rig.mark(0, 5, ip));
+    assert_eq!(ips(&rig, event), (4..=57).collect::<Vec<u64>>());
+    ring.set_tail(u64::MAX);
+    (58..=70).for_each(|ip| rig.mark(0, 5, ip));
+    assert_eq!(ips(&rig, event), [0; 0], "a tail that is no place");
+    let history = rig.vpmu.history(event).expect("a history");
+    assert_eq!(
+        (history.event.operator, history.event.window),
+        (false, false)
+    );
+}
+
+#[test]
+fn a_backward_ring_with_a_tail_ends_there() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let backward = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_BACKWARD).into(),
+        ..marks(0)
+    };
+    let event = rig.open(&backward).expect("open");
+    rig.detach(event, "").expect("detached");
+    rig.map_window(event, 1, MAP_WRITABLE).expect("mapped");
+    (1..=100).for_each(|ip| rig.mark(0, 5, ip));
+    assert_eq!(ips(&rig, event), (1..=56).collect::<Vec<u64>>());
+    assert_eq!(rig.vpmu.history(event).expect("a history").event.lost, 44);
+}
+
+#[test]
+fn what_is_overwritten_forwards_cannot_be_read() {
+    let mut rig = Rig::windowed(&window(8));
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    rig.map_window(event, 1, 0).expect("mapped");
+    (1..=56).for_each(|ip| rig.mark(0, 5, ip));
+    assert_eq!(ips(&rig, event), (1..=56).collect::<Vec<u64>>());
+    rig.mark(0, 5, 57);
+    let unreadable = rig.vpmu.history(event);
+    assert!(
+        matches!(unreadable, Err(PersistError::Unreadable(_))),
+        "{unreadable:?}"
+    );
+}
+
+#[test]
+fn only_persistent_events_with_a_ring_have_one() {
+    let mut rig = Rig::windowed(&window(8));
+    let event = rig.open(&marks(0)).expect("open");
+    rig.map(event, 1);
+    assert!(matches!(
+        rig.vpmu.history(event),
+        Err(PersistError::NoSuch(_))
+    ));
+    let bare = rig.open(&marks(0)).expect("open");
+    rig.detach(bare, "").expect("detached");
+    assert!(matches!(
+        rig.vpmu.history(bare),
+        Err(PersistError::NoRing(_))
+    ));
+    assert!(matches!(
+        rig.vpmu.history(77),
+        Err(PersistError::NoSuch(77))
+    ));
+    let unopened = Rig::bare(vpmu::Engines::Auto, Limits::default(), None);
+    assert!(matches!(
+        unopened.vpmu.history(1),
+        Err(PersistError::NoSuch(1))
+    ));
+    assert_eq!(unopened.vpmu.persistent(), []);
+}
+
+#[test]
+fn a_loss_is_told_before_it_is_read() {
+    let mut rig = Rig::windowed(&window(8));
+    let event = rig.open(&marks(0)).expect("open");
+    let mut ring = rig.map(event, 1);
+    rig.detach(event, "").expect("detached");
+    (1..=60).for_each(|ip| rig.mark(0, 5, ip));
+    ring.take(60);
+    let history = rig.vpmu.history(event).expect("a history");
+    let last = history.iter().last().expect("a record");
+    assert_eq!((last[0], last[16]), (2, 4), "four were lost");
+    assert_eq!(history.event.lost, 4);
+}
+
+#[test]
+fn what_the_host_recorded_is_collected_first() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    rig.world.know_ips();
+    let (kind, config) = CYCLES;
+    let batched = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_BACKWARD).into(),
+        engine: ENGINE_BATCHED.into(),
+        ..sampling(open_of(kind, config, 0), 100)
+    };
+    let event = rig.open(&batched).expect("open");
+    rig.detach(event, "").expect("detached");
+    rig.map_window(event, 1, 0).expect("mapped");
+    let overflow = vpmu::source::Overflow {
+        tsc: rig.world.now(),
+        ip: 77,
+        mode: vpmu::source::Mode::Guest,
+        period: 100,
+    };
+    rig.world.record(thread(0), overflow);
+    assert_eq!(ips(&rig, event), [77]);
+}
+
+#[test]
+fn it_outlives_the_guests_memory() {
+    let memory = window(8);
+    let (mut rig, event) = recorder(&memory);
+    rig.mark(0, 5, 1);
+    rig.vpmu.reset();
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    assert_eq!(ips(&rig, event), [1]);
+    rig.activate(WINDOW_FEATURES);
+    rig.mark(0, 5, 2);
+    assert_eq!(ips(&rig, event), [1, 2]);
+}

@@ -1,0 +1,352 @@
+//! The operator's events: what starts and ends them, and that the guest changes nothing about them.
+
+use vpmu::abi::*;
+use vpmu::source::Rate;
+use vpmu::{Engines, Limits, Persist, PersistError};
+
+use super::{WINDOW_FEATURES, asked, marks, name, window};
+use crate::rig::{Rig, open_of, sampling};
+
+#[test]
+fn it_is_there_for_the_driver_to_read() {
+    let memory = window(16);
+    let mut rig = Rig::bare(Engines::Auto, Limits::default(), Some(&memory));
+    let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    rig.attach(0);
+    rig.mark(0, 5, 7);
+    rig.attach(1);
+    rig.activate(WINDOW_FEATURES);
+    let listed = rig.listed();
+    assert_eq!(listed.len(), 1);
+    let entry = listed[0];
+    assert_eq!(
+        (entry.id.get(), name(&entry)),
+        (event, "recorder".to_owned())
+    );
+    assert_eq!(entry.flags.get(), PERSISTENT_OPERATOR);
+    assert_eq!(
+        (entry.pages.get(), entry.map.get(), entry.window_page.get()),
+        (5, MAP_WINDOW, 0)
+    );
+    let open = entry.open;
+    let flags = OPEN_ENABLED | OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | OPEN_PERSISTENT;
+    assert_eq!(open.flags.get(), flags);
+    assert_eq!((open.kind.get(), open.config.get()), (KIND_MARK, 5));
+    assert_eq!((open.context.get(), open.period.get()), (0, 1));
+    rig.mark(0, 5, 8);
+    assert_eq!(rig.value(0, event), 2, "from before any driver on");
+}
+
+#[test]
+fn the_guest_changes_nothing_about_it() {
+    let memory = window(64);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let before = rig.vpmu.persistent();
+    let own = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_BACKWARD).into(),
+        ..marks(0)
+    };
+    let own = rig.open(&own).expect("open");
+    let commands = [
+        (COMMAND_ENABLE, 0),
+        (COMMAND_DISABLE, 0),
+        (COMMAND_RESET, 0),
+        (COMMAND_PERIOD, 7),
+        (COMMAND_REFRESH, 7),
+    ];
+    for (op, value) in commands {
+        assert_eq!(rig.valued(0, op, event, value), libc::EPERM, "command {op}");
+    }
+    assert_eq!(rig.close(event), Err(libc::EPERM));
+    assert_eq!(rig.detach(event, ""), Err(libc::EPERM));
+    assert_eq!(rig.detach(event, "mine"), Err(libc::EPERM));
+    assert_eq!(rig.reattach(event), Err(libc::EPERM));
+    assert_eq!(rig.map_pages(event, 0, &[0x9000]), Err(libc::EPERM));
+    assert_eq!(rig.map_window(event, 1, 0), Err(libc::EPERM));
+    assert_eq!(rig.unmap(event), Err(libc::EPERM));
+    assert_eq!(
+        rig.map_as(CONTROL_MAP_AUX, event, 0, &[0x9000]),
+        Err(libc::EPERM)
+    );
+    assert_eq!(
+        rig.control(&Rig::header(CONTROL_UNMAP_AUX, event)),
+        Err(libc::EPERM)
+    );
+    assert_eq!(rig.pause(event, 1), Err(libc::EPERM));
+    assert_eq!(rig.redirect(event, own), Err(libc::EPERM));
+    assert_eq!(rig.redirect(own, event), Err(libc::EPERM));
+    let child = OpenRequest {
+        parent: event.into(),
+        ..marks(0)
+    };
+    assert_eq!(
+        rig.open(&child),
+        Err(libc::EPERM),
+        "nobody else writes there"
+    );
+    let member = OpenRequest {
+        leader: event.into(),
+        ..marks(0)
+    };
+    assert_eq!(rig.open(&member), Err(libc::EINVAL));
+    assert_eq!(rig.value(0, event), 0, "it reads");
+    let mut after = rig.vpmu.persistent();
+    for (after, before) in after.iter_mut().zip(&before) {
+        (after.time_enabled, after.time_running) = (before.time_enabled, before.time_running);
+    }
+    assert_eq!(after, before);
+    assert_eq!(rig.redirect(own, 77), Err(libc::ENOENT));
+}
+
+#[test]
+fn the_driver_is_told_what_the_host_starts_and_ends() {
+    let mut rig = Rig::windowed(&window(64));
+    rig.post_notice(0, 16);
+    rig.post_notice(1, 16);
+    let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    assert_eq!(rig.notice(), Some((NOTICE_PERSISTENT, event)));
+    rig.vpmu.end(event).expect("ended");
+    assert_eq!(rig.notice(), Some((NOTICE_PERSISTENT, event)));
+    assert_eq!(rig.listed(), []);
+    assert_eq!(
+        rig.command(0, COMMAND_READ, event).status.get(),
+        libc::ENOENT.unsigned_abs()
+    );
+    assert!(matches!(rig.vpmu.end(event), Err(PersistError::NoSuch(id)) if id == event));
+    let again = rig
+        .vpmu
+        .persist(&asked("mark=5", 0))
+        .expect("its name and pages are free");
+    assert_ne!(again, event);
+    assert_eq!(rig.listed()[0].window_page.get(), 0);
+}
+
+#[test]
+fn it_ends_the_guests_too_but_nothing_that_is_not_persistent() {
+    let mut rig = Rig::windowed(&window(64));
+    let event = rig.open(&marks(0)).expect("open");
+    assert!(matches!(rig.vpmu.end(event), Err(PersistError::NoSuch(_))));
+    rig.detach(event, "guests").expect("detached");
+    assert!(!rig.vpmu.persistent()[0].operator);
+    rig.vpmu.end(event).expect("ended");
+    assert_eq!(rig.close(event), Err(libc::ENOENT));
+}
+
+#[test]
+fn what_cannot_be_had_is_said_and_leaves_nothing() {
+    let memory = window(8);
+    let rig = Rig::windowed(&memory);
+    let usual = asked("mark=5", 0);
+    let refused = |persist: Persist| rig.vpmu.persist(&persist).expect_err("refused").to_string();
+    let event = |event: &str| Persist {
+        event: event.to_owned(),
+        ..usual.clone()
+    };
+    for (persist, says) in [
+        (asked("mark=5", 2), "there is no vCPU 2: the guest has 2"),
+        (event("nothing"), "this host has no event `nothing`"),
+        (event("mark=x"), "this host has no event `mark=x`"),
+        (
+            event("mark=4294967296"),
+            "this host has no event `mark=4294967296`",
+        ),
+        (event("cycles=1"), "this host has no event `cycles=1`"),
+        (event("cycles:x"), "this host has no event `cycles:x`"),
+        (event("exit-trace-user"), "a trace needs an area"),
+        (event("tsc:u"), "it does not tell user mode from the kernel"),
+        (event("tsc"), "it makes no samples"),
+        (
+            Persist {
+                rate: Some(Rate::Period(9)),
+                ..event("cycles")
+            },
+            "shorter than what counts it keeps",
+        ),
+        (
+            Persist {
+                rate: Some(Rate::Period(1 << 63)),
+                ..usual.clone()
+            },
+            "its period is out of bounds",
+        ),
+        (
+            Persist {
+                rate: Some(Rate::Frequency(0)),
+                ..usual.clone()
+            },
+            "its frequency is zero, or above",
+        ),
+        (
+            Persist {
+                rate: Some(Rate::Period(0)),
+                ..usual.clone()
+            },
+            "shorter",
+        ),
+        (
+            Persist {
+                rate: None,
+                ..usual.clone()
+            },
+            "a ring stays empty",
+        ),
+        (
+            Persist {
+                pages: 0,
+                ..usual.clone()
+            },
+            "no ring to go to",
+        ),
+        (
+            Persist {
+                sample_type: 1 << 12,
+                ..usual.clone()
+            },
+            "cannot hold all",
+        ),
+        (
+            Persist {
+                name: Some("9".to_owned()),
+                ..usual.clone()
+            },
+            "`9` is no name",
+        ),
+        (
+            Persist {
+                pages: 3,
+                ..usual.clone()
+            },
+            "a power of two of data pages",
+        ),
+        (
+            Persist {
+                pages: 8192,
+                ..usual.clone()
+            },
+            "at most 4096, not 8192",
+        ),
+        (
+            Persist {
+                pages: 8,
+                ..usual.clone()
+            },
+            "no room for 9 pages more",
+        ),
+    ] {
+        let said = refused(persist);
+        assert!(said.contains(says), "{said}");
+    }
+    assert_eq!(rig.vpmu.persistent(), []);
+    rig.vpmu.persist(&usual).expect("started");
+    assert!(refused(usual.clone()).contains("there is a persistent event `recorder` already"));
+    let bare = Rig::new();
+    let without = bare.vpmu.persist(&usual);
+    assert!(
+        matches!(without, Err(PersistError::NoWindow)),
+        "{without:?}"
+    );
+    bare.world.break_host();
+    let counting = Persist {
+        rate: None,
+        pages: 0,
+        ..event("cycles")
+    };
+    let broken = bare.vpmu.persist(&counting);
+    assert!(matches!(broken, Err(PersistError::Host(_))), "{broken:?}");
+    assert_eq!(bare.vpmu.persistent(), []);
+}
+
+#[test]
+fn a_host_that_batches_is_asked_whether_it_can() {
+    let rig = Rig::windowed(&window(64));
+    rig.world.know_ips();
+    let cycles = Persist {
+        rate: Some(Rate::Frequency(100)),
+        sample_type: 0x1_0007,
+        ..asked("cycles", 0)
+    };
+    rig.vpmu.persist(&cycles).expect("started");
+    let status = &rig.vpmu.persistent()[0];
+    assert_eq!(status.engine, ENGINE_BATCHED);
+    assert_eq!(
+        (status.event.as_str(), status.rate),
+        ("cycles", Some(Rate::Frequency(100)))
+    );
+    let rig = Rig::bare(Engines::Exit, Limits::default(), Some(&window(64)));
+    rig.vpmu.persist(&cycles).expect("started");
+    assert_eq!(rig.vpmu.persistent()[0].engine, ENGINE_EXIT);
+}
+
+#[test]
+fn its_status_says_what_it_is() {
+    let rig = Rig::windowed(&window(64));
+    let marks = Persist {
+        event: "mark=7:u".to_owned(),
+        name: None,
+        vcpu: 1,
+        rate: None,
+        sample_type: 0,
+        pages: 0,
+    };
+    let event = rig.vpmu.persist(&marks).expect("started");
+    rig.mark(1, 7, 1);
+    rig.mark(1, 7, u64::MAX);
+    let status = &rig.vpmu.persistent()[0];
+    assert_eq!(status.name, format!("event{event}"));
+    assert_eq!(status.event, "mark=7:u");
+    assert_eq!(
+        (status.vcpu, status.state, status.count),
+        (1, STATE_ACTIVE, 1)
+    );
+    assert_eq!(
+        (status.pages, status.window, status.rate),
+        (None, false, None)
+    );
+    assert_eq!(
+        (status.kind, status.config, status.operator),
+        (KIND_MARK, 7, true)
+    );
+    assert!(status.time_enabled > 0 && status.time_enabled == status.time_running);
+}
+
+#[test]
+fn it_takes_nothing_of_what_the_guest_may_have() {
+    let limits = Limits {
+        max_events: 1,
+        max_persistent: 1,
+        ..Limits::default()
+    };
+    let mut rig = Rig::windowed_with(limits, &window(64));
+    for vcpu in 0..2 {
+        let persist = Persist {
+            name: None,
+            ..asked("mark=5", vcpu)
+        };
+        rig.vpmu.persist(&persist).expect("started");
+    }
+    let event = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    rig.detach(event, "").expect("detached");
+    assert_eq!(rig.open(&marks(0)), Err(libc::ENOSPC));
+    assert_eq!(rig.detach(event, "recorder"), Ok(()), "names are for all");
+}
+
+#[test]
+fn names_are_for_guest_and_operator_alike() {
+    let mut rig = Rig::windowed(&window(64));
+    rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let event = rig.open(&marks(0)).expect("open");
+    assert_eq!(rig.detach(event, "recorder"), Err(libc::EEXIST));
+    rig.detach(event, "guests").expect("detached");
+    let persist = Persist {
+        name: Some("guests".to_owned()),
+        ..asked("mark=5", 0)
+    };
+    let taken = rig.vpmu.persist(&persist);
+    assert!(
+        matches!(taken, Err(PersistError::NameTaken(_))),
+        "{taken:?}"
+    );
+}
