@@ -114,6 +114,7 @@ struct vpmu_sysfs {
  * @cpu_vcpu: each CPU's queue, NULL while unknown
  * @node: in the CPU hotplug state
  * @doorbell: a 32-bit write here is a mark; NULL without the feature
+ * @doorbell_page: where programs map it from; zero if it has no page to itself
  * @pmu: as perf core sees it
  * @sysfs: of @pmu
  * @trace_pmu: as perf core sees what writes to AUX areas; its type is 0 without the feature
@@ -151,6 +152,7 @@ struct vpmu_device {
 	struct vpmu_vcpu * __percpu *cpu_vcpu;
 	struct hlist_node node;
 	void __iomem *doorbell;
+	phys_addr_t doorbell_page;
 	struct pmu pmu;
 	struct vpmu_sysfs sysfs;
 	struct pmu trace_pmu;

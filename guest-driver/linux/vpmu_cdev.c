@@ -5,9 +5,11 @@
 #include <linux/fs.h>
 #include <linux/io.h>
 #include <linux/minmax.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/uaccess.h>
 
+#include "compat.h"
 #include "vpmu.h"
 
 static struct vpmu_device *to_vpmu(struct file *filp)
@@ -79,12 +81,34 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	}
 }
 
+/*
+ * The doorbell, for marks without a system call. The map holds the file, and the file
+ * the device: there is no map of a device that has gone.
+ */
+static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
+{
+	struct vpmu_device *dev = to_vpmu(filp);
+
+	if (!dev->doorbell_page)
+		return -EOPNOTSUPP;
+	if (vma->vm_pgoff || vma_pages(vma) != 1)
+		return -EINVAL;
+	if (!(vma->vm_flags & VM_SHARED) || !(vma->vm_flags & VM_WRITE) ||
+	    vma->vm_flags & VM_EXEC)
+		return -EINVAL;
+	vpmu_vm_flags_clear(vma, VM_MAYEXEC);
+	vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
+	return io_remap_pfn_range(vma, vma->vm_start, PHYS_PFN(dev->doorbell_page), PAGE_SIZE,
+				  vma->vm_page_prot);
+}
+
 static const struct file_operations cdev_fops = {
 	.owner		= THIS_MODULE,
 	.open		= cdev_open,
 	.release	= cdev_release,
 	.unlocked_ioctl	= cdev_ioctl,
 	.compat_ioctl	= compat_ptr_ioctl,
+	.mmap		= cdev_mmap,
 };
 
 /**

@@ -221,6 +221,9 @@ static int device_doorbell(struct vpmu_device *dev)
 		dev_err(&dev->vdev->dev, "the doorbell is offered but not there\n");
 		return -ENXIO;
 	}
+	/* Programs get pages of which nothing belongs to anything else. */
+	if (region.len >= PAGE_SIZE && PAGE_ALIGNED(region.addr))
+		dev->doorbell_page = region.addr;
 	dev->doorbell = ioremap(region.addr, region.len);
 	return dev->doorbell ? 0 : -ENOMEM;
 }
