@@ -19,6 +19,8 @@
  *   vpmu_persistent, _list, _pmu  events that outlive their descriptors, and us
  *   vpmu_direct   what such events do, which are none of perf core's
  *   vpmu_request  the device's words in perf's
+ *   vpmu_link     which events start and stop which
+ *   vpmu_flush    what was produced stands where programs look
  *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
  *   vpmu_task     tells the device who runs
  */
@@ -109,6 +111,7 @@ struct vpmu_sysfs {
  * @control_lock: one request at a time
  * @control_done: completed by the control queue's interrupt
  * @event_vq: the event queue
+ * @event_lock: whose notices are taken by one at a time; taken with interrupts off
  * @notices: VPMU_NOTICES buffers, posted on @event_vq
  * @vcpus: @info.vcpus queues
  * @cpu_vcpu: each CPU's queue, NULL while unknown
@@ -132,6 +135,7 @@ struct vpmu_sysfs {
  * @files: from event id to struct vpmu_file, children's ids included
  * @traces: from event id to struct vpmu_event of perf core's traces
  * @output_lock: rings, their maps and who writes to them; sleeps
+ * @link_lock: which events start and stop which; sleeps
  * @notice_lock: what notices look at: vpmu_file::ring and ::family,
  *               vpmu_ring::writers, what @traces leads to; taken with interrupts off
  * @wakeups: of rings so far; with @notice_lock
@@ -147,6 +151,7 @@ struct vpmu_device {
 	struct mutex control_lock;
 	struct completion control_done;
 	struct virtqueue *event_vq;
+	spinlock_t event_lock;
 	struct vpmu_notice *notices;
 	struct vpmu_vcpu *vcpus;
 	struct vpmu_vcpu * __percpu *cpu_vcpu;
@@ -169,6 +174,7 @@ struct vpmu_device {
 	struct xarray files;
 	struct xarray traces;
 	struct mutex output_lock;
+	struct mutex link_lock;
 	spinlock_t notice_lock;
 	loff_t wakeups;
 	bool gone;
@@ -195,6 +201,8 @@ struct vpmu_device {
  * @file: the door that it came through, NULL for perf core's
  * @family: in @file->family
  * @turn: the last call that has reached it, see vpmu_call_group()
+ * @pinned: it keeps perf core from swapping its context
+ * @flushed: how its last VPMU_COMMAND_FLUSH went
  * @trace: of perf core's traces: what it writes to
  * @tracks: of these: holds a reference on vpmu_task
  */
@@ -215,6 +223,8 @@ struct vpmu_event {
 	struct vpmu_file *file;
 	struct list_head family;
 	u64 turn;
+	bool pinned;
+	int flushed;
 	struct vpmu_trace *trace;
 	bool tracks;
 };
@@ -270,6 +280,27 @@ struct vpmu_aux {
 	struct page *pages[];
 };
 
+/* How one event acts on another when it overflows. */
+enum vpmu_role {
+	VPMU_STARTER,
+	VPMU_STOPPER,
+	VPMU_ROLES,
+};
+
+/**
+ * struct vpmu_links - what starts and stops an event, and what it starts and stops
+ * @actor: by role; NULL: nobody
+ * @entry: in the @targets of that
+ * @targets: the files that it acts on, by role
+ * @anchored: it has been linked; its tasks' contexts are not swapped
+ */
+struct vpmu_links {
+	struct vpmu_file *actor[VPMU_ROLES];
+	struct list_head entry[VPMU_ROLES];
+	struct list_head targets[VPMU_ROLES];
+	bool anchored;
+};
+
 /**
  * struct vpmu_file - an event opened through /dev/vpmu
  * @dev: of which device
@@ -310,6 +341,7 @@ struct vpmu_aux {
  * @members: they, in the order opened
  * @member: in the leader's @members
  * @totals: of the group's last reading
+ * @links: what starts and stops it; link_lock protects all but a look at @anchored
  * @ring: that its records go to, if any: its own or that of another
  * @maps: how many there are of @ring through this fd
  * @writer: in the ring's writers
@@ -363,6 +395,8 @@ struct vpmu_file {
 	struct list_head member;
 	struct vpmu_totals totals;
 
+	struct vpmu_links links;
+
 	struct vpmu_ring *ring;
 	unsigned int maps;
 	struct list_head writer;
@@ -412,6 +446,7 @@ struct vpmu_ring {
 };
 
 /* vpmu_virtio.c */
+bool vpmu_notices_take(struct vpmu_device *dev);
 void vpmu_device_get(struct vpmu_device *dev);
 void vpmu_device_put(struct vpmu_device *dev);
 
@@ -474,6 +509,7 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
 /* vpmu_event.c */
 void vpmu_event_pin(struct perf_event *event);
 void vpmu_event_unpin(struct perf_event *event);
+void vpmu_event_anchor(struct vpmu_event *own);
 void vpmu_event_read(struct perf_event *event);
 bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
 bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
@@ -614,6 +650,16 @@ void vpmu_output_ended(struct vpmu_file *file);
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
 void vpmu_output_gone(struct vpmu_file *file);
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
+
+/* vpmu_link.c */
+void vpmu_link_init(struct vpmu_links *links);
+int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role);
+void vpmu_link_inherit(struct vpmu_event *own);
+void vpmu_link_close(struct vpmu_file *file);
+
+/* vpmu_flush.c */
+int vpmu_flush(struct vpmu_file *file, bool whole);
+int vpmu_flush_all(struct vpmu_device *dev);
 
 /* vpmu_charge.c */
 int vpmu_charge(struct vpmu_charge *charge, unsigned long count);

@@ -22,6 +22,7 @@
  * @op: VPMU_COMMAND_*; for a group, zero starts and stops what runs as the files say
  * @value: of the command, for @event alone
  * @cpu: where it must go, -1 for any
+ * @flushed: the first error of those that were flushed
  * @ret: 0, a negative errno, or -EAGAIN when the event was elsewhere by then
  */
 struct event_call {
@@ -32,6 +33,7 @@ struct event_call {
 	u32 op;
 	u64 value;
 	int cpu;
+	int flushed;
 	int ret;
 };
 
@@ -69,7 +71,7 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 }
 
 /* Adds to its file's totals what an event has counted. */
-static void call_sum(struct perf_event *event)
+static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_file *file = own->file;
@@ -98,8 +100,20 @@ static bool call_reaches(const struct event_call *call, const struct perf_event 
 	return !call->only || call->only == own->file;
 }
 
-/* Does @what to each event of the call in its context, and to the one that may have left it. */
-static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu, bool sum)
+/* How it went, of an event that was flushed. */
+static void call_flushed(struct event_call *call, struct vpmu_vcpu *vcpu,
+			 struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (own->id)
+		call->flushed = call->flushed ?: own->flushed;
+}
+
+/* Visits each event of the call in its context, and the one that may have left it. */
+static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
+		      void (*visit)(struct event_call *call, struct vpmu_vcpu *vcpu,
+				    struct perf_event *event))
 {
 	struct perf_event *event = call->event, *other;
 	struct vpmu_event *own = event->pmu_private;
@@ -109,17 +123,11 @@ static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu, bool sum)
 			continue;
 		own = other->pmu_private;
 		own->turn = call->turn;
-		if (sum)
-			call_sum(other);
-		else
-			call_append(call, vcpu, other);
+		visit(call, vcpu, other);
 	}
 	own = event->pmu_private;
 	own->turn = call->turn;
-	if (sum)
-		call_sum(event);
-	else
-		call_append(call, vcpu, event);
+	visit(call, vcpu, event);
 }
 
 static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
@@ -129,13 +137,17 @@ static int call_group_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	if (vcpu) {
 		/* Interrupts are off: nothing else gathers on this queue meanwhile. */
 		vcpu->reading = true;
-		call_each(call, vcpu, false);
+		call_each(call, vcpu, call_append);
 		vcpu->reading = false;
 		vpmu_vcpu_flush(vcpu);
 	}
 	if (sum)
-		call_each(call, NULL, true);
-	return vcpu || sum ? 0 : -ENODEV;
+		call_each(call, vcpu, call_sum);
+	if (!vcpu && !sum)
+		return -ENODEV;
+	if (call->op == VPMU_COMMAND_FLUSH)
+		call_each(call, vcpu, call_flushed);
+	return 0;
 }
 
 static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
@@ -162,7 +174,8 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 
 /*
  * Where the events of the call are that count; -1 if none does. A group's need not all
- * do: one that perf core has off says nothing of where the others are.
+ * do: one that perf core has off says nothing of where the others are. What the device
+ * flushes may count there as a stray, which is where any of the context does.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -172,9 +185,13 @@ static int call_cpu(const struct event_call *call)
 		return event->oncpu;
 	if (!call->leader)
 		return -1;
-	list_for_each_entry(other, &event->ctx->event_list, event_entry)
-		if (call_reaches(call, other) && other->state == PERF_EVENT_STATE_ACTIVE)
+	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+		if (other->state != PERF_EVENT_STATE_ACTIVE)
+			continue;
+		if (call->op == VPMU_COMMAND_FLUSH ? other->pmu == event->pmu :
+						     call_reaches(call, other))
 			return other->oncpu;
+	}
 	return -1;
 }
 
@@ -205,7 +222,8 @@ static int event_call(struct event_call *call)
 	struct vpmu_event *own = event->pmu_private;
 	int cpu, err;
 
-	if (!own->task)
+	/* What is flushed may be of a CPU that has gone. */
+	if (!own->task && (call->op != VPMU_COMMAND_FLUSH || cpu_online(event->cpu)))
 		call->cpu = event->cpu;
 	else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE)
 		call->cpu = READ_ONCE(event->oncpu);
@@ -258,8 +276,8 @@ static void call_sum_dead(struct vpmu_file *file)
  * vpmu_call_group() - a command for all events of a group
  * @leader: its leader; its group_lock is held, by which its files stay open
  * @only: the one that is meant, with those that inherit it; NULL for all
- * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_READ, which sets the totals of those meant;
- *      or zero to start and stop what runs as the files say, then for all
+ * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets the
+ *      totals of those meant; or zero to start and stop what runs as the files say, then for all
  *
  * What the group's events of one task count is read and written at one moment.
  *
@@ -293,7 +311,7 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 	}
 	vpmu_group_for_each(file, leader)
 		mutex_unlock(&file->event->child_mutex);
-	return err;
+	return err ?: call.flushed;
 }
 
 /**

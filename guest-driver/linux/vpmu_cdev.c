@@ -2,6 +2,7 @@
 /*
  * /dev/vpmu: what the device is, what it can count, marks, and opening events.
  */
+#include <linux/capability.h>
 #include <linux/fs.h>
 #include <linux/io.h>
 #include <linux/minmax.h>
@@ -76,6 +77,10 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 			return -EINVAL;
 		writel(arg, dev->doorbell);
 		return 0;
+	case VPMU_IOC_FLUSH:
+		if (arg)
+			return -EINVAL;
+		return perfmon_capable() ? vpmu_flush_all(dev) : -EPERM;
 	default:
 		return -ENOTTY;
 	}

@@ -236,6 +236,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		spin_lock_irq(&dev->notice_lock);
 		list_add(&own->family, &own->file->family);
 		spin_unlock_irq(&dev->notice_lock);
+		if (event->parent)
+			vpmu_link_inherit(own);
 	}
 	if (own->file && !event->parent) {
 		own->file->event = event;

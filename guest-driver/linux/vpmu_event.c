@@ -143,7 +143,13 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
-	return own->task && (own->trace || (own->file && own->file->tracks));
+	return own->trace || (own->file && own->file->tracks);
+}
+
+/* Nor is one that is started and stopped: whether it is, is its task's alone. */
+static bool event_is_anchored(const struct vpmu_event *own)
+{
+	return own->file && READ_ONCE(own->file->links.anchored);
 }
 
 /**
@@ -152,8 +158,29 @@ static bool event_names_task(const struct vpmu_event *own)
  */
 void vpmu_event_pin(struct perf_event *event)
 {
-	if (event_names_task(event->pmu_private))
-		event->ctx->pin_count++;
+	struct vpmu_event *own = event->pmu_private;
+
+	if (!own->task || own->pinned || !(event_names_task(own) || event_is_anchored(own)))
+		return;
+	own->pinned = true;
+	event->ctx->pin_count++;
+}
+
+/**
+ * vpmu_event_anchor() - an event is linked: should it be in its context, it is pinned now
+ * @own: the event; notice_lock is held, by which it stays
+ */
+void vpmu_event_anchor(struct vpmu_event *own)
+{
+	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
+
+	/* One that is being made, or comes later, finds its file anchored. */
+	if (!ctx)
+		return;
+	raw_spin_lock(&ctx->lock);
+	if (own->event->state == PERF_EVENT_STATE_ACTIVE)
+		vpmu_event_pin(own->event);
+	raw_spin_unlock(&ctx->lock);
 }
 
 /**
@@ -162,8 +189,12 @@ void vpmu_event_pin(struct perf_event *event)
  */
 void vpmu_event_unpin(struct perf_event *event)
 {
-	if (event_names_task(event->pmu_private))
-		event->ctx->pin_count--;
+	struct vpmu_event *own = event->pmu_private;
+
+	if (!own->pinned)
+		return;
+	own->pinned = false;
+	event->ctx->pin_count--;
 }
 
 /**
@@ -200,9 +231,15 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	struct vpmu_event *own = event->pmu_private;
 	u64 count, enabled, running, lost;
 	s32 state;
+	int err;
 
-	if (!reply || reply->status) {
-		event_lost(event, own, op);
+	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
+	if (op == VPMU_COMMAND_FLUSH)
+		own->flushed = err;
+	if (err) {
+		/* Of a flush any other error is the caller's alone. */
+		if (op != VPMU_COMMAND_FLUSH || err == -EIO)
+			event_lost(event, own, op);
 		return;
 	}
 	state = le32_to_cpu(reply->state);

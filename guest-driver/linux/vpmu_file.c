@@ -58,6 +58,7 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	file->mapping.a_ops = &empty_aops;
 	init_waitqueue_head(&file->waitq);
 	init_irq_work(&file->gone, file_gone);
+	vpmu_link_init(&file->links);
 	vpmu_device_get(dev);
 	file->dev = dev;
 	return file;
@@ -160,6 +161,7 @@ void vpmu_file_close(struct vpmu_file *file)
 		vpmu_ring_close(file);
 		perf_event_release_kernel(file->event);
 	}
+	vpmu_link_close(file);
 	vpmu_file_put(file);
 }
 
@@ -266,6 +268,21 @@ static long file_set_output(struct vpmu_file *file, unsigned long fd)
 	return err;
 }
 
+static long file_link(struct vpmu_file *file, unsigned long fd, enum vpmu_role role)
+{
+	struct file *target;
+	long err;
+
+	if (fd > INT_MAX)
+		return -EBADF;
+	target = vpmu_file_fget(fd);
+	if (IS_ERR(target))
+		return PTR_ERR(target);
+	err = vpmu_link_set(file, target->private_data, role);
+	fput(target);
+	return err;
+}
+
 static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *arg)
 {
 	struct perf_event_attr attr;
@@ -349,6 +366,12 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return vpmu_persistent_attach(file);
 	case VPMU_IOC_ENGINE:
 		return put_user(file->engine, (u32 __user *)user);
+	case VPMU_IOC_SET_STARTER:
+		return file_link(file, arg, VPMU_STARTER);
+	case VPMU_IOC_SET_STOPPER:
+		return file_link(file, arg, VPMU_STOPPER);
+	case VPMU_IOC_FLUSH:
+		return arg & ~(unsigned long)PERF_IOC_FLAG_GROUP ? -EINVAL : vpmu_flush(file, whole);
 	default:
 		return -ENOTTY;
 	}

@@ -131,7 +131,7 @@ static struct task_struct *open_task(pid_t pid)
 }
 
 static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_event_attr *attr,
-				   u32 engine)
+				   const struct vpmu_open *args)
 {
 	struct vpmu_file *file;
 	int err;
@@ -152,8 +152,10 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	file->freq = attr->freq;
 	file->trace = open_is_trace(dev, attr);
 	vpmu_attr_request(attr, file->trace, &file->wanted);
+	if (args->flags & VPMU_FLAG_ENABLE_ON_STARTER)
+		file->wanted.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
 	if (file->period) {
-		file->wanted.engine = cpu_to_le32(engine);
+		file->wanted.engine = cpu_to_le32(args->engine);
 		err = virtio_has_feature(dev->vdev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
 	}
 	if (file->trace && !virtio_has_feature(dev->vdev, VPMU_F_AUX))
@@ -287,7 +289,7 @@ static int open_task_event(struct vpmu_device *dev, const struct vpmu_open *args
 		if (IS_ERR(task))
 			return PTR_ERR(task);
 	}
-	file = open_file(dev, attr, args->engine);
+	file = open_file(dev, attr, args);
 	if (IS_ERR(file))
 		ret = PTR_ERR(file);
 	else
@@ -334,7 +336,7 @@ put:
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 {
 	const u64 flags = PERF_FLAG_FD_CLOEXEC | PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT |
-			  VPMU_FLAG_PERSISTENT;
+			  VPMU_FLAG_PERSISTENT | VPMU_FLAG_ENABLE_ON_STARTER;
 	struct perf_event_attr attr;
 	struct file *group = NULL;
 	bool trace;

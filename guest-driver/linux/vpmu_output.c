@@ -196,7 +196,7 @@ static void output_wakeup(struct vpmu_file *file, int reason)
  * @dev: the device
  * @notice: what
  *
- * Called from the interrupt.
+ * Called with interrupts off.
  */
 void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice)
 {

@@ -107,6 +107,7 @@ static void persistent_gone(struct vpmu_file *file)
 	persistent_remove(file);
 	file->persistent = false;
 	vpmu_output_ended(file);
+	vpmu_link_close(file);
 	if (!file->handles) {
 		vpmu_file_get(file);
 		vpmu_file_close(file);

@@ -69,21 +69,42 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
 	return virtqueue_add_inbuf(dev->event_vq, &sg, 1, notice, GFP_ATOMIC);
 }
 
-static void notices_callback(struct virtqueue *vq)
+/**
+ * vpmu_notices_take() - act on what the device has told
+ * @dev: the device
+ *
+ * What another CPU takes meanwhile has been acted on, too, when this returns.
+ *
+ * Return: true if there was anything.
+ */
+bool vpmu_notices_take(struct vpmu_device *dev)
 {
-	struct vpmu_device *dev = vq->vdev->priv;
+	struct virtqueue *vq = dev->event_vq;
 	struct vpmu_notice *notice;
+	unsigned long flags;
+	bool taken = false;
 	unsigned int len;
 
+	spin_lock_irqsave(&dev->event_lock, flags);
 	do {
 		virtqueue_disable_cb(vq);
 		while ((notice = virtqueue_get_buf(vq, &len))) {
 			if (len >= sizeof(*notice))
 				vpmu_output_notice(dev, notice);
 			notices_post(dev, notice);
+			taken = true;
 		}
 	} while (!virtqueue_enable_cb(vq));
-	virtqueue_kick(vq);
+	/* With none posted a kick would be an exit for nothing. */
+	if (taken)
+		virtqueue_kick(vq);
+	spin_unlock_irqrestore(&dev->event_lock, flags);
+	return taken;
+}
+
+static void notices_callback(struct virtqueue *vq)
+{
+	vpmu_notices_take(vq->vdev->priv);
 }
 
 static int device_info(struct vpmu_device *dev)
@@ -189,6 +210,8 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	vdev->priv = dev;
 	mutex_init(&dev->control_lock);
 	mutex_init(&dev->output_lock);
+	mutex_init(&dev->link_lock);
+	spin_lock_init(&dev->event_lock);
 	spin_lock_init(&dev->notice_lock);
 	init_completion(&dev->control_done);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Flush: what was produced stands where programs look for it, and they know.
+ *
+ * The device writes it before the command is answered, and what it has to tell of that
+ * stands in the event queue then. Its interrupt comes at any later time, so what is told
+ * is taken here.
+ */
+#include <linux/cpu.h>
+#include <linux/cpumask.h>
+#include <linux/smp.h>
+
+#include "vpmu.h"
+
+static void flush_wake(struct vpmu_device *dev)
+{
+	/* With room for more it tells more. */
+	while (vpmu_notices_take(dev))
+		;
+}
+
+/**
+ * vpmu_flush() - of an event, with those that inherit it
+ * @file: whose
+ * @whole: with all of its group
+ *
+ * Return: 0; -EIO if one is in error, then what there was is shown; or another negative
+ * errno. Those that can be are flushed whatever becomes of the others.
+ */
+int vpmu_flush(struct vpmu_file *file, bool whole)
+{
+	struct vpmu_file *leader = vpmu_group_lock(file);
+	int err = vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_FLUSH);
+
+	vpmu_group_unlock(leader);
+	flush_wake(file->dev);
+	return err;
+}
+
+/**
+ * struct flush_call - a flush of all on one CPU
+ * @dev: the device
+ * @ret: how it went
+ */
+struct flush_call {
+	struct vpmu_device *dev;
+	int ret;
+};
+
+static void flush_here(void *info)
+{
+	struct flush_call *call = info;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(call->dev);
+	struct vpmu_reply reply;
+
+	/* On a CPU without a queue there is nothing of the guest's. */
+	call->ret = vcpu ? vpmu_vcpu_command(vcpu, VPMU_COMMAND_FLUSH, 0, 0, &reply) : 0;
+}
+
+/**
+ * vpmu_flush_all() - of all persistent events
+ * @dev: the device
+ *
+ * Return: as vpmu_flush().
+ */
+int vpmu_flush_all(struct vpmu_device *dev)
+{
+	struct flush_call call = { .dev = dev };
+	int cpu, err = 0, ret;
+
+	cpus_read_lock();
+	for_each_online_cpu(cpu) {
+		ret = smp_call_function_single(cpu, flush_here, &call, 1);
+		err = err ?: ret ?: call.ret;
+	}
+	cpus_read_unlock();
+	flush_wake(dev);
+	return err;
+}

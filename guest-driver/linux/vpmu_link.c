@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Links: which events start and stop which when they overflow.
+ *
+ * The device acts on them. What a program links are files; what the device is told of
+ * are pairs of events that are scheduled together, one of either file: those opened, and
+ * those of each task that inherited both. Links of a file are set once and go with
+ * either end, here as in the device.
+ */
+#include <linux/mutex.h>
+#include <linux/overflow.h>
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+
+#include "vpmu.h"
+
+/**
+ * struct link_end - an event of a file, as it was at one moment
+ * @id: the device's
+ * @task: whose it was when it was made
+ * @ctx: with whose events it is scheduled; NULL while it is being made
+ * @inherited: it was
+ *
+ * The pointers tell events apart and are never followed.
+ */
+struct link_end {
+	u64 id;
+	const void *task;
+	const void *ctx;
+	bool inherited;
+};
+
+/* All events of a file. */
+struct link_ends {
+	size_t count;
+	struct link_end *ends;
+};
+
+/**
+ * vpmu_link_init() - a new file has no links
+ * @links: its part
+ */
+void vpmu_link_init(struct vpmu_links *links)
+{
+	unsigned int role;
+
+	for (role = 0; role < VPMU_ROLES; role++) {
+		INIT_LIST_HEAD(&links->targets[role]);
+		INIT_LIST_HEAD(&links->entry[role]);
+	}
+}
+
+/* Tells the device. */
+static int link_events(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
+{
+	static const u32 roles[] = {
+		[VPMU_STARTER] = VPMU_LINK_STARTER,
+		[VPMU_STOPPER] = VPMU_LINK_STOPPER,
+	};
+	struct vpmu_link_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_LINK);
+	request->header.event = cpu_to_le64(id);
+	request->target = cpu_to_le64(target);
+	request->role = cpu_to_le32(roles[role]);
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
+	kfree(request);
+	return ret;
+}
+
+/*
+ * Whether two events are scheduled together. The contexts of tasks that inherited the
+ * same events are swapped, so a later event can have come to another context than an
+ * earlier one of its task. What a fork makes, it makes in one, which it tells last.
+ */
+static bool link_paired(const struct link_end *one, const struct link_end *other)
+{
+	if (one->inherited && other->inherited)
+		return one->task == other->task;
+	return one->ctx && one->ctx == other->ctx;
+}
+
+static struct link_end link_look(const struct vpmu_event *own)
+{
+	return (struct link_end) {
+		.id = own->id,
+		.task = own->event->hw.target,
+		.ctx = READ_ONCE(own->event->ctx),
+		.inherited = own->event->parent,
+	};
+}
+
+/* For kvfree() of its ends. What is made later than this finds the links by itself. */
+static int link_collect(struct vpmu_file *file, struct link_ends *all)
+{
+	struct vpmu_device *dev = file->dev;
+	struct vpmu_event *own;
+	size_t room = 0;
+
+	spin_lock_irq(&dev->notice_lock);
+	list_for_each_entry(own, &file->family, family)
+		room++;
+	spin_unlock_irq(&dev->notice_lock);
+
+	all->count = 0;
+	all->ends = kvmalloc_array(room, sizeof(*all->ends), GFP_KERNEL);
+	if (!all->ends)
+		return -ENOMEM;
+	spin_lock_irq(&dev->notice_lock);
+	list_for_each_entry(own, &file->family, family) {
+		if (all->count == room)
+			break;
+		if (own->id)
+			all->ends[all->count++] = link_look(own);
+	}
+	spin_unlock_irq(&dev->notice_lock);
+	return 0;
+}
+
+/*
+ * Keeps perf core from swapping the contexts that an event is in from now on: whether
+ * one is started is a task's own, and would be swapped with it.
+ */
+static void link_anchor(struct vpmu_file *file)
+{
+	struct vpmu_device *dev = file->dev;
+	struct vpmu_event *own;
+
+	WRITE_ONCE(file->links.anchored, true);
+	spin_lock_irq(&dev->notice_lock);
+	list_for_each_entry(own, &file->family, family)
+		vpmu_event_anchor(own);
+	spin_unlock_irq(&dev->notice_lock);
+}
+
+/* With an inherited one in it, a pair may be linked already, or one have ended meanwhile. */
+static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
+{
+	int err = link_events(dev, id, target, role);
+
+	return err == -EEXIST || err == -ENOENT ? 0 : err;
+}
+
+static int link_pair(struct vpmu_device *dev, const struct link_end *one,
+		     const struct link_end *other, unsigned int role)
+{
+	if (one->inherited || other->inherited)
+		return link_heirs(dev, one->id, other->id, role);
+	return link_events(dev, one->id, other->id, role);
+}
+
+/* Links the pairs that are inherited both, or the others. */
+static int link_pairs_of(struct vpmu_device *dev, const struct link_ends *from,
+			 const struct link_ends *to, unsigned int role, bool inherited)
+{
+	const struct link_end *one, *other;
+	int err = 0, ret;
+
+	for (one = from->ends; one < from->ends + from->count; one++) {
+		for (other = to->ends; other < to->ends + to->count; other++) {
+			if ((one->inherited && other->inherited) != inherited ||
+			    !link_paired(one, other))
+				continue;
+			ret = link_pair(dev, one, other, role);
+			err = err ?: ret;
+		}
+	}
+	return err;
+}
+
+static void link_list(struct vpmu_file *file, struct vpmu_file *target, unsigned int role)
+{
+	target->links.actor[role] = file;
+	list_add_tail(&target->links.entry[role], &file->links.targets[role]);
+}
+
+static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned int role)
+{
+	struct link_ends from = {}, to = {};
+	int err;
+
+	/* Of a CPU nobody inherits, and one that outlives its descriptors is perf core's no more. */
+	if (!file->task) {
+		err = link_events(file->dev, file->id, target->id, role);
+		if (!err)
+			link_list(file, target, role);
+		return err;
+	}
+	link_anchor(file);
+	link_anchor(target);
+	err = link_collect(file, &from);
+	if (!err)
+		err = link_collect(target, &to);
+	/* What the device refuses of these it would refuse of those that inherit them. */
+	if (!err)
+		err = link_pairs_of(file->dev, &from, &to, role, false);
+	if (err)
+		goto free;
+	link_list(file, target, role);
+	err = link_pairs_of(file->dev, &from, &to, role, true);
+free:
+	kvfree(from.ends);
+	kvfree(to.ends);
+	return err;
+}
+
+/**
+ * vpmu_link_set() - overflows of an event start, or stop, another
+ * @file: whose
+ * @target: the other
+ * @role: VPMU_STARTER or VPMU_STOPPER
+ *
+ * Both are open, and stay so meanwhile.
+ *
+ * Return: 0; -EINVAL for itself, another CPU or another task; -EEXIST if it is so
+ * already; -EBUSY if the target has another; or another negative errno.
+ */
+int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role)
+{
+	const struct vpmu_file *actor;
+	int err;
+
+	if (file == target || file->dev != target->dev)
+		return -EINVAL;
+	if (file->cpu != target->cpu || file->task != target->task)
+		return -EINVAL;
+
+	mutex_lock(&file->dev->link_lock);
+	actor = target->links.actor[role];
+	if (actor)
+		err = actor == file ? -EEXIST : -EBUSY;
+	else
+		err = link_files(file, target, role);
+	mutex_unlock(&file->dev->link_lock);
+	return err;
+}
+
+/* The event of @file that the same fork makes as @own; zero if there is none yet. */
+static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
+{
+	const struct link_end end = link_look(own);
+	struct link_end other;
+	struct vpmu_event *twin;
+	u64 id = 0;
+
+	spin_lock_irq(&file->dev->notice_lock);
+	list_for_each_entry(twin, &file->family, family) {
+		other = link_look(twin);
+		if (other.inherited && link_paired(&end, &other))
+			id = other.id;
+	}
+	spin_unlock_irq(&file->dev->notice_lock);
+	return id;
+}
+
+static int link_inherit_role(struct vpmu_event *own, unsigned int role)
+{
+	struct vpmu_links *links = &own->file->links;
+	struct vpmu_file *target;
+	int err = 0, ret;
+	u64 twin;
+
+	if (links->actor[role]) {
+		twin = link_twin(links->actor[role], own);
+		if (twin)
+			err = link_heirs(own->dev, twin, own->id, role);
+	}
+	list_for_each_entry(target, &links->targets[role], links.entry[role]) {
+		twin = link_twin(target, own);
+		if (!twin)
+			continue;
+		ret = link_heirs(own->dev, own->id, twin, role);
+		err = err ?: ret;
+	}
+	return err;
+}
+
+/**
+ * vpmu_link_inherit() - link an inherited event as its parent is
+ * @own: the event, among its file's
+ *
+ * Of two that are linked the one that is made last finds the other.
+ */
+void vpmu_link_inherit(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+	unsigned int role;
+	int err = 0, ret;
+
+	/* Who links its file after this was read finds the event. */
+	if (!own->id || !READ_ONCE(own->file->links.anchored))
+		return;
+	mutex_lock(&dev->link_lock);
+	for (role = 0; role < VPMU_ROLES; role++) {
+		ret = link_inherit_role(own, role);
+		err = err ?: ret;
+	}
+	mutex_unlock(&dev->link_lock);
+	if (err)
+		dev_warn_ratelimited(&dev->vdev->dev,
+				     "an inherited event is not started or stopped in a new task (%d)\n",
+				     err);
+}
+
+/**
+ * vpmu_link_close() - a file's event has ended: nothing starts or stops it, nor it others
+ * @file: the file
+ */
+void vpmu_link_close(struct vpmu_file *file)
+{
+	struct vpmu_links *links = &file->links;
+	struct vpmu_file *target, *next;
+	unsigned int role;
+
+	mutex_lock(&file->dev->link_lock);
+	for (role = 0; role < VPMU_ROLES; role++) {
+		list_del_init(&links->entry[role]);
+		links->actor[role] = NULL;
+		list_for_each_entry_safe(target, next, &links->targets[role],
+					 links.entry[role]) {
+			list_del_init(&target->links.entry[role]);
+			target->links.actor[role] = NULL;
+		}
+	}
+	mutex_unlock(&file->dev->link_lock);
+}
