@@ -61,6 +61,7 @@ mod stock_perf;
 mod stubs;
 mod tasks;
 mod traced;
+mod trigger_driver;
 mod trigger_family;
 mod trigger_forms;
 mod trigger_regions;
@@ -158,6 +159,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
+        "trigger-driver" => Some(trigger_driver::TESTS.to_vec()),
         "flush" => Some(flush::TESTS.to_vec()),
         "persist-vperf" => Some(vperf_persist::TESTS.to_vec()),
         "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),

@@ -1,0 +1,291 @@
+//! Links, flush and the doorbell where the driver alone answers for them: tasks that swap what they
+//! inherited, links that come and go while tasks fork, and who may do what.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::TID;
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{Device, Doorbell, Event, FLAG_ON_STARTER, How, KIND_MARK, PAGE, refused, silent};
+use crate::triggers::{INSIDE, Region, START, STOP};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "what_tasks_have_swapped_is_linked",
+        what_tasks_have_swapped_is_linked,
+    ),
+    (
+        "children_of_one_end_are_not_linked",
+        children_of_one_end_are_not_linked,
+    ),
+    (
+        "links_come_and_go_while_tasks_fork",
+        links_come_and_go_while_tasks_fork,
+    ),
+    ("a_flush_signals", a_flush_signals),
+    ("who_may_flush_all", who_may_flush_all),
+    (
+        "the_doorbell_is_for_who_may_write",
+        the_doorbell_is_for_who_may_write,
+    ),
+    (
+        "the_doorbell_holds_the_device",
+        the_doorbell_holds_the_device,
+    ),
+];
+
+fn inherited(mut attr: perf_event_attr) -> perf_event_attr {
+    attr.set_inherit(1);
+    attr
+}
+
+/// A target that waits. Its tasks are named nowhere, so that nothing but links keeps them from
+/// swapping what they inherited; that goes for the next two as well.
+fn target(device: &Device, how: How<'_>) -> io::Result<Event> {
+    let attr = inherited(device.attr(KIND_MARK, INSIDE.into()));
+    device.start(&attr, how.with(FLAG_ON_STARTER))
+}
+
+fn starter(device: &Device, how: How<'_>) -> io::Result<Event> {
+    device.start(&inherited(device.marks(START.into(), 1, 0)), how)
+}
+
+fn stopper(device: &Device, how: How<'_>) -> io::Result<Event> {
+    device.start(&inherited(device.marks(STOP.into(), 1, 0)), how)
+}
+
+fn link(region: &Region) -> io::Result<()> {
+    region.starter.starts(region.target.as_raw_fd())?;
+    region.stopper.stops(region.target.as_raw_fd())?;
+    Ok(())
+}
+
+/// Two marks outside, a region with so many inside, two outside.
+fn pass(device: &Device, inside: u64) -> io::Result<()> {
+    device.place(INSIDE.into(), 2)?;
+    device.mark(START.into())?;
+    device.place(INSIDE.into(), inside)?;
+    device.mark(STOP.into())?;
+    device.place(INSIDE.into(), 2)
+}
+
+/// Runs `work` in a forked process.
+fn child(work: impl FnOnce() -> io::Result<()>) -> Outcome {
+    let code = os::forked(|| i32::from(work().is_err()))?;
+    ensure_eq!(code, 0, "a child's end");
+    Ok(())
+}
+
+/// A thread that passes regions as it is told to, one after another.
+fn servant<'scope, 'env>(
+    scope: &'scope thread::Scope<'scope, 'env>,
+    device: &'env Device,
+) -> (Sender<u64>, Receiver<io::Result<()>>) {
+    let (order, orders) = channel();
+    let (tell, told) = channel();
+    scope.spawn(move || {
+        for inside in orders {
+            if tell.send(pass(device, inside)).is_err() {
+                return;
+            }
+        }
+    });
+    (order, told)
+}
+
+/// What is opened when two tasks have swapped what they had is not with what was opened before.
+fn what_tasks_have_swapped_is_linked() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(0)?;
+    for turn in 0..20_u64 {
+        // All that the other task inherits: none of it is linked yet, so it may be swapped.
+        let (starter, stopper) = (starter(&device, How::OWN)?, stopper(&device, How::OWN)?);
+        thread::scope(|scope| -> Outcome {
+            let (order, told) = servant(scope, &device);
+            // An odd number of switches or an even one.
+            for _ in 0..=turn % 4 {
+                order.send(0)?;
+                told.recv()??;
+            }
+            let region = Region {
+                target: target(&device, How::OWN)?,
+                starter,
+                stopper,
+            };
+            link(&region)?;
+            pass(&device, 5)?;
+            ensure_eq!(region.target.count()?, 5, "turn {turn}: its own region");
+            child(|| pass(&device, 2))?;
+            ensure_eq!(region.target.count()?, 7, "turn {turn}: with a child's");
+            order.send(3)?;
+            told.recv()??;
+            let count = region.target.count()?;
+            ensure_eq!(count, 7, "turn {turn}: who had not inherited the target");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn children_of_one_end_are_not_linked() -> Outcome {
+    let device = Device::open()?;
+    let alone = device.marks(STOP.into(), 1, 0);
+    let region = Region {
+        target: target(&device, How::OWN)?,
+        starter: starter(&device, How::OWN)?,
+        stopper: device.start(&alone, How::OWN)?,
+    };
+    link(&region)?;
+    pass(&device, 4)?;
+    ensure_eq!(region.target.count()?, 4, "its own region");
+    child(|| pass(&device, 3))?;
+    // Its stopper was not inherited: what came after the region counts.
+    ensure_eq!(region.target.count()?, 4 + 3 + 2, "and the child's");
+    Ok(())
+}
+
+fn links_come_and_go_while_tasks_fork() -> Outcome {
+    let device = Device::open()?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Outcome {
+        let (tell, told) = channel();
+        let forker = scope.spawn({
+            let (stop, device) = (&stop, &device);
+            move || -> Result<u32, String> {
+                tell.send(cpu::thread_id()).map_err(|e| e.to_string())?;
+                let mut forked = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    thread::scope(|scope| {
+                        (0..3).for_each(|_| drop(scope.spawn(|| pass(device, 2))));
+                    });
+                    forked += 3;
+                }
+                Ok(forked)
+            }
+        });
+        let how = How {
+            pid: told.recv()?.cast_signed(),
+            ..How::OWN
+        };
+        let turns = (0..60).try_for_each(|turn| churn(&device, how, turn));
+        stop.store(true, Ordering::Relaxed);
+        let forked = forker.join().map_err(|_| "the forker panicked")??;
+        turns?;
+        ensure!(forked > 0, "nothing was forked: nothing was shown");
+        Ok(())
+    })?;
+    // And all of it works as ever.
+    let region = Region {
+        target: target(&device, How::OWN)?,
+        starter: starter(&device, How::OWN)?,
+        stopper: stopper(&device, How::OWN)?,
+    };
+    link(&region)?;
+    pass(&device, 2)?;
+    child(|| pass(&device, 3))?;
+    ensure_eq!(region.target.count()?, 5, "in the end");
+    Ok(())
+}
+
+/// Regions of a task that forks meanwhile; each end goes first in turn.
+fn churn(device: &Device, how: How<'_>, turn: usize) -> Outcome {
+    let region = Region {
+        target: target(device, how)?,
+        starter: starter(device, how)?,
+        stopper: stopper(device, how)?,
+    };
+    link(&region)?;
+    let again = refused(region.starter.starts(region.target.as_raw_fd()));
+    ensure_eq!(again, Some(libc::EEXIST), "turn {turn}: once more");
+    let mut last = 0;
+    for _ in 0..3 {
+        let now = region.target.count()?;
+        ensure!(now >= last, "turn {turn}: {now} after {last}");
+        last = now;
+    }
+    let Region {
+        target,
+        starter,
+        stopper,
+    } = region;
+    match turn % 3 {
+        0 => drop(target),
+        1 => drop(starter),
+        _ => drop(stopper),
+    }
+    Ok(())
+}
+
+fn a_flush_signals() -> Outcome {
+    let device = Device::open()?;
+    os::block_signal()?;
+    let event = device.start(&silent(device.marks(INSIDE.into(), 1, TID)), How::OWN)?;
+    let _ring = Pages::map(&event, 1, READ_WRITE)?;
+    os::signal_from(event.as_fd())?;
+    for turn in 0..20 {
+        device.mark(INSIDE.into())?;
+        event.flush(0)?;
+        // It has been sent when the flush returns: nobody waits for it.
+        let signal = os::wait_signal(Duration::ZERO)?;
+        let from = signal.map(|signal| (signal.code, signal.fd));
+        let expected = (os::POLL_IN, event.as_raw_fd());
+        ensure_eq!(from, Some(expected), "turn {turn}: the signal");
+        event.flush(0)?;
+        let signal = os::wait_signal(Duration::ZERO)?;
+        ensure_eq!(signal, None, "turn {turn}: with nothing new");
+    }
+    Ok(())
+}
+
+fn who_may_flush_all() -> Outcome {
+    let device = Device::open()?;
+    device.flush()?;
+    let event = device.start(&device.attr(KIND_MARK, INSIDE.into()), How::OWN)?;
+    let code = os::forked(|| {
+        if os::become_nobody().is_err() {
+            return -1;
+        }
+        let (all, own) = (refused(device.flush()), refused(event.flush(0)));
+        i32::from((all, own) != (Some(libc::EPERM), None))
+    })?;
+    ensure_eq!(code, 0, "nobody's flushes");
+    Ok(())
+}
+
+fn the_doorbell_is_for_who_may_write() -> Outcome {
+    let device = Device::open()?;
+    let map = |protection| {
+        let mapped = Doorbell::map_raw(&device, PAGE, protection, libc::MAP_SHARED, 0);
+        refused(mapped)
+    };
+    ensure_eq!(map(libc::PROT_READ), Some(libc::EINVAL), "to be read alone");
+    let runs = READ_WRITE | libc::PROT_EXEC;
+    ensure_eq!(map(runs), Some(libc::EINVAL), "to be run");
+    let reader = File::open("/dev/vpmu")?;
+    let refusal = refused(cpu::try_map(reader.as_fd(), PAGE, libc::MAP_SHARED, 0));
+    ensure_eq!(refusal, Some(libc::EACCES), "by who may only read");
+    Ok(())
+}
+
+fn the_doorbell_holds_the_device() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    drop(device);
+    let unloaded = Command::new("rmmod")
+        .arg("virtio_pmu")
+        .stderr(Stdio::null())
+        .status()?;
+    ensure!(!unloaded.success(), "unloaded with the doorbell mapped");
+    bell.mark(INSIDE);
+    Ok(())
+}
