@@ -129,6 +129,7 @@ struct vpmu_sysfs {
  *                   is taken before all others here
  * @persistent: the files of persistent events, one reference each
  * @persistent_turn: how often it was compared with the device's
+ * @persistent_news: that found one that is not in it
  * @persistent_closed: there is no list yet, or no longer
  * @persistent_work: compares it again
  * @misc: /dev/vpmu
@@ -168,6 +169,7 @@ struct vpmu_device {
 	struct mutex persistent_lock;
 	struct list_head persistent;
 	u64 persistent_turn;
+	bool persistent_news;
 	bool persistent_closed;
 	struct work_struct persistent_work;
 	struct miscdevice misc;

@@ -18,7 +18,7 @@
 #include "vpmu.h"
 
 /* Events asked for in one request. */
-#define PERSISTENT_STEP	16
+#define PERSISTENT_STEP	64
 
 static const char no_name[VPMU_PERSISTENT_NAME];
 
@@ -120,8 +120,10 @@ static void see_known(struct vpmu_device *dev, const struct vpmu_persistent_even
 	struct vpmu_file *file = persistent_find(dev, le64_to_cpu(event->id));
 	char name[VPMU_PERSISTENT_NAME + 1] = {};
 
-	if (!file)
+	if (!file) {
+		dev->persistent_news = true;
 		return;
+	}
 	file->seen = dev->persistent_turn;
 	memcpy(name, event->name, sizeof(event->name));
 	if (strcmp(name, file->name)) {
@@ -132,21 +134,19 @@ static void see_known(struct vpmu_device *dev, const struct vpmu_persistent_even
 
 static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event *event)
 {
-	struct vpmu_file *file = persistent_find(dev, le64_to_cpu(event->id));
+	struct vpmu_file *file;
 
-	if (!file) {
-		file = persistent_adopt(dev, event);
-		if (IS_ERR(file)) {
-			dev_err(&dev->vdev->dev, "persistent event %llu cannot be opened (%ld)\n",
-				le64_to_cpu(event->id), PTR_ERR(file));
-			return;
-		}
-		persistent_add(file);
-		vpmu_file_put(file);
-		memcpy(file->name, event->name, sizeof(event->name));
+	if (persistent_find(dev, le64_to_cpu(event->id)))
+		return;
+	file = persistent_adopt(dev, event);
+	if (IS_ERR(file)) {
+		dev_err(&dev->vdev->dev, "persistent event %llu cannot be opened (%ld)\n",
+			le64_to_cpu(event->id), PTR_ERR(file));
+		return;
 	}
-	if (name_fits(file->name))
-		vpmu_persistent_show(file);
+	persistent_add(file);
+	vpmu_file_put(file);
+	memcpy(file->name, event->name, sizeof(event->name));
 }
 
 /* Shows each that the device has. */
@@ -182,13 +182,19 @@ static int persistent_refresh(struct vpmu_device *dev)
 
 	lockdep_assert_held(&dev->persistent_lock);
 	dev->persistent_turn++;
+	dev->persistent_news = false;
 	err = persistent_see(dev, see_known);
 	if (err)
 		return err;
 	list_for_each_entry_safe(file, next, &dev->persistent, persist)
 		if (file->seen != dev->persistent_turn)
 			persistent_gone(file);
-	return persistent_see(dev, see_new);
+	if (dev->persistent_news)
+		err = persistent_see(dev, see_new);
+	list_for_each_entry(file, &dev->persistent, persist)
+		if (name_fits(file->name))
+			vpmu_persistent_show(file);
+	return err;
 }
 
 static void persistent_work(struct work_struct *work)
