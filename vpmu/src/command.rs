@@ -2,9 +2,9 @@
 //! own thread before the notifying instruction retires.
 
 use crate::abi::{
-    COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_IN, COMMAND_OUT,
-    COMMAND_PERIOD, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU, Command,
-    QUEUE_VCPU, Reply,
+    COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_FLUSH, COMMAND_IN,
+    COMMAND_OUT, COMMAND_PERIOD, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU,
+    Command, QUEUE_VCPU, Reply,
 };
 use crate::errno::{Errno, status};
 use crate::event::{Context, Host};
@@ -144,6 +144,9 @@ impl State {
         );
         if changes && self.is_operators(id) {
             return Err(Errno::EPERM);
+        }
+        if op == COMMAND_FLUSH {
+            return self.flush_on(host, id, vcpu);
         }
         self.lift(host, id);
         let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;

@@ -40,7 +40,7 @@ mod vcpu;
 mod walk;
 mod window;
 
-pub use device::{Error, Vpmu};
+pub use device::{Error, FlushError, Vpmu};
 pub use machine::{
     Access, CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers,
 };

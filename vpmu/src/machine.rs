@@ -126,4 +126,15 @@ pub trait Machine: Send + Sync + Debug {
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
+    /// Makes a vCPU that is in its run call, or between [`Vpmu::enter`](crate::Vpmu::enter) and it,
+    /// leave the guest; of one that is elsewhere nothing comes. Called without the device's lock, by
+    /// whoever calls [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
+    /// [`Vpmu::leave`](crate::Vpmu::leave).
+    ///
+    /// # Errors
+    /// The host's, and by default that it cannot be done; the vCPU is not waited for then.
+    fn kick(&self, vcpu: u32) -> io::Result<()> {
+        let _ = vcpu;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

@@ -31,8 +31,8 @@ pub(crate) enum Need {
 
 /// One vCPU, as seen by its own thread and, for reading, by any.
 ///
-/// Everything is relaxed: each figure stands for itself, and what a thread reads of its own
-/// vCPU it wrote itself.
+/// Everything but its visits is relaxed: each figure stands for itself, and what a thread reads of its
+/// own vCPU it wrote itself.
 #[derive(Debug, Default)]
 pub(crate) struct Vcpu {
     thread: AtomicI32,
@@ -42,6 +42,8 @@ pub(crate) struct Vcpu {
     guest_time: AtomicU64,
     entered: AtomicU64,
     inside: AtomicBool,
+    /// Odd while the vCPU visits the guest, until its exit is handled; never the same again.
+    visits: AtomicU64,
     /// A trace waits for the end of the exit.
     traced: AtomicBool,
     kicks: AtomicU64,
@@ -98,6 +100,10 @@ impl Vcpu {
     /// The run call begins; on the vCPU's thread.
     pub(crate) fn enter(&self, source: &dyn Source) {
         self.inside.store(true, Ordering::Relaxed);
+        // The only writer. Ordered with those who wait for the vCPU to leave: either it sees them, or
+        // they see it.
+        let visits = self.visits.load(Ordering::Relaxed);
+        self.visits.store((visits + 1) | 1, Ordering::SeqCst);
         if self.needs(Need::GuestTime) {
             let now = source.thread_time().unwrap_or(0);
             self.entered.store(now, Ordering::Relaxed);
@@ -131,6 +137,18 @@ impl Vcpu {
             self.traced.store(false, Ordering::Relaxed);
         }
         awaited
+    }
+
+    /// The exit is handled; on the vCPU's thread.
+    pub(crate) fn handled(&self) {
+        let visits = self.visits.load(Ordering::Relaxed);
+        self.visits.store((visits + 1) & !1, Ordering::SeqCst);
+    }
+
+    /// Which visit to the guest the vCPU is on, from its entry until its exit is handled.
+    pub(crate) fn visit(&self) -> Option<u64> {
+        let visits = self.visits.load(Ordering::SeqCst);
+        Some(visits).filter(|visits| visits % 2 == 1)
     }
 
     /// Whether the vCPU is in its run call, or about to be: it stands nowhere.

@@ -1,11 +1,14 @@
 //! The device as a VMM sees it: the lock, and the vCPUs' entries and exits.
 
+mod flush;
 mod persistent;
 mod transport;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub use self::flush::FlushError;
+use self::flush::Flushes;
 use crate::abi::QUEUE_VCPU;
 use crate::catalogue::Catalogue;
 use crate::clock::Clock;
@@ -80,6 +83,7 @@ pub struct Vpmu {
     guest_ips: OnceLock<bool>,
     interrupts: AtomicU64,
     marks: AtomicU64,
+    flushes: Flushes,
     state: Mutex<State>,
 }
 
@@ -117,6 +121,7 @@ impl Vpmu {
             guest_ips: OnceLock::new(),
             interrupts: AtomicU64::new(0),
             marks: AtomicU64::new(0),
+            flushes: Flushes::default(),
             state: Mutex::new(state),
         })
     }
@@ -134,7 +139,8 @@ impl Vpmu {
         Ok(())
     }
 
-    /// Right before the run call, on the vCPU's thread.
+    /// Right before the run call, on the vCPU's thread; [`Vpmu::leave`] follows it, whatever becomes of
+    /// the call.
     pub fn enter(&self, vcpu: u32) {
         if let Some(on) = self.vcpu(vcpu) {
             // Before the thread's time is read: what packets take is no time of the guest's.
@@ -142,6 +148,7 @@ impl Vpmu {
                 self.with_state(|state, host| state.enter(host, vcpu));
             }
             on.enter(&*self.source);
+            self.let_flushes_by();
         }
     }
 
@@ -166,6 +173,8 @@ impl Vpmu {
         {
             self.with_state(|state, host| state.leave(host, vcpu, &exit, left, regs));
         }
+        on.handled();
+        self.tell_flushes();
     }
 
     /// Collects the samples that the host took while vCPUs ran on, and writes them to the guest's

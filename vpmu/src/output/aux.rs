@@ -75,10 +75,10 @@ impl Output {
     }
 
     /// Shows the reader what a trace has written, and tells of it in the ring as far as that has room;
-    /// `origin` is the moment. Nothing in an area that the driver keeps.
-    pub(crate) fn aux_commit(&mut self, facts: &Facts, origin: &Origin) {
+    /// `origin` is the moment. Nothing in an area that the driver keeps. Whether it showed anything.
+    pub(crate) fn aux_commit(&mut self, facts: &Facts, origin: &Origin) -> bool {
         let Some(key) = self.area_of(facts.owner) else {
-            return;
+            return false;
         };
         let ended = match self.areas.get_mut(&key) {
             Some(area) if area.is_begun() => area.end(&self.memory),
@@ -87,6 +87,7 @@ impl Output {
         if ended.is_some() || self.untold.contains_key(&key) {
             self.tell(key, facts, origin, ended, false);
         }
+        ended.is_some()
     }
 
     /// Says in the ring of a trace, once, that it has begun; if there is an area, and room.

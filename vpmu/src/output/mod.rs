@@ -269,6 +269,18 @@ impl Output {
         });
     }
 
+    /// As [`Output::flush`], and wakes the reader if anything stands there that it was not woken for.
+    pub(crate) fn flush_and_wake(&mut self, facts: &Facts, origin: &Origin) {
+        let shown = self.owes_aux(facts) && self.aux_commit(facts, origin);
+        self.write(facts, origin, |ring, memory, _, author| {
+            let marked = ring.flush(memory, author);
+            Outcome {
+                written: false,
+                wake: ring.rouse() || marked || shown,
+            }
+        });
+    }
+
     /// Shows an event's figures in its own metadata page, if it has one.
     pub(crate) fn show(&mut self, event: u64, face: &Face) {
         if let Some(ring) = self.rings.get_mut(&event) {

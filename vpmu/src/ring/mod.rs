@@ -155,6 +155,11 @@ impl Ring {
                 .is_ok_and(|mut session| session.flush(author))
     }
 
+    /// Whether anything was written since the reader was last woken; it is to be woken then.
+    pub(crate) fn rouse(&mut self) -> bool {
+        self.producer.rouse()
+    }
+
     /// Shows a count and its times in the metadata page.
     pub(crate) fn show(&mut self, memory: &GuestMemoryMmap, face: &Face) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)

@@ -60,6 +60,8 @@ pub(super) struct Producer {
     head: u64,
     /// The head that the reader was last let see.
     published: u64,
+    /// The head when the reader was last woken.
+    roused: u64,
     /// The tail as last read: at worst it shows less room than there is.
     tail: u64,
     /// Samples lost that no record tells of yet.
@@ -81,6 +83,7 @@ impl Producer {
             paused: false,
             head: 0,
             published: 0,
+            roused: 0,
             tail: 0,
             lost: 0,
             loss_told: false,
@@ -114,8 +117,16 @@ impl Producer {
     pub(super) fn lose(&mut self, samples: u64) -> bool {
         let wake = samples > 0 && !self.loss_told && !self.paused && self.size > 0;
         self.loss_told |= wake;
+        if wake {
+            self.roused = self.head;
+        }
         self.lost = self.lost.saturating_add(samples);
         wake
+    }
+
+    /// Whether anything was written since the reader was last woken, which it is to be now.
+    pub(super) fn rouse(&mut self) -> bool {
+        std::mem::replace(&mut self.roused, self.head) != self.head
     }
 
     /// Puts a record at the head, after the loss there was before it. The reader sees it with
@@ -179,6 +190,9 @@ impl Producer {
             }
             Wakeup::Bytes(every) => take(&mut self.bytes, every),
         };
+        if wake {
+            self.roused = self.head;
+        }
         Outcome {
             written: true,
             wake,

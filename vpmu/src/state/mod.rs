@@ -5,6 +5,7 @@ mod attach;
 mod batched;
 mod closing;
 mod exit;
+mod flushing;
 mod group;
 mod hardware;
 mod operator;

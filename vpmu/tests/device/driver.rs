@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use virtio_queue::Queue;
 use virtio_queue::mock::MockSplitQueue;
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub(crate) const QUEUE_SIZE: u16 = 16;
@@ -41,12 +41,16 @@ impl DriverQueue {
             .write_slice(&blank, GuestAddress(rings))
             .expect("in memory");
         let mock = MockSplitQueue::create(memory, GuestAddress(rings), QUEUE_SIZE);
-        let queue = mock.create_queue().expect("a queue");
+        let mut queue: Queue = mock.create_queue().expect("a queue");
+        // The mock's used ring begins within its available one.
+        let used = rings + 0x800;
+        let low = u32::try_from(used).expect("below 4 GiB");
+        queue.set_used_ring_address(Some(low), Some(0));
         let driver = Self {
             memory: memory.clone(),
             descriptors: mock.desc_table_addr().0,
             available: mock.avail_addr().0,
-            used: mock.used_addr().0,
+            used,
             buffers,
             next: 0,
             seen: 0,

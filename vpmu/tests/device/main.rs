@@ -10,6 +10,7 @@ mod batched;
 mod children;
 mod counting;
 mod driver;
+mod flush;
 mod groups;
 mod hostile;
 mod life;

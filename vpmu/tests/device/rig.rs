@@ -303,6 +303,12 @@ impl Rig {
         i32::try_from(reply.status.get()).expect("an errno")
     }
 
+    /// Flushes an event of `vcpu`: the status.
+    pub(crate) fn flush(&mut self, vcpu: u32, event: u64) -> Errno {
+        let reply = self.command(vcpu, COMMAND_FLUSH, event);
+        i32::try_from(reply.status.get()).expect("an errno")
+    }
+
     pub(crate) fn read(&mut self, vcpu: u32, event: u64) -> Reply {
         let reply = self.command(vcpu, COMMAND_READ, event);
         assert_eq!(reply.status.get(), 0, "{reply:?}");

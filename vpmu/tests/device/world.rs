@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::source::{
@@ -33,6 +33,11 @@ pub(crate) struct World {
     /// Where whoever is asked for `knows_ips` waits, twice.
     trial: Mutex<Option<Arc<Barrier>>>,
     draining: AtomicBool,
+    /// vCPUs that were made to leave, and who waits for that.
+    kicks: Mutex<Vec<u32>>,
+    kicked: Condvar,
+    /// They cannot be.
+    stuck: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -130,6 +135,23 @@ impl World {
         let barrier = Arc::new(Barrier::new(2));
         *self.trial.lock().expect("no panic") = Some(Arc::clone(&barrier));
         barrier
+    }
+
+    /// No vCPU can be made to leave from now on.
+    pub(crate) fn be_stuck(&self) {
+        self.stuck.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until vCPUs have been made to leave `times` more often: which ones.
+    pub(crate) fn await_kicks(&self, times: usize) -> Vec<u32> {
+        let kicks = self.kicks.lock().expect("no panic");
+        let enough = self.kicked.wait_while(kicks, |kicks| kicks.len() < times);
+        enough.expect("no panic").drain(..times).collect()
+    }
+
+    /// How often vCPUs were made to leave and nobody has waited for it.
+    pub(crate) fn kicks(&self) -> usize {
+        self.kicks.lock().expect("no panic").len()
     }
 
     /// Whether the device wants to be drained.
@@ -356,6 +378,15 @@ impl Machine for FakeMachine {
             barrier.wait();
         }
         self.0.knows_ips.load(Ordering::Relaxed)
+    }
+
+    fn kick(&self, vcpu: u32) -> io::Result<()> {
+        if self.0.stuck.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        self.0.kicks.lock().expect("no panic").push(vcpu);
+        self.0.kicked.notify_all();
+        Ok(())
     }
 
     fn draining(&self, wanted: bool) {

@@ -1,0 +1,337 @@
+//! Flushes that the guest asks for.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow};
+
+use super::{cycles, listen};
+use crate::reader::{LOST, SAMPLE};
+use crate::rig::{Errno, Rig, command, open_of, sampling, thread};
+use crate::traces::area::map;
+use crate::world::{At, CYCLES};
+
+/// Every mark of value 5 on vCPU 0.
+fn marks(rig: &mut Rig, flags: u32) -> u64 {
+    let request = OpenRequest {
+        flags: flags.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    rig.open(&request).expect("open")
+}
+
+fn statuses(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<Errno> {
+    let commands: Vec<Command> = events
+        .iter()
+        .map(|&event| command(COMMAND_FLUSH, event))
+        .collect();
+    let replies = rig.commands(vcpu, &commands);
+    let status = |reply: &Reply| Errno::try_from(reply.status.get()).expect("an errno");
+    replies.iter().map(status).collect()
+}
+
+#[test]
+fn a_reader_is_woken_once_for_what_it_was_not_woken_for() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = marks(&mut rig, OPEN_ENABLED);
+    let mut ring = rig.map(event, 4);
+    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(rig.notice(), None, "nothing was written");
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.notice(), None, "no page is full");
+    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(rig.notice(), None, "nothing more was written");
+    assert_eq!(ring.samples().len(), 1);
+    // A wakeup by the ring's own mark is one too.
+    let frequent = OpenRequest {
+        wakeup: 1.into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 6, 0), 1)
+    };
+    let frequent = rig.open(&frequent).expect("open");
+    rig.map(frequent, 4);
+    rig.mark(0, 6, 1);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, frequent)));
+    assert_eq!(rig.flush(0, frequent), 0);
+    assert_eq!(rig.notice(), None);
+}
+
+#[test]
+fn the_answer_is_the_event_as_it_is() {
+    let mut rig = Rig::new();
+    let event = marks(&mut rig, OPEN_ENABLED);
+    let page = rig.map(event, 0);
+    rig.mark(0, 5, 1);
+    let reply = rig.command(0, COMMAND_FLUSH, event);
+    assert_eq!((reply.status.get(), reply.value.get()), (0, 1));
+    assert_eq!(reply.state.get(), STATE_ACTIVE);
+    assert_eq!(page.field(24), reply.time_enabled.get());
+}
+
+#[test]
+fn overflows_of_the_exit_engine_are_written() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    let mut ring = rig.map(event, 4);
+    // Found at the exit of one command, and after that exit, before the next.
+    rig.world.work(thread(0), 250, 4);
+    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(ring.samples().len(), 2);
+    rig.vpmu.leave(0, ExitReason::Mmio, &mut At(7));
+    rig.world.work(thread(0), 100, 4);
+    rig.queues[2].request(
+        zerocopy::IntoBytes::as_bytes(&command(COMMAND_FLUSH, event)),
+        size_of::<Reply>(),
+    );
+    rig.vpmu.notify(QUEUE_VCPU, Some(0));
+    rig.queues[2].answer().expect("answered at once");
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [7]);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+}
+
+#[test]
+fn overflows_of_the_batched_engine_are_written() {
+    let mut rig = Rig::new();
+    rig.world.know_ips();
+    listen(&mut rig);
+    let event = cycles(&mut rig, 0, ENGINE_BATCHED);
+    let mut ring = rig.map(event, 4);
+    rig.world.pass(1000);
+    for ip in 1..=3 {
+        rig.world.record(
+            thread(0),
+            Overflow {
+                tsc: rig.world.now(),
+                ip,
+                mode: Mode::Guest,
+                period: 100,
+            },
+        );
+    }
+    assert_eq!(rig.flush(0, event), 0);
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [1, 2, 3]);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+}
+
+#[test]
+fn every_state_of_an_event_is_flushed_as_far_as_it_goes() {
+    let mut rig = Rig::new();
+    let off = marks(&mut rig, 0);
+    let paused = marks(&mut rig, OPEN_ENABLED | OPEN_PAUSED);
+    let ringless = marks(&mut rig, OPEN_ENABLED);
+    let task = rig
+        .open(&sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1))
+        .expect("open");
+    let counting = rig.open(&open_of(KIND_TSC, 0, 0)).expect("open");
+    rig.map(off, 1);
+    rig.map(paused, 1);
+    let events = [off, paused, ringless, task, counting];
+    assert_eq!(statuses(&mut rig, 0, &events), [0; 5]);
+    // Those that are on no vCPU are flushed from any.
+    assert_eq!(statuses(&mut rig, 1, &[off, task, counting]), [0; 3]);
+    let elsewhere = [libc::EXDEV, libc::EXDEV];
+    assert_eq!(statuses(&mut rig, 1, &[paused, ringless]), elsewhere);
+    rig.command(1, COMMAND_ENABLE, task);
+    rig.command(1, COMMAND_IN, task);
+    assert_eq!(rig.flush(0, task), libc::EXDEV);
+    assert_eq!(rig.flush(1, task), 0);
+    assert_eq!(rig.flush(0, 999), libc::ENOENT);
+}
+
+#[test]
+fn commands_that_are_not_clean_are_refused() {
+    let mut rig = Rig::new();
+    let event = marks(&mut rig, OPEN_ENABLED);
+    for event in [event, 0] {
+        let flush = command(COMMAND_FLUSH, event);
+        for command in [
+            Command {
+                reserved: 1.into(),
+                ..flush
+            },
+            Command {
+                value: 1.into(),
+                ..flush
+            },
+            Command {
+                room: 1.into(),
+                ..flush
+            },
+        ] {
+            let reply = rig.commands(0, &[command])[0];
+            assert_eq!(reply.status.get(), libc::EINVAL.unsigned_abs());
+        }
+        let other = rig.commands_from(1, 0, &[flush])[0];
+        assert_eq!(other.status.get(), libc::EXDEV.unsigned_abs());
+    }
+}
+
+#[test]
+fn of_an_event_in_error_what_it_had_is_shown() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    let mut ring = rig.map(event, 4);
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    rig.world.break_host();
+    // The flush itself finds it out.
+    assert_eq!(rig.flush(0, event), libc::EIO);
+    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    assert_eq!(rig.flush(0, event), libc::EIO, "and so does the next");
+    assert_eq!(rig.notice(), None);
+    assert_eq!(ring.samples().len(), 1);
+}
+
+#[test]
+fn a_pending_loss_is_written_where_it_fits() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = marks(&mut rig, OPEN_ENABLED);
+    let mut ring = rig.map(event, 1);
+    // 56 samples of 72 bytes fill the page, but for 64 bytes.
+    (0..60).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)), "the first lost");
+    let head = ring.head();
+    assert_eq!(head, 56 * 72);
+    assert_eq!(rig.flush(0, event), 0);
+    // A LOST record of 24 bytes has room there.
+    let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
+    assert_eq!(kinds.len(), 57);
+    assert_eq!(kinds.last(), Some(&LOST));
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    ring.set_tail(ring.head() - 4096);
+    let full = ring.head();
+    assert_eq!(rig.flush(0, event), 0, "a full ring");
+    assert!(ring.head() - full < 72);
+}
+
+#[test]
+fn a_paused_ring_stays_as_it_is() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = marks(&mut rig, OPEN_ENABLED);
+    let mut ring = rig.map(event, 1);
+    rig.mark(0, 5, 1);
+    rig.pause(event, 1).expect("paused");
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.flush(0, event), 0);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)), "for the first");
+    let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
+    assert_eq!(kinds, [SAMPLE]);
+    rig.pause(event, 0).expect("resumed");
+    assert_eq!(rig.flush(0, event), 0);
+    let kinds: Vec<u64> = ring.raw().iter().map(|record| record.kind).collect();
+    assert_eq!(kinds, [LOST]);
+}
+
+#[test]
+fn pieces_of_an_area_end() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, trace, 4);
+    for ip in 1..=3 {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+    assert_eq!(area.head(), 0);
+    assert_eq!(rig.flush(0, trace), 0);
+    let ips: Vec<u64> = area.exits().iter().map(|exit| exit.ip.get()).collect();
+    assert_eq!(ips, [1, 2, 3]);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, trace)));
+    assert_eq!(rig.flush(0, trace), 0);
+    assert_eq!(rig.notice(), None);
+}
+
+#[test]
+fn exits_that_the_host_recorded_are_written() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_ALL, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, trace, 4);
+    for ip in 1..=3 {
+        let tsc = rig.world.now();
+        let exit = vpmu::source::HostExit {
+            tsc,
+            back: Some(tsc),
+            ip,
+            reason: 1,
+            qualification: 0,
+            detail: 0,
+        };
+        let recorded = vpmu::source::Recorded::Exit(exit);
+        rig.world.record_exit(thread(0), recorded);
+    }
+    assert_eq!(rig.flush(0, trace), 0);
+    let ips: Vec<u64> = area.exits().iter().map(|exit| exit.ip.get()).collect();
+    assert_eq!(ips, [1, 2, 3]);
+}
+
+#[test]
+fn zero_is_every_persistent_event_of_the_vcpu() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let open = |rig: &mut Rig, vcpu: u32, persistent: u32| {
+        let request = OpenRequest {
+            flags: (OPEN_ENABLED | persistent).into(),
+            ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
+        };
+        let event = rig.open(&request).expect("open");
+        rig.map(event, 4);
+        event
+    };
+    let one = open(&mut rig, 0, OPEN_PERSISTENT);
+    let other = open(&mut rig, 0, OPEN_PERSISTENT);
+    let elsewhere = open(&mut rig, 1, OPEN_PERSISTENT);
+    open(&mut rig, 0, 0);
+    (0..2).for_each(|vcpu| rig.mark(vcpu, 5, 1));
+    let reply = rig.command(0, COMMAND_FLUSH, 0);
+    assert_eq!(reply, Reply::default(), "a status alone");
+    let woken = [(); 3].map(|()| rig.notice());
+    assert_eq!(
+        woken,
+        [
+            Some((NOTICE_WAKEUP, one)),
+            Some((NOTICE_WAKEUP, other)),
+            None
+        ]
+    );
+    assert_eq!(rig.flush(1, 0), 0);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, elsewhere)));
+}
+
+#[test]
+fn an_error_among_them_stops_none_of_the_others() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let request = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
+        engine: ENGINE_EXIT.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
+    };
+    rig.open(&request).expect("open");
+    let mark = marks(&mut rig, OPEN_ENABLED | OPEN_PERSISTENT);
+    rig.map(mark, 4);
+    rig.mark(0, 5, 1);
+    rig.world.break_host();
+    assert_eq!(rig.flush(0, 0), libc::EIO);
+    let notices = [(); 2].map(|()| rig.notice());
+    assert!(
+        notices.contains(&Some((NOTICE_WAKEUP, mark))),
+        "{notices:?}"
+    );
+}

@@ -1,0 +1,161 @@
+//! Flushes by the host, whose vCPUs stand still or run the guest.
+
+use std::thread;
+
+use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow};
+use vpmu::{ExitReason, FlushError};
+
+use super::{cycles, listen};
+use crate::rig::{self, Rig, open_of, sampling};
+use crate::world::At;
+
+/// The host flushes while vCPU 0 runs the guest at `ip`, until it is made to leave.
+fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError> {
+    thread::scope(|scope| {
+        let flush = scope.spawn(|| rig.vpmu.flush(event));
+        assert_eq!(rig.world.await_kicks(1), [0]);
+        assert!(!flush.is_finished(), "it waits for the exit");
+        rig.vpmu.leave(0, ExitReason::Signal, &mut At(ip));
+        let flushed = flush.join().expect("no panic");
+        rig.vpmu.enter(0);
+        flushed
+    })
+}
+
+#[test]
+fn a_vcpu_that_stands_still_is_flushed_at_once() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    let mut ring = rig.map(event, 4);
+    rig.vpmu.enter(0);
+    rig.vpmu.leave(0, ExitReason::Io, &mut At(7));
+    rig.world.work(rig::thread(0), 100, 4);
+    rig.vpmu.flush(Some(event)).expect("flushed");
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [7], "where it stands");
+    assert_eq!(rig.world.kicks(), 0);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+}
+
+#[test]
+fn a_vcpu_that_runs_the_guest_is_made_to_leave() {
+    let mut rig = Rig::new();
+    listen(&mut rig);
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    let mut ring = rig.map(event, 4);
+    rig.vpmu.enter(0);
+    for ip in 1..=100 {
+        rig.world.work(rig::thread(0), 100, 4);
+        flush_inside(&rig, Some(event), ip).expect("flushed");
+        let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+        assert_eq!(ips, [ip], "whole when the flush returns");
+        assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
+        rig.post_notice(u16::try_from(ip % 8).expect("small"), 16);
+    }
+    assert_eq!(rig.read(0, event).lost.get(), 0);
+}
+
+#[test]
+fn nobody_is_disturbed_for_what_no_exit_shows() {
+    let mut rig = Rig::new();
+    rig.world.know_ips();
+    listen(&mut rig);
+    let batched = cycles(&mut rig, 0, ENGINE_BATCHED);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let marks = rig.open(&request).expect("open");
+    let exact = cycles(&mut rig, 0, ENGINE_EXIT);
+    rig.command(0, COMMAND_DISABLE, exact);
+    let mut rings = [batched, marks, exact].map(|id| rig.map(id, 4));
+    rig.vpmu.enter(0);
+    rig.mark(0, 5, 1);
+    rig.world.record(
+        rig::thread(0),
+        Overflow {
+            tsc: rig.world.now(),
+            ip: 3,
+            mode: Mode::Guest,
+            period: 100,
+        },
+    );
+    for event in [batched, marks, exact] {
+        rig.vpmu.flush(Some(event)).expect("flushed");
+    }
+    assert_eq!(rig.world.kicks(), 0);
+    let counts = rings.each_mut().map(|ring| ring.samples().len());
+    assert_eq!(counts, [1, 1, 0]);
+    let woken = [(); 2].map(|()| rig.notice());
+    assert_eq!(woken, [batched, marks].map(|id| Some((NOTICE_WAKEUP, id))));
+}
+
+#[test]
+fn none_is_every_persistent_event_and_each_vcpu_leaves_once() {
+    let mut rig = Rig::new();
+    let mut rings = Vec::new();
+    for vcpu in [0, 0, 1, 1] {
+        let request = OpenRequest {
+            engine: ENGINE_EXIT.into(),
+            flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
+            ..sampling(open_of(KIND_HARDWARE, 0, vcpu), 100)
+        };
+        let event = rig.open(&request).expect("open");
+        rings.push(rig.map(event, 4));
+    }
+    (0..2).for_each(|vcpu| rig.vpmu.enter(vcpu));
+    (0..2).for_each(|vcpu| rig.world.work(rig::thread(vcpu), 100, 4));
+    thread::scope(|scope| {
+        let flush = scope.spawn(|| rig.vpmu.flush(None));
+        assert_eq!(rig.world.await_kicks(2), [0, 1]);
+        rig.vpmu.leave(1, ExitReason::Signal, &mut At(1));
+        assert!(!flush.is_finished(), "the other is inside");
+        rig.vpmu.leave(0, ExitReason::Signal, &mut At(1));
+        flush.join().expect("no panic").expect("flushed");
+    });
+    let counts: Vec<usize> = rings.iter_mut().map(|ring| ring.samples().len()).collect();
+    assert_eq!(counts, [1; 4]);
+    assert_eq!(rig.world.kicks(), 0, "no one more");
+}
+
+#[test]
+fn mistakes_and_losses_are_told() {
+    let mut rig = Rig::new();
+    let unknown = rig.vpmu.flush(Some(7));
+    assert!(
+        matches!(unknown, Err(FlushError::NoEvent(7))),
+        "{unknown:?}"
+    );
+    rig.vpmu.flush(None).expect("nothing to flush");
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    let mut ring = rig.map(event, 4);
+    rig.world.work(rig::thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    rig.world.be_stuck();
+    let stuck = rig.vpmu.flush(Some(event));
+    assert!(
+        matches!(stuck, Err(FlushError::Inside { vcpu: 0, .. })),
+        "{stuck:?}"
+    );
+    rig.vpmu.leave(0, ExitReason::Io, &mut At(2));
+    rig.world.break_host();
+    let failed = rig.vpmu.flush(Some(event));
+    assert!(matches!(failed, Err(FlushError::Failed(id)) if id == event));
+    assert_eq!(ring.samples().len(), 1, "what it had stands there");
+}
+
+#[test]
+fn an_event_that_ends_meanwhile_was_flushed() {
+    let mut rig = Rig::new();
+    let event = cycles(&mut rig, 0, ENGINE_EXIT);
+    rig.vpmu.enter(0);
+    thread::scope(|scope| {
+        let flush = scope.spawn(|| rig.vpmu.flush(Some(event)));
+        assert_eq!(rig.world.await_kicks(1), [0]);
+        rig.vpmu.reset();
+        rig.vpmu.leave(0, ExitReason::Signal, &mut At(1));
+        flush.join().expect("no panic").expect("flushed");
+    });
+}

@@ -1,0 +1,28 @@
+//! What was produced stands where its reader finds it, and the reader is woken.
+
+mod command;
+mod host;
+mod threads;
+
+use vpmu::abi::*;
+
+use crate::rig::{Rig, open_of, sampling};
+use crate::world::CYCLES;
+
+/// An enabled event of vCPU `vcpu` that samples a host counter at every hundredth by an engine, or
+/// marks.
+fn cycles(rig: &mut Rig, vcpu: u32, engine: u32) -> u64 {
+    let request = OpenRequest {
+        engine: engine.into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 100)
+    };
+    let reply = rig.open_reply(&request);
+    assert_eq!((reply.status.get(), reply.engine.get()), (0, engine));
+    reply.id.get()
+}
+
+/// Posts room for notices.
+fn listen(rig: &mut Rig) {
+    (0..8).for_each(|slot| rig.post_notice(slot, 16));
+}

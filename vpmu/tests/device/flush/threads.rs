@@ -1,0 +1,59 @@
+//! Flushes by several at once, while vCPUs run.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::cycles;
+use crate::rig::{self, Rig};
+use crate::world::At;
+
+const FLUSHES: u64 = 500;
+/// Overflows of each vCPU at most: what its ring holds.
+const OVERFLOWS: u64 = 50_000;
+
+#[test]
+fn hosts_flush_at_once_while_vcpus_enter_and_leave() {
+    let mut rig = Rig::new();
+    let events = [0, 1].map(|vcpu| cycles(&mut rig, vcpu, ENGINE_EXIT));
+    let mut rings = events.map(|id| rig.map(id, 1024));
+    let over = AtomicBool::new(false);
+    let (rig, over) = (&rig, &over);
+    thread::scope(|scope| {
+        let vcpus = [0, 1].map(|vcpu| {
+            scope.spawn(move || {
+                let mut visits = 0_u64;
+                while !over.load(Ordering::Relaxed) {
+                    rig.vpmu.enter(vcpu);
+                    if visits < OVERFLOWS {
+                        rig.world.work(rig::thread(vcpu), 100, 4);
+                        visits += 1;
+                    }
+                    // By itself, as if it were made to.
+                    rig.vpmu.leave(vcpu, ExitReason::Signal, &mut At(visits));
+                }
+                visits
+            })
+        });
+        let flushers = [0, 1, 0].map(|of: usize| {
+            let event = events[of];
+            scope.spawn(move || {
+                for _ in 0..FLUSHES {
+                    rig.vpmu.flush(Some(event)).expect("flushed");
+                }
+            })
+        });
+        for flusher in flushers {
+            flusher.join().expect("no panic");
+        }
+        over.store(true, Ordering::Relaxed);
+        let visits = vcpus.map(|vcpu| vcpu.join().expect("no panic"));
+        for (ring, visits) in rings.iter_mut().zip(visits) {
+            let samples = ring.samples();
+            // Whoever takes an overflow, it is written once, in its place: each exit has its own.
+            assert!(samples.iter().map(|sample| sample.ip).eq(1..=visits));
+        }
+    });
+}
