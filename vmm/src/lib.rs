@@ -12,6 +12,7 @@ pub mod bus;
 pub mod check;
 pub mod cli;
 pub mod config;
+pub mod ctl;
 pub mod devices;
 pub mod event_loop;
 pub mod exit;

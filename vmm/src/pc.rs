@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::Vpmu;
 
 use crate::arch::layout;
 use crate::bus::{Bus, Overlap};
@@ -14,7 +13,7 @@ use crate::devices::power::{I8042, I8042_SIZE, Panic, Reset, Sleep};
 use crate::devices::progress::Progress;
 use crate::devices::serial::{Line, Room, SERIAL_SIZE, Serial};
 use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
-use crate::devices::vpmu::Doorbell;
+use crate::devices::vpmu::{Doorbell, VirtioPmu};
 use crate::event_loop::Console;
 use crate::exit::End;
 
@@ -91,16 +90,16 @@ pub fn plug_power(
 /// [`PlugError`].
 pub fn plug_vpmu(
     buses: &mut Buses,
-    vpmu: &Arc<Vpmu>,
+    pmu: VirtioPmu,
     memory: &GuestMemoryMmap,
     interrupt: Arc<Interrupt>,
 ) -> Result<Arc<VirtioMmio>, PlugError> {
-    let transport = VirtioMmio::new(vpmu.clone(), memory.clone(), interrupt)?;
+    let doorbell = Arc::new(Doorbell(Arc::clone(&pmu.vpmu)));
+    let transport = VirtioMmio::new(Arc::new(pmu), memory.clone(), interrupt)?;
     let transport = Arc::new(transport);
     buses
         .memory
         .insert(layout::VIRTIO, layout::VIRTIO_SIZE, transport.clone())?;
-    let doorbell = Arc::new(Doorbell(Arc::clone(vpmu)));
     buses
         .memory
         .insert(layout::DOORBELL, layout::DOORBELL_SIZE, doorbell)?;

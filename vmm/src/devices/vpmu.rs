@@ -11,7 +11,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::timerfd::TimerFd;
 use vpmu::{Machine, Vpmu, abi};
 
-use crate::arch::layout::{DOORBELL, DOORBELL_SIZE};
+use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
 use crate::bus::{Caller, Device};
 use crate::check;
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
@@ -107,28 +107,39 @@ impl Machine for Carrier {
     }
 }
 
-impl Backend for Vpmu {
+/// The device behind its transport.
+#[derive(Debug)]
+pub struct VirtioPmu {
+    /// The device.
+    pub vpmu: Arc<Vpmu>,
+    /// Bytes of its window; zero: it has none.
+    pub window: u64,
+}
+
+impl Backend for VirtioPmu {
     fn device_id(&self) -> u32 {
         abi::DEVICE_ID
     }
 
     fn features(&self) -> u64 {
-        Vpmu::features(self)
+        self.vpmu.features()
     }
 
     fn queue_sizes(&self) -> Vec<u16> {
-        vec![QUEUE_SIZE; self.queue_count()]
+        vec![QUEUE_SIZE; self.vpmu.queue_count()]
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        Vpmu::read_config(self, offset, data);
+        self.vpmu.read_config(offset, data);
     }
 
     fn region(&self, id: u8) -> Option<Region> {
-        (id == abi::SHM_DOORBELL).then_some(Region {
-            address: DOORBELL,
-            size: DOORBELL_SIZE,
-        })
+        let (address, size) = match id {
+            abi::SHM_DOORBELL => (DOORBELL, DOORBELL_SIZE),
+            abi::SHM_WINDOW if self.window > 0 => (WINDOW, self.window),
+            _ => return None,
+        };
+        Some(Region { address, size })
     }
 
     fn activate(
@@ -137,17 +148,17 @@ impl Backend for Vpmu {
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        Ok(Vpmu::activate(self, memory, features, queues)?)
+        Ok(self.vpmu.activate(memory, features, queues)?)
     }
 
     fn reset(&self) {
-        Vpmu::reset(self);
+        self.vpmu.reset();
     }
 
     fn notify(&self, queue: u16, vcpu: u32) {
         // The control and event queues belong to no vCPU, whoever kicked.
         let vcpu = (queue >= abi::QUEUE_VCPU).then_some(vcpu);
-        Vpmu::notify(self, queue, vcpu);
+        self.vpmu.notify(queue, vcpu);
     }
 }
 

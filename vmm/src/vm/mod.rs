@@ -112,6 +112,7 @@ impl Vm {
         let pmu = if config.vpmu {
             let parts = Parts {
                 memory: &memory,
+                window: window.as_ref(),
                 tsc_khz: boot.tsc_khz,
                 stats: &stats,
                 threads: &threads,

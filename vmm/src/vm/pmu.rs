@@ -12,7 +12,7 @@ use crate::arch::layout;
 use crate::cli::Engine;
 use crate::config::Config;
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
-use crate::devices::vpmu::{Carrier, DrainTimer};
+use crate::devices::vpmu::{Carrier, DrainTimer, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::kvm;
 use crate::pc::{self, Buses};
@@ -32,6 +32,7 @@ pub(super) struct Pmu {
 /// What the device learns from the machine that carries it.
 pub(super) struct Parts<'a> {
     pub(super) memory: &'a GuestMemoryMmap,
+    pub(super) window: Option<&'a GuestMemoryMmap>,
     pub(super) tsc_khz: u32,
     pub(super) stats: &'a Arc<Statistics>,
     pub(super) threads: &'a Arc<Threads>,
@@ -68,9 +69,20 @@ impl Pmu {
             },
         };
         let source = PerfSource::new(signal::kick_signal())?;
-        let vpmu = Vpmu::new(settings, Arc::new(carrier), Box::new(source))?;
+        let mut vpmu = Vpmu::new(settings, Arc::new(carrier), Box::new(source))?;
+        if let Some(window) = parts.window {
+            vpmu = vpmu.with_window(window.clone())?;
+        }
         let vpmu = Arc::new(vpmu);
-        let transport = pc::plug_vpmu(buses, &vpmu, parts.memory, Arc::clone(&interrupt))?;
+        let backend = VirtioPmu {
+            vpmu: Arc::clone(&vpmu),
+            window: if parts.window.is_some() {
+                config.window
+            } else {
+                0
+            },
+        };
+        let transport = pc::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
         let queues = Queues {
             control: Arc::new(event()?),
             notices: Arc::new(event()?),

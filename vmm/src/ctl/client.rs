@@ -1,0 +1,227 @@
+//! `vmm ctl`: asks a running machine, and prints its answer.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use super::protocol::{Answer, Reply, Request};
+use super::table;
+
+/// More than any answer has, and a bound on what is read of somebody who is no VMM.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// Arguments of `vmm ctl`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = HELP)]
+pub struct CtlArgs {
+    /// The socket of 'vmm run --ctl SOCKET'
+    #[arg(long, value_name = "SOCKET")]
+    pub socket: PathBuf,
+
+    /// Print the answer as JSON, with keys that stay as they are
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CtlCommand,
+}
+
+/// What can be done.
+#[derive(Debug, Clone, Subcommand)]
+pub enum CtlCommand {
+    /// Show every persistent event, the guest's own too
+    List,
+    /// Write the recording now
+    Dump {
+        /// Where to [default: the file of 'vmm run --recording']
+        file: Option<PathBuf>,
+    },
+    /// Have what was sampled so far stand in the rings
+    Flush {
+        /// Name or id of an event [default: all]
+        event: Option<String>,
+    },
+    /// Start an event, as 'vmm run --persistent' does
+    Start {
+        /// EVENT[,period=N|freq=N][,cpu=N|all][,size=BYTES][,name=NAME]
+        spec: String,
+    },
+    /// End an event, whoever made it; its records go with it
+    End {
+        /// Name or id of it
+        event: String,
+    },
+}
+
+const HELP: &str = "\
+Examples:
+  vmm ctl --socket vm.sock list
+  vmm ctl --socket vm.sock start marks,size=1M,name=steps
+  vmm ctl --socket vm.sock dump now.data && perf script -i now.data
+  vmm ctl --socket vm.sock list --json | jq .events
+
+The socket belongs to whoever started the machine; root may use it too.
+
+Exit status:
+  0  it is done
+  1  the machine refuses, or there is none; what it says is printed
+  2  wrong usage";
+
+/// Why it did not come to an answer, or to a good one.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// There is no such socket.
+    #[error("there is no control socket {0}: 'vmm run --ctl {0}' makes one")]
+    Missing(PathBuf),
+    /// Nobody listens.
+    #[error("nobody answers on {0}: the machine that made it has ended")]
+    Dead(PathBuf),
+    /// It is not ours.
+    #[error("no permission for the control socket {0}: be who started the machine, or root")]
+    Permission(PathBuf),
+    /// It cannot be spoken on.
+    #[error("cannot ask on the control socket {path}")]
+    Socket {
+        /// Which.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The machine ended, or took none of our lines.
+    #[error("the machine behind {0} has closed its control socket without an answer")]
+    Closed(PathBuf),
+    /// It is no VMM, or a very different one.
+    #[error("what answers on {path} is no machine of this version")]
+    Stranger {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with the answer.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The file to write has no absolute path.
+    #[error("cannot tell where {file} is")]
+    File {
+        /// As it was given.
+        file: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The machine's own words.
+    #[error("{0}")]
+    Refused(String),
+    /// The question or the answer cannot be written.
+    #[error("cannot be written as JSON")]
+    Json(#[source] serde_json::Error),
+    /// Standard output does not take the answer.
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
+}
+
+/// Asks, and prints what comes of it on standard output.
+///
+/// # Errors
+/// [`CtlError`].
+pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
+    let request = request(&args.command)?;
+    let answer = ask(&args.socket, &request)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&answer).map_err(CtlError::Json)? + "\n"
+    } else {
+        told(&answer)
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // The reader has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(CtlError::Output),
+    }
+}
+
+/// What is to be sent: the machine may run in another directory, and paths are its.
+fn request(command: &CtlCommand) -> Result<Request, CtlError> {
+    Ok(match command.clone() {
+        CtlCommand::List => Request::List {},
+        CtlCommand::Dump { file } => Request::Dump {
+            file: file.map(absolute).transpose()?,
+        },
+        CtlCommand::Flush { event } => Request::Flush { event },
+        CtlCommand::Start { spec } => Request::Start { spec },
+        CtlCommand::End { event } => Request::End { event },
+    })
+}
+
+fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
+    std::path::absolute(&file).map_err(|source| CtlError::File { file, source })
+}
+
+fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
+    let path = || socket.to_owned();
+    let failed = |source| CtlError::Socket {
+        path: path(),
+        source,
+    };
+    let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CtlError::Missing(path()),
+        io::ErrorKind::ConnectionRefused => CtlError::Dead(path()),
+        io::ErrorKind::PermissionDenied => CtlError::Permission(path()),
+        _ => failed(error),
+    })?;
+    let mut line = serde_json::to_vec(request).map_err(CtlError::Json)?;
+    line.push(b'\n');
+    let mut answer = Vec::new();
+    let sent = stream.write_all(&line);
+    // Whoever refuses to read may have said why.
+    let read = BufReader::new(stream.take(MAX_ANSWER)).read_until(b'\n', &mut answer);
+    if answer.is_empty() {
+        return match sent.and(read.map(|_| ())) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
+            _ => Err(CtlError::Closed(path())),
+        };
+    }
+    match serde_json::from_slice(&answer) {
+        Ok(Reply::Ok(answer)) => Ok(answer),
+        Ok(Reply::Error(why)) => Err(CtlError::Refused(why)),
+        Err(source) => Err(CtlError::Stranger {
+            path: path(),
+            source,
+        }),
+    }
+}
+
+/// For people.
+fn told(answer: &Answer) -> String {
+    match answer {
+        Answer::Events(events) => table::render(events),
+        Answer::Recording(recorded) => format!(
+            "{}: {} events, {} samples, {} lost\n",
+            recorded.file.display(),
+            recorded.events,
+            recorded.samples,
+            recorded.lost
+        ),
+        Answer::Done => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_sent_as_the_caller_sees_them() {
+        let dump = |file: &str| CtlCommand::Dump {
+            file: Some(file.into()),
+        };
+        let sent = |file| request(&dump(file)).expect("a path");
+        let here = std::env::current_dir().expect("a directory");
+        let file = Some(here.join("now.data"));
+        assert_eq!(sent("now.data"), Request::Dump { file });
+        let file = Some("/tmp/now.data".into());
+        assert_eq!(sent("/tmp/now.data"), Request::Dump { file });
+    }
+}

@@ -1,0 +1,151 @@
+//! What is said on the control socket: a line of JSON each way. Knows nothing of sockets or tables.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use vpmu::PersistentStatus;
+use vpmu::abi::{STATE_ACTIVE, STATE_INACTIVE, STATE_OFF};
+use vpmu::source::Rate;
+
+/// Most bytes of a request, its newline included: a path and a few words.
+pub(super) const MAX_REQUEST: usize = 16 << 10;
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Request {
+    /// Every persistent event as it is now.
+    List {},
+    /// Write the recording.
+    Dump {
+        /// Where to, an absolute path; none: where the recording goes in the end.
+        file: Option<PathBuf>,
+    },
+    /// Have what was sampled stand in the rings.
+    Flush {
+        /// Of which event, by name or id; none: of all.
+        event: Option<String>,
+    },
+    /// Start persistent events.
+    Start {
+        /// As for `--persistent`.
+        spec: String,
+    },
+    /// End one.
+    End {
+        /// Which, by name or id.
+        event: String,
+    },
+}
+
+/// What comes of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reply {
+    /// It is done.
+    Ok(Answer),
+    /// It is not, for this reason.
+    Error(String),
+}
+
+/// What there is to tell besides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// Those that there are, or that were started.
+    Events(Vec<Entry>),
+    /// A recording was written.
+    Recording(Recorded),
+    /// Nothing.
+    Done,
+}
+
+/// A recording that was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Where.
+    pub file: PathBuf,
+    /// How many events it has: those that sample.
+    pub events: u64,
+    /// How many samples.
+    pub samples: u64,
+    /// Overflows that no sample was written of.
+    pub lost: u64,
+}
+
+/// One persistent event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its id.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// What it counts, as the catalogue names it.
+    pub event: String,
+    /// On which vCPU.
+    pub vcpu: u32,
+    /// `operator` or `guest`: who made it.
+    pub owner: String,
+    /// `active`, `inactive`, `off` or `error`.
+    pub state: String,
+    /// The count.
+    pub count: u64,
+    /// Guest nanoseconds enabled.
+    pub time_enabled: u64,
+    /// Guest nanoseconds of those in which it really counted.
+    pub time_running: u64,
+    /// Overflows of it that no record was written of.
+    pub lost: u64,
+    /// A sample every so many; none: it counts only, or samples by time.
+    pub period: Option<u64>,
+    /// So many samples a second.
+    pub freq: Option<u64>,
+    /// Its ring.
+    pub ring: Option<Ring>,
+}
+
+/// The ring of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ring {
+    /// Bytes of records that it holds.
+    pub bytes: u64,
+    /// Whether it outlives a reset.
+    pub window: bool,
+}
+
+impl From<PersistentStatus> for Entry {
+    fn from(event: PersistentStatus) -> Self {
+        let (period, freq) = match event.rate {
+            Some(Rate::Period(period)) => (Some(period), None),
+            Some(Rate::Frequency(freq)) => (None, Some(freq)),
+            None => (None, None),
+        };
+        Self {
+            id: event.id,
+            name: event.name,
+            event: event.event,
+            vcpu: event.vcpu,
+            owner: if event.operator { "operator" } else { "guest" }.to_owned(),
+            state: state(event.state).to_owned(),
+            count: event.count,
+            time_enabled: event.time_enabled,
+            time_running: event.time_running,
+            lost: event.lost,
+            period,
+            freq,
+            ring: event.pages.map(|pages| Ring {
+                bytes: u64::from(pages) * crate::arch::layout::PAGE,
+                window: event.window,
+            }),
+        }
+    }
+}
+
+fn state(state: i32) -> &'static str {
+    match state {
+        STATE_ACTIVE => "active",
+        STATE_INACTIVE => "inactive",
+        STATE_OFF => "off",
+        _ => "error",
+    }
+}

@@ -1,0 +1,304 @@
+//! The machine's end of the control socket: a thread of its own, so that what takes long keeps no
+//! guest waiting. Knows lines and clients; what a request does is its caller's.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::protocol::{MAX_REQUEST, Reply, Request};
+use super::socket::{self, Socket};
+
+/// Most clients at once; one more, and the one that came first has to go.
+const MAX_CLIENTS: usize = 16;
+
+/// Why nobody serves the control socket.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The host has no descriptors or threads left.
+    #[error("the host has no more {0} for the control socket")]
+    Host(&'static str, #[source] io::Error),
+    /// The event loop.
+    #[error("the event loop of the control socket failed")]
+    Loop(#[source] event_manager::Error),
+}
+
+/// What a request does.
+pub(crate) type Serve = dyn FnMut(Request) -> Reply + Send;
+
+/// Serves a control socket until it is dropped; the socket then is gone.
+#[derive(Debug)]
+pub struct Server {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Stop {
+    wanted: AtomicBool,
+    event: EventFd,
+}
+
+impl Server {
+    /// Serves `socket`: each request is `serve`'s, one at a time.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub(crate) fn start(socket: Socket, serve: Box<Serve>) -> Result<Self, ServerError> {
+        let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+            .map_err(|source| ServerError::Host("event descriptors", source))?;
+        let stop = Arc::new(Stop {
+            wanted: AtomicBool::new(false),
+            event,
+        });
+        let clients = Clients {
+            socket,
+            serve,
+            stop: Arc::clone(&stop),
+            clients: BTreeMap::new(),
+            next: FIRST_CLIENT,
+            failed: None,
+        };
+        let mut manager = EventManager::new().map_err(ServerError::Loop)?;
+        let id = manager.add_subscriber(clients);
+        let clients = manager.subscriber_mut(id).map_err(ServerError::Loop)?;
+        if let Some(error) = clients.failed.take() {
+            return Err(ServerError::Loop(error));
+        }
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new()
+            .name("ctl".to_owned())
+            .spawn(move || {
+                while !stopped.wanted.load(Ordering::SeqCst) {
+                    if let Err(error) = manager.run() {
+                        log::error!("the control socket is served no longer: {error}");
+                        break;
+                    }
+                }
+            })
+            .map_err(|source| ServerError::Host("threads", source))?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.wanted.store(true, Ordering::SeqCst);
+        if let Err(error) = self.stop.event.write(1) {
+            // It would be waited for in vain.
+            log::error!("the control socket cannot be closed: {error}");
+            return;
+        }
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            log::error!("the control socket's thread panicked");
+        }
+    }
+}
+
+const STOP: u32 = 0;
+const LISTENER: u32 = 1;
+const FIRST_CLIENT: u32 = 2;
+
+struct Clients {
+    socket: Socket,
+    serve: Box<Serve>,
+    stop: Arc<Stop>,
+    /// In the order that they came in.
+    clients: BTreeMap<u32, Client>,
+    next: u32,
+    failed: Option<event_manager::Error>,
+}
+
+impl Clients {
+    fn accept(&mut self, ops: &mut EventOps<'_>) {
+        let stream = match self.socket.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+            Err(error) => {
+                log::warn!("a client of the control socket is not taken: {error}");
+                // Most likely the descriptors are used up, some of them by clients.
+                self.drop_first(ops);
+                return;
+            }
+        };
+        match socket::is_ours(&stream).and_then(|ours| {
+            stream.set_nonblocking(true)?;
+            Ok(ours)
+        }) {
+            Ok(true) => {}
+            Ok(false) => return log::warn!("someone else's client on the control socket"),
+            Err(error) => return log::warn!("a client of the control socket fails: {error}"),
+        }
+        if self.clients.len() >= MAX_CLIENTS {
+            self.drop_first(ops);
+        }
+        let id = self.next;
+        let watched = ops.add(Events::with_data(&stream, id, EventSet::IN));
+        if let Err(error) = watched {
+            return log::warn!("a client of the control socket is not watched: {error}");
+        }
+        self.next = id.checked_add(1).unwrap_or(FIRST_CLIENT);
+        self.clients.insert(id, Client::new(stream));
+    }
+
+    fn drop_first(&mut self, ops: &mut EventOps<'_>) {
+        if let Some((id, client)) = self.clients.pop_first() {
+            client.unwatch(id, ops);
+        }
+    }
+
+    fn turn(&mut self, id: u32, ops: &mut EventOps<'_>) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let before = client.wants();
+        let stays = client.turn(&mut *self.serve);
+        let after = client.wants();
+        let watched = match stays {
+            true if before != after => ops
+                .modify(Events::with_data(&client.stream, id, after))
+                .is_ok(),
+            stays => stays,
+        };
+        if !watched && let Some(client) = self.clients.remove(&id) {
+            client.unwatch(id, ops);
+        }
+    }
+}
+
+impl MutEventSubscriber for Clients {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            STOP => {
+                // Looked at by the thread.
+                let _ = self.stop.event.read();
+            }
+            LISTENER => self.accept(ops),
+            client => self.turn(client, ops),
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let watched = ops
+            .add(Events::with_data(&self.stop.event, STOP, EventSet::IN))
+            .and_then(|()| {
+                let listener = &self.socket.listener;
+                ops.add(Events::with_data(listener, LISTENER, EventSet::IN))
+            });
+        self.failed = watched.err();
+    }
+}
+
+/// One client. While it does not take its answer, nothing more is read of it.
+struct Client {
+    stream: UnixStream,
+    /// Of a request that is not whole yet.
+    input: Vec<u8>,
+    /// Of an answer that is not taken yet.
+    output: Vec<u8>,
+    /// Nothing more comes, or nothing more is wanted.
+    last: bool,
+}
+
+impl Client {
+    fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            last: false,
+        }
+    }
+
+    /// With a whole request at hand there is something to do whenever an answer could be taken.
+    fn wants(&self) -> EventSet {
+        match self.output.is_empty() && !self.input.contains(&b'\n') {
+            true => EventSet::IN,
+            false => EventSet::OUT,
+        }
+    }
+
+    fn unwatch(&self, id: u32, ops: &mut EventOps<'_>) {
+        let fd = self.stream.as_raw_fd();
+        if let Err(error) = ops.remove(Events::with_data_raw(fd, id, self.wants())) {
+            log::debug!("a client was not watched: {error}");
+        }
+    }
+
+    /// Does what can be done without waiting, but serves one request at most, for others wait too;
+    /// whether it stays.
+    fn turn(&mut self, serve: &mut Serve) -> bool {
+        match self.try_turn(serve) {
+            Ok(()) => true,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+
+    fn try_turn(&mut self, serve: &mut Serve) -> io::Result<()> {
+        self.write_out()?;
+        if !self.input.contains(&b'\n') && !self.last {
+            self.read()?;
+        }
+        if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.input.drain(..=end).collect();
+            self.answer(&match serde_json::from_slice(&line) {
+                Ok(request) => serve(request),
+                Err(error) => Reply::Error(format!("no request: {error}")),
+            });
+        } else if self.input.len() >= MAX_REQUEST {
+            self.last = true;
+            self.input = Vec::new();
+            let told = format!("no request: a line of more than {MAX_REQUEST} bytes");
+            self.answer(&Reply::Error(told));
+        }
+        self.write_out()?;
+        match self.last && !self.input.contains(&b'\n') {
+            true => Err(ErrorKind::UnexpectedEof.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        let mut bytes = [0; 4096];
+        let room = bytes.len().min(MAX_REQUEST - self.input.len());
+        let read = bytes.get_mut(..room).unwrap_or_default();
+        let count = (&self.stream).read(read)?;
+        self.input
+            .extend_from_slice(bytes.get(..count).unwrap_or_default());
+        self.last = count == 0;
+        Ok(())
+    }
+
+    fn write_out(&mut self) -> io::Result<()> {
+        while !self.output.is_empty() {
+            let written = (&self.stream).write(&self.output)?;
+            self.output.drain(..written);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, reply: &Reply) {
+        let text = serde_json::to_vec(reply).unwrap_or_else(|error| {
+            let told = Reply::Error(format!("no answer: {error}"));
+            serde_json::to_vec(&told).unwrap_or_default()
+        });
+        self.output.extend_from_slice(&text);
+        self.output.push(b'\n');
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! The control socket's place in the file system: the owner's alone from its first moment on, taken
+//! over from a VMM that is dead, never from one that lives, and gone with its own.
+
+#![allow(unsafe_code)]
+
+use std::fs::{self, File, Metadata, Permissions};
+use std::io;
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use libc::{c_int, sockaddr_un, socklen_t, ucred};
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody else answers there.
+    #[error("another machine has the control socket {0}: give this one its own with --ctl")]
+    InUse(PathBuf),
+    /// Something is there that is not ours to replace.
+    #[error("{0} is there and is no socket: give another path with --ctl")]
+    NoSocket(PathBuf),
+    /// The path has too many bytes for the address of a socket, or none.
+    #[error("the path {path} cannot be a socket's: it takes 1 to {most} bytes")]
+    Length {
+        /// Which.
+        path: PathBuf,
+        /// How many it may have.
+        most: usize,
+    },
+    /// The host refuses.
+    #[error("cannot make the control socket {path}")]
+    Host {
+        /// Where.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Bytes of a socket's path, the final zero left out.
+const MAX_PATH: usize = size_of::<sockaddr_un>() - offset_of!(sockaddr_un, sun_path) - 1;
+/// Clients that wait to be taken.
+const BACKLOG: c_int = 16;
+
+/// A listening socket that nobody but its owner can open. Dropping it takes it away.
+#[derive(Debug)]
+pub struct Socket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+    /// What was made at the path: something else may stand there by now.
+    made: Metadata,
+}
+
+impl Socket {
+    /// Listens at `path`.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn listen(path: &Path) -> Result<Self, SocketError> {
+        let failed = |source| SocketError::Host {
+            path: path.to_owned(),
+            source,
+        };
+        let socket = match bound(path) {
+            Err(SocketError::Host { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {
+                remove_stale(path)?;
+                bound(path)?
+            }
+            other => other?,
+        };
+        // SAFETY: touches no memory.
+        if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let made = fs::symlink_metadata(path).map_err(failed)?;
+        Ok(Self {
+            listener: UnixListener::from(socket),
+            path: path.to_owned(),
+            made,
+        })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let same = fs::symlink_metadata(&self.path)
+            .is_ok_and(|now| (now.dev(), now.ino()) == (self.made.dev(), self.made.ino()));
+        if same && let Err(error) = fs::remove_file(&self.path) {
+            log::warn!("the control socket {} stays: {error}", self.path.display());
+        }
+    }
+}
+
+/// A socket with the address `path` and mode 0600, not listening yet.
+fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
+    let failed = |source| SocketError::Host {
+        path: path.to_owned(),
+        source,
+    };
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() || bytes.len() > MAX_PATH || bytes.contains(&0) {
+        return Err(SocketError::Length {
+            path: path.to_owned(),
+            most: MAX_PATH,
+        });
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: touches no memory.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if socket < 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    // SAFETY: the kernel has just made this descriptor for us alone.
+    let socket = File::from(unsafe { OwnedFd::from_raw_fd(socket) });
+    // The file that binding makes has the mode of the descriptor, so that it is never anybody's else.
+    socket
+        .set_permissions(Permissions::from_mode(0o600))
+        .map_err(failed)?;
+    // SAFETY: zeros are a valid value of this plain structure.
+    let mut address: sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    // SAFETY: the kernel reads the structure, of this size, within the call.
+    let result = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<sockaddr_un>() as socklen_t,
+        )
+    };
+    if result != 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    Ok(socket.into())
+}
+
+/// Takes away what a VMM left that could not do so itself.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let failed = |source| SocketError::Host {
+        path: path.to_owned(),
+        source,
+    };
+    let found = fs::symlink_metadata(path).map_err(failed)?;
+    if !found.file_type().is_socket() {
+        return Err(SocketError::NoSocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(failed)
+        }
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(failed(error)),
+        _ => Err(SocketError::InUse(path.to_owned())),
+    }
+}
+
+/// Whether the other end is the owner of this process, or root.
+pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
+    let mut peer = ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut size = size_of::<ucred>() as socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes, the structure's own, within the call.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: touches no memory.
+    let own = unsafe { libc::geteuid() };
+    Ok(peer.uid == own || peer.uid == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_the_owners_alone_and_goes_when_it_is_dropped() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("ctl");
+        let socket = Socket::listen(&path).expect("listens");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let stream = UnixStream::connect(&path).expect("answers");
+        assert!(is_ours(&stream).expect("told"));
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_living_one_is_respected_and_a_dead_one_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("ctl");
+        let living = UnixListener::bind(&path).expect("listens");
+        assert!(matches!(Socket::listen(&path), Err(SocketError::InUse(_))));
+        drop(living);
+        assert!(path.exists(), "dead, and still there");
+        let socket = Socket::listen(&path).expect("replaces it");
+        fs::remove_file(&path).expect("there");
+        fs::write(&path, "mine").expect("written");
+        drop(socket);
+        assert_eq!(fs::read(&path).expect("not ours to remove"), b"mine");
+    }
+
+    #[test]
+    fn what_is_no_socket_stays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notes");
+        fs::write(&path, "dear diary").expect("written");
+        assert!(matches!(
+            Socket::listen(&path),
+            Err(SocketError::NoSocket(_))
+        ));
+        assert_eq!(fs::read(&path).expect("there"), b"dear diary");
+        let long = directory.path().join("x".repeat(MAX_PATH));
+        for bad in [Path::new(""), &long] {
+            assert!(matches!(
+                Socket::listen(bad),
+                Err(SocketError::Length { .. })
+            ));
+        }
+        let nowhere = directory.path().join("no/ctl");
+        assert!(matches!(
+            Socket::listen(&nowhere),
+            Err(SocketError::Host { .. })
+        ));
+    }
+}
