@@ -11,11 +11,8 @@ use crate::host;
 /// A command that looks at what a guest left, and what it takes.
 #[derive(Clone, Debug, Default)]
 pub struct Afterwards {
-    /// For the shell, before the VMM starts; in the lab alone. Both run in a directory of their
-    /// own, the VMM's.
-    pub before: String,
-    /// For the shell, once the VMM has ended. It finds this machine's perf as `perf`, in the lab if
-    /// `files` has it.
+    /// For the shell, once the VMM has ended, in the directory where it ran. It finds this machine's
+    /// perf as `perf`, in the lab if `files` has it.
     pub command: String,
     /// Files for the lab's host.
     pub files: Files,
@@ -30,22 +27,20 @@ pub struct Said {
     pub status: i32,
 }
 
-impl Afterwards {
-    /// The lab's job: the VMM between the two commands.
-    pub(crate) fn job(&self, vmm: &str) -> String {
-        let before = &self.before;
-        format!(
-            r#"{before}
-{vmm}
+/// The lab's job: the VMM, then the command.
+pub(crate) fn job(vmm: &str) -> String {
+    format!(
+        r#"{vmm}
 code=$?
 printf '\n@@vpmu:%s host\n' "$MARK"
 sh /run/afterwards 2>&1
 printf '\n@@vpmu:%s hosted %s\n' "$MARK" $?
 exit $code
 "#
-        )
-    }
+    )
+}
 
+impl Afterwards {
     /// Runs the command on this machine, in `directory`.
     ///
     /// # Errors
@@ -91,11 +86,7 @@ mod tests {
 
     #[test]
     fn the_labs_job_keeps_the_vmms_exit_code() {
-        let afterwards = Afterwards {
-            before: "echo first".to_owned(),
-            ..Afterwards::default()
-        };
-        let job = afterwards.job("sh -c 'echo vmm; exit 5'");
+        let job = job("sh -c 'echo vmm; exit 5'");
         let output = Command::new("sh")
             .args(["-c", &job])
             .env("MARK", "t")
@@ -103,6 +94,6 @@ mod tests {
         let output = output.unwrap();
         assert_eq!(output.status.code(), Some(5));
         let text = String::from_utf8(output.stdout).unwrap();
-        assert!(text.starts_with("first\nvmm\n\n@@vpmu:t host\n"), "{text}");
+        assert!(text.starts_with("vmm\n\n@@vpmu:t host\n"), "{text}");
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::afterwards::Afterwards;
+use crate::afterwards::{self, Afterwards};
 use crate::cache::Cache;
 use crate::cpio::Archive;
 use crate::digest::Key;
@@ -202,7 +202,7 @@ impl Boot {
                 for (name, contents) in &afterwards.files {
                     run.file(name, 0o755, contents)?;
                 }
-                afterwards.job(&vmm)
+                afterwards::job(&vmm)
             }
         };
         run.file("run/job", 0o644, job.as_bytes())?;

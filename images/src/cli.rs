@@ -31,7 +31,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's 
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    /// Fetch a stock kernel with its headers; print where they are
+    /// Fetch a stock kernel with its headers, name its functions; print where they are
     Kernel(KernelArgs),
     /// Build the guest's driver for a kernel; print where it is
     Module(KernelArgs),

@@ -127,7 +127,7 @@ fn libraries(list: &str) -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ForeignError> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ForeignError> {
     fs::read(path).map_err(|source| ForeignError::File {
         path: path.to_owned(),
         source,

@@ -8,12 +8,14 @@ use thiserror::Error;
 
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
+use crate::kallsyms;
 use crate::packages::{self, PackageError};
 use crate::progress::Step;
 use crate::vmlinux::{self, VmlinuxError};
 
 /// The series booted unless another is asked for.
 pub const DEFAULT_SERIES: &str = "6.1";
+const SYSTEM_MAP: &str = "System.map";
 
 /// Why there is no kernel.
 #[derive(Debug, Error)]
@@ -137,6 +139,22 @@ impl Kernel {
             headers: headers(&place, &found.release),
             id,
         })
+    }
+
+    /// A `System.map` made from the kernel itself; `None`: it holds no names that can be found.
+    ///
+    /// # Errors
+    /// [`KernelError`].
+    pub fn symbols(&self, cache: &Cache) -> Result<Option<PathBuf>, KernelError> {
+        let place = cache.get("symbols", &self.id, |root| {
+            let kernel = fs::read(&self.image).map_err(|e| failed(&self.image, e))?;
+            let Some(map) = kallsyms::system_map(&kernel) else {
+                return Ok(());
+            };
+            let path = root.join(SYSTEM_MAP);
+            fs::write(&path, map).map_err(|e| failed(&path, e))
+        })?;
+        Ok(Some(place.join(SYSTEM_MAP)).filter(|path| path.is_file()))
     }
 
     fn own(image: &Path, sources: &Sources) -> Result<Self, KernelError> {

@@ -16,6 +16,7 @@ pub mod foreign;
 pub mod frame;
 pub mod host;
 pub mod initramfs;
+pub mod kallsyms;
 pub mod kernel;
 pub mod kmod;
 pub mod lab;

@@ -31,6 +31,9 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             println!("kernel {}", kernel.image.display());
             println!("bzimage {}", kernel.bzimage.display());
             println!("headers {}", kernel.headers.display());
+            if let Some(symbols) = kernel.symbols(&cache)? {
+                println!("symbols {}", symbols.display());
+            }
             if let Some(modules) = kernel.modules {
                 println!("modules {}", modules.display());
             }
