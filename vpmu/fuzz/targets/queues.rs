@@ -21,19 +21,23 @@ use std::sync::atomic::Ordering;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Registers};
+use vpmu::source::Rate;
+use vpmu::{CpuState, Engines, ExitReason, GENERAL_REGS, GuestRegs, Limits, Persist, Registers};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::Descriptor;
-use crate::rig::{ALL_FEATURES, MEMORY, Rig, VCPUS, thread};
+use crate::rig::{ALL_FEATURES, Errno, MEMORY, Rig, VCPUS, thread};
 use crate::world::{At, Nowhere};
 
 /// Where the driver takes ring pages from: every second page from here on, so that each has a
 /// neighbour that nobody may write to.
 const ARENA: u64 = 0x20_0000;
 const ARENA_PAGES: u64 = 32;
+/// Where the window lies, and its pages.
+const WINDOW: u64 = 0xd010_0000;
+const WINDOW_PAGES: u64 = 16;
 const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
 const AUX_TAIL: u64 = std::mem::offset_of!(Metadata, aux_tail) as u64;
 
@@ -155,7 +159,7 @@ fn open(input: &mut Unstructured<'_>) -> Result<OpenRequest> {
     .into();
     request.sample_type = (input.arbitrary::<u64>()? & SAMPLE_ALLOWED).into();
     request.read_format = (input.arbitrary::<u64>()? & READ_ALLOWED).into();
-    request.flags = (input.arbitrary::<u32>()? & 0x3fff).into();
+    request.flags = (input.arbitrary::<u32>()? & 0xffff).into();
     if matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE) {
         request.aux_watermark = half(input)?.into();
     }
@@ -181,7 +185,27 @@ fn open(input: &mut Unstructured<'_>) -> Result<OpenRequest> {
 }
 
 fn control(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
-    match input.int_in_range(0..=6)? {
+    match input.int_in_range(0..=8)? {
+        7 => {
+            let mut name = [0; PERSISTENT_NAME];
+            let len = input.int_in_range(0..=PERSISTENT_NAME)?;
+            for byte in &mut name[..len] {
+                *byte = *input.choose(b"aab-9_A\0")?;
+            }
+            let request = DetachRequest {
+                header: header(input, CONTROL_DETACH)?,
+                name,
+            };
+            let _ = rig.control(&request);
+        }
+        8 => {
+            let request = MapRequest {
+                header: header(input, CONTROL_MAP)?,
+                pages: (*input.choose(&[1_u32, 2, 3, 5, 9, 17, 4])?).into(),
+                flags: (MAP_WINDOW | input.int_in_range(0..=1)?).into(),
+            };
+            let _ = rig.control(&request);
+        }
         0..=1 => {
             let _ = rig.open_reply(&open(input)?);
         }
@@ -197,11 +221,11 @@ fn control(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
             if input.ratio(1, 10)? && !pages.is_empty() {
                 pages[0] = *input.choose(&[MEMORY, u64::MAX - 4095, page(first + 1), 1])?;
             }
-            let flags = input.int_in_range(0..=4)?;
+            let flags = input.int_in_range(0..=8)?;
             let _ = rig.map_as(op, number(input)?, flags, &pages);
         }
         3 => {
-            let op = input.int_in_range(0..=12)?;
+            let op = input.int_in_range(0..=15)?;
             rig.control_bytes(header(input, op)?.as_bytes(), 64);
         }
         4 => {
@@ -215,7 +239,7 @@ fn control(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
         }
         5 => {
             // Redirections, pauses and what else has a value after its header.
-            let op: u32 = input.int_in_range(0..=12)?;
+            let op: u32 = input.int_in_range(0..=15)?;
             let mut bytes = header(input, op)?.as_bytes().to_vec();
             bytes.extend(number(input)?.to_le_bytes());
             bytes.extend(number(input)?.to_le_bytes());
@@ -235,7 +259,7 @@ fn commands(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
     let mut batch = Vec::new();
     for _ in 0..input.int_in_range(1..=8)? {
         batch.push(Command {
-            op: input.int_in_range(0..=12)?.into(),
+            op: input.int_in_range(0..=13)?.into(),
             reserved: u32::from(input.ratio(1, 50)?).into(),
             event: number(input)?.into(),
             value: number(input)?.into(),
@@ -290,9 +314,53 @@ fn chain(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
+/// What the host does with persistent events, and a guest with the window.
+fn operator(rig: &mut Rig, window: &GuestMemoryMmap, input: &mut Unstructured<'_>) -> Result<()> {
+    match input.int_in_range(0..=5)? {
+        0 => {
+            let event = *input.choose(&["mark=5", "marks", "cycles", "tsc", "exits-user:u"])?;
+            let rates = [None, Some(Rate::Period(1)), Some(Rate::Period(100))];
+            let persist = Persist {
+                name: input.arbitrary::<bool>()?.then(|| "ours".to_owned()),
+                event: event.to_owned(),
+                vcpu: vcpu(input)?,
+                rate: *input.choose(&rates)?,
+                sample_type: input.arbitrary::<u64>()? & 0x1_03ff,
+                pages: *input.choose(&[0, 1, 2, 4, 8])?,
+            };
+            let _ = rig.vpmu.persist(&persist);
+        }
+        1 => {
+            let _ = rig.vpmu.end(number(input)?);
+        }
+        2..=3 => {
+            for event in rig.vpmu.persistent() {
+                let Ok(history) = rig.vpmu.history(event.id) else {
+                    continue;
+                };
+                let read: usize = history.iter().map(<[u8]>::len).sum();
+                assert_eq!(read, history.records.len(), "whole records");
+            }
+        }
+        4 => {
+            let at = input.int_in_range(0..=WINDOW_PAGES * PAGE_SIZE as u64 - 8)? / 8 * 8;
+            let word = match input.arbitrary()? {
+                true => 9 | input.int_in_range(0..=20)? << 51,
+                false => number(input)?,
+            };
+            window
+                .write_obj(word, GuestAddress(WINDOW + at))
+                .expect("in memory");
+        }
+        _ => rig.attach_as(vcpu(input)?, Errno::from(input.int_in_range(100..=104_u8)?)),
+    }
+    Ok(())
+}
+
+fn run(rig: &mut Rig, window: &GuestMemoryMmap, input: &mut Unstructured<'_>) -> Result<()> {
     while !input.is_empty() {
-        match input.int_in_range(0..=14)? {
+        match input.int_in_range(0..=15)? {
+            15 => operator(rig, window, input)?,
             0..=3 => control(rig, input)?,
             4..=6 => commands(rig, input)?,
             7 => {
@@ -335,7 +403,7 @@ fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
                 rig.vpmu.enter(vcpu);
             }
             _ => match input.int_in_range(0..=9)? {
-                0 => rig.activate(input.arbitrary::<u64>()? & 15 | 1 << 32),
+                0 => rig.activate(input.arbitrary::<u64>()? & 31 | 1 << 32),
                 1 => rig.world.break_host(),
                 _ => chain(rig, input)?,
             },
@@ -345,9 +413,20 @@ fn run(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let mut rig = Rig::with(vpmu::Limits::default(), ALL_FEATURES);
+    let range = (
+        GuestAddress(WINDOW),
+        usize::try_from(WINDOW_PAGES).expect("few") * PAGE_SIZE,
+    );
+    let window = GuestMemoryMmap::from_ranges(&[range]).expect("memory");
+    let limits = Limits {
+        max_persistent: 6,
+        ..Limits::default()
+    };
+    let mut rig = Rig::bare(Engines::Auto, limits, Some(&window));
+    (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+    rig.activate(ALL_FEATURES | 1 << F_WINDOW);
     // Out of input is the end.
-    let _ = run(&mut rig, &mut Unstructured::new(input));
+    let _ = run(&mut rig, &window, &mut Unstructured::new(input));
     let mut bytes = [0; PAGE_SIZE];
     for number in 0..ARENA_PAGES {
         let neighbour = GuestAddress(page(number) + PAGE_SIZE as u64);

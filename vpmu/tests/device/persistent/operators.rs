@@ -76,6 +76,16 @@ fn the_guest_changes_nothing_about_it() {
     assert_eq!(rig.pause(event, 1), Err(libc::EPERM));
     assert_eq!(rig.redirect(event, own), Err(libc::EPERM));
     assert_eq!(rig.redirect(own, event), Err(libc::EPERM));
+    for role in [LINK_STARTER, LINK_STOPPER] {
+        let link = |from, to: u64| LinkRequest {
+            header: Rig::header(CONTROL_LINK, from),
+            target: to.into(),
+            role: role.into(),
+            reserved: 0.into(),
+        };
+        assert_eq!(rig.control(&link(event, own)), Err(libc::EPERM));
+        assert_eq!(rig.control(&link(own, event)), Err(libc::EPERM));
+    }
     let child = OpenRequest {
         parent: event.into(),
         ..marks(0)
