@@ -133,6 +133,8 @@ fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
 
 fn the_page_equals_read() -> Outcome {
     let device = Device::open()?;
+    // The page tells what the last command did, and a switch of the task is one.
+    cpu::keep()?;
     let (event, page) = counting(&device, KIND_MARK, VALUE, How::OWN)?;
     let same = |what: &str| -> Outcome {
         let words = event.read()?;
