@@ -1,0 +1,129 @@
+//! Persistent events of a real host over threads that end: each machine that boots has new ones.
+#![expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+
+use std::hint::black_box;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE};
+use vpmu::host::PerfSource;
+use vpmu::source::{Rate, Source};
+use vpmu::{
+    Engines, ExitReason, GuestRegs, Limits, Machine, Persist, PersistentStatus, Registers,
+    Settings, Vpmu,
+};
+
+/// What each thread spends on the CPU.
+const SPENT: Duration = Duration::from_millis(50);
+const IP: u64 = 0x1234;
+
+/// A machine that has nothing to tell.
+#[derive(Debug)]
+struct Bare;
+
+impl Machine for Bare {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+struct Still;
+
+impl Registers for Still {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs { ip: IP, user: true })
+    }
+}
+
+extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+fn source() -> PerfSource {
+    register_signal_handler(SIGRTMIN(), ignore).expect("a handler");
+    PerfSource::new(SIGRTMIN()).expect("a source")
+}
+
+fn device() -> Vpmu {
+    let settings = Settings {
+        vcpus: 1,
+        tsc_khz: 1_000_000,
+        limits: Limits::default(),
+        engines: Engines::Exit,
+    };
+    let source = source();
+    let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);
+    let window = GuestMemoryMmap::from_ranges(&[range]).expect("memory");
+    let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
+    vpmu.with_window(window).expect("a window")
+}
+
+/// A thread that runs the vCPU for a while, and ends.
+fn boot(vpmu: &Vpmu, host: &PerfSource) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            vpmu.attach(0, 0).expect("a vCPU of it");
+            let clock = || Duration::from_nanos(host.thread_time().expect("a clock"));
+            let start = clock();
+            while clock() - start < SPENT {
+                vpmu.enter(0);
+                black_box(());
+                vpmu.leave(0, ExitReason::Signal, &mut Still);
+            }
+        });
+    });
+}
+
+fn only(vpmu: &Vpmu) -> PersistentStatus {
+    let mut all = vpmu.persistent();
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+#[test]
+fn a_hosts_clock_goes_on_with_the_next_thread() {
+    let (vpmu, host) = (device(), source());
+    let asked = Persist {
+        name: None,
+        event: "task-clock".to_owned(),
+        vcpu: 0,
+        rate: Some(Rate::Period(1_000_000)),
+        sample_type: 0x1_0007,
+        pages: 16,
+    };
+    let event = vpmu.persist(&asked).expect("started before any thread");
+    assert_eq!(only(&vpmu).state, STATE_INACTIVE);
+    let mut before = only(&vpmu);
+    for _ in 0..3 {
+        boot(&vpmu, &host);
+        // The thread is gone, and what it counted is not.
+        let after = only(&vpmu);
+        assert_eq!(after.state, STATE_ACTIVE);
+        let spent = Duration::from_nanos(after.count - before.count);
+        assert!(spent >= SPENT, "{spent:?}");
+        assert!(after.time_running >= before.time_running);
+        vpmu.reset();
+        assert_eq!(only(&vpmu).id, event);
+        before = after;
+    }
+    let history = vpmu.history(event).expect("a history");
+    let ips: Vec<u64> = history
+        .iter()
+        .filter(|record| record[0] == 9)
+        .map(|record| u64::from_le_bytes(record[16..24].try_into().expect("a word")))
+        .collect();
+    assert!(!ips.is_empty() && ips.iter().all(|&ip| ip == IP), "{ips:?}");
+}
