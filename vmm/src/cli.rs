@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
 use crate::check::CheckArgs;
+use crate::ctl::CtlArgs;
 use crate::persistent::Spec;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
@@ -36,6 +37,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Tell what this machine can do, and what follows from it
     Check(CheckArgs),
+    /// Ask a running machine about its persistent events, start and end them
+    Ctl(CtlArgs),
 }
 
 /// Arguments of `vmm run`.
@@ -233,7 +236,7 @@ pub fn parse() -> Result<Cli, Option<String>> {
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // Nobody is left to tell when even this cannot be written.
             let _ = error.print();
-            (error.exit_code() != 0).then(|| "say what to do: run or check".to_owned())
+            (error.exit_code() != 0).then(|| "say what to do: run, check or ctl".to_owned())
         }
         _ => Some(one_line(&error.render().to_string())),
     })
@@ -249,7 +252,7 @@ fn one_line(report: &str) -> String {
         .collect();
     let message = message.join(" ");
     let message = message.strip_prefix("error: ").unwrap_or(&message);
-    format!("{message}; 'vmm --help' and 'vmm run --help' tell more")
+    format!("{message}; 'vmm --help' and 'vmm COMMAND --help' tell more")
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub mod exit;
 mod footprint;
 pub mod kvm;
 pub mod memory;
+pub mod operator;
 pub mod pc;
 pub mod persistent;
 pub mod recording;

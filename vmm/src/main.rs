@@ -8,7 +8,7 @@ use vmm::cli::{self, Command, RunArgs};
 use vmm::config::Config;
 use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
 use vmm::report::{self, Destination, Report};
-use vmm::{check, vm::Vm};
+use vmm::{check, ctl, vm::Vm};
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
@@ -28,6 +28,10 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Run(args) => run(&args).into(),
         Command::Check(args) => match check::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&error, EXIT_FAILURE).into(),
+        },
+        Command::Ctl(args) => match ctl::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&error, EXIT_FAILURE).into(),
         },

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::ctl::Recorded;
 use crate::exit::{EXIT_FAILURE, Ending};
 use crate::footprint;
 use crate::vm::{Ran, VmError};
@@ -172,6 +173,8 @@ pub struct Report {
     pub kvm_totals: BTreeMap<String, u64>,
     /// The PMU; absent when it was left out.
     pub vpmu: Option<VpmuReport>,
+    /// The last recording; absent where there was nothing to be recorded.
+    pub recording: Option<Recorded>,
     /// Bytes of memory that the VMM itself used at the end; absent where the host does not tell.
     pub vmm_overhead_bytes: Option<u64>,
 }
@@ -207,6 +210,7 @@ impl Report {
             vcpus: Vec::new(),
             kvm_totals: BTreeMap::new(),
             vpmu: None,
+            recording: None,
             vmm_overhead_bytes: None,
         }
     }
@@ -274,6 +278,7 @@ impl Report {
             vcpus,
             kvm_totals,
             vpmu,
+            recording: ran.recorded.clone(),
             vmm_overhead_bytes: footprint::overhead(&ran.memory),
         }
     }
@@ -337,6 +342,9 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
             vpmu.aux_written >> 10,
             vpmu.aux_lost.div_ceil(1 << 10),
         );
+    }
+    if let Some(recorded) = &report.recording {
+        let _ = writeln!(text, "vmm: recording: {recorded}");
     }
     if let Some(bytes) = report.vmm_overhead_bytes {
         let _ = writeln!(text, "vmm: {} KiB used by the VMM itself", bytes >> 10);

@@ -88,20 +88,24 @@ impl Threads {
         Joined(slot)
     }
 
-    /// Makes `vcpu` leave the guest, if it runs; it does so a moment later.
-    pub fn kick(&self, vcpu: u32) {
+    /// Makes `vcpu` leave the guest, if it is there; it does so a moment later.
+    ///
+    /// # Errors
+    /// It has no thread, or the host's.
+    pub fn kick(&self, vcpu: u32) -> io::Result<()> {
         let slot = usize::try_from(vcpu).ok().and_then(|vcpu| self.0.get(vcpu));
         let thread = slot.map_or(0, |slot| slot.load(Ordering::SeqCst));
         if thread == 0 {
-            return;
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         // The kernel's numbers of processes are positive.
         let process = std::process::id();
         // SAFETY: touches no memory. Should the thread have ended since, another one of this process
         // may get the signal, whose handler then does nothing there.
         let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, kick_signal()) };
-        if result != 0 {
-            log::debug!("vCPU {vcpu} is not kicked: {}", io::Error::last_os_error());
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 }
@@ -230,16 +234,15 @@ mod tests {
             // SAFETY: `flag` is this thread's own; the handler runs on it too.
             unsafe { IMMEDIATE_EXIT.get().replace(0) }
         };
-        threads.kick(0);
-        assert_eq!(kicked(), 0, "it has no thread yet");
+        assert!(threads.kick(0).is_err(), "it has no thread yet");
         let joined = threads.join(0);
-        threads.kick(1);
-        assert_eq!(kicked(), 0, "no such vCPU");
-        threads.kick(0);
+        assert!(threads.kick(1).is_err(), "no such vCPU");
+        assert_eq!(kicked(), 0);
+        threads.kick(0).expect("a thread");
         assert_eq!(kicked(), 1);
         drop(joined);
-        threads.kick(0);
-        assert_eq!(kicked(), 0, "it has none any more");
+        assert!(threads.kick(0).is_err(), "it has none any more");
+        assert_eq!(kicked(), 0);
         drop(guard);
     }
 }

@@ -197,13 +197,7 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
 fn told(answer: &Answer) -> String {
     match answer {
         Answer::Events(events) => table::render(events),
-        Answer::Recording(recorded) => format!(
-            "{}: {} events, {} samples, {} lost\n",
-            recorded.file.display(),
-            recorded.events,
-            recorded.samples,
-            recorded.lost
-        ),
+        Answer::Recording(recorded) => format!("{recorded}\n"),
         Answer::Done => String::new(),
     }
 }

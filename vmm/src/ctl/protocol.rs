@@ -1,5 +1,6 @@
 //! What is said on the control socket: a line of JSON each way. Knows nothing of sockets or tables.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -71,6 +72,17 @@ pub struct Recorded {
     pub samples: u64,
     /// Overflows that no sample was written of.
     pub lost: u64,
+}
+
+impl fmt::Display for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.file.display();
+        write!(
+            f,
+            "{file}: {} events, {} samples, {} lost",
+            self.events, self.samples, self.lost
+        )
+    }
 }
 
 /// One persistent event.

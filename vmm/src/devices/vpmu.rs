@@ -102,6 +102,10 @@ impl Machine for Carrier {
         *self.guest_ips.get_or_init(check::host_knows_guest_ips)
     }
 
+    fn kick(&self, vcpu: u32) -> io::Result<()> {
+        self.threads.kick(vcpu)
+    }
+
     fn draining(&self, wanted: bool) {
         self.drain.set(wanted);
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuFd};
-use vpmu::{Registers, Vpmu};
+use vpmu::{ExitReason, Registers, Vpmu};
 
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
@@ -144,6 +144,7 @@ impl Vcpu {
                     }
                     libc::EAGAIN => Exit::Again,
                     _ => {
+                        self.left(vpmu);
                         return Err(VcpuError::Run {
                             vcpu: self.index,
                             source: error,
@@ -166,6 +167,14 @@ impl Vcpu {
             log::debug!("vCPU {} stops at {:#x}", self.index, regs.ip);
         }
         Ok(())
+    }
+
+    /// It has come back for no reason of the guest's; whoever waits for it is to know.
+    fn left(&self, vpmu: Option<&Vpmu>) {
+        if let Some(vpmu) = vpmu {
+            let mut registers = ExitRegisters::new(&self.fd, false);
+            vpmu.leave(self.index, ExitReason::Other, &mut registers);
+        }
     }
 
     /// Guest TSC minus host TSC; zero where KVM does not tell, as older ones do not.

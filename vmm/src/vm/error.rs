@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::arch::{boot, kernel, regs};
-use crate::{event_loop, kvm, memory, pc, signal, vcpu};
+use crate::{ctl, event_loop, kvm, memory, operator, pc, signal, vcpu};
 
 /// Why there is no machine, or why it failed.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +64,15 @@ pub enum VmError {
     /// The paravirtual PMU.
     #[error("cannot make the PMU device; --no-vpmu leaves it out")]
     Vpmu(#[from] vpmu::Error),
+    /// What the operator asked for besides.
+    #[error(transparent)]
+    Operator(#[from] operator::OperatorError),
+    /// The control socket.
+    #[error(transparent)]
+    Socket(#[from] ctl::SocketError),
+    /// Its server.
+    #[error(transparent)]
+    Server(#[from] ctl::ServerError),
     /// A descriptor or a thread.
     #[error("the host has no more {0}")]
     Host(&'static str, #[source] io::Error),

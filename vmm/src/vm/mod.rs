@@ -24,6 +24,7 @@ use self::pmu::{Parts, Pmu};
 use crate::arch::layout;
 use crate::cli::OnReset;
 use crate::config::Config;
+use crate::ctl::{Recorded, Socket};
 use crate::devices::console::Patience;
 use crate::devices::progress::Progress;
 use crate::event_loop::{Console, EventLoop};
@@ -52,6 +53,7 @@ pub struct Vm {
     tsc_offsets: TscOffsets,
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
+    recorded: Option<Recorded>,
 }
 
 /// A machine whose run has ended.
@@ -65,6 +67,8 @@ pub struct Ran {
     pub boot: Option<Duration>,
     /// How often the guest has booted.
     pub boots: u64,
+    /// The last recording, where there was anything to be recorded.
+    pub recorded: Option<Recorded>,
     /// The PMU, unless left out.
     pub vpmu: Option<Arc<Vpmu>>,
     /// KVM's statistics of each vCPU, where there are some.
@@ -85,6 +89,7 @@ impl Vm {
     /// [`VmError`], whatever does not come together.
     pub fn new(config: Config) -> Result<Self, VmError> {
         let mut images = Images::open(&config)?;
+        let socket = config.ctl.as_deref().map(Socket::listen).transpose()?;
         let kvm = kvm::open(config.vcpus)?;
         let memory = memory::allocate(config.memory_mib)?;
         let entry = images.load(&memory)?;
@@ -116,8 +121,9 @@ impl Vm {
                 tsc_khz: boot.tsc_khz,
                 stats: &stats,
                 threads: &threads,
+                socket,
             };
-            Some(Pmu::new(&config, &parts, &mut buses)?)
+            Some(Pmu::new(&config, parts, &mut buses)?)
         } else {
             None
         };
@@ -142,6 +148,7 @@ impl Vm {
             stats,
             memory,
             window,
+            recorded: None,
         };
         vm.wire(&boot.vm)?;
         vm.boot = Some(boot);
@@ -159,6 +166,7 @@ impl Vm {
             wall: start.elapsed(),
             boot: self.shared.progress.boot_time(),
             boots,
+            recorded: self.recorded,
             vpmu: self.shared.vpmu.clone(),
             stats: self.stats,
             memory: self.memory,
@@ -188,7 +196,7 @@ impl Vm {
     }
 
     /// From the first instruction of a boot to the end of its VM, whose last user this is.
-    fn run_boot(&self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
+    fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
         let mut threads = Threads::default();
         let served = boot
@@ -202,6 +210,10 @@ impl Vm {
         // While the VM exists, whose statistics these are.
         self.stats.end();
         if let Some(pmu) = &self.pmu {
+            // While the driver's memory is known.
+            if let Some(recorded) = pmu.operator.record() {
+                self.recorded = Some(recorded);
+            }
             pmu.reset();
         }
         served?;

@@ -11,10 +11,12 @@ use super::{VmError, event};
 use crate::arch::layout;
 use crate::cli::Engine;
 use crate::config::Config;
+use crate::ctl::{Server, Socket};
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
 use crate::devices::vpmu::{Carrier, DrainTimer, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::kvm;
+use crate::operator::Operator;
 use crate::pc::{self, Buses};
 use crate::signal::{self, Threads};
 use crate::stats::Statistics;
@@ -25,6 +27,9 @@ pub(super) struct Pmu {
     pub(super) vpmu: Arc<Vpmu>,
     /// What the event loop serves of it.
     pub(super) queues: Queues,
+    pub(super) operator: Arc<Operator>,
+    /// Serves the control socket for as long as the machine is there.
+    _server: Option<Server>,
     interrupt: Arc<Interrupt>,
     transport: Arc<VirtioMmio>,
 }
@@ -36,6 +41,7 @@ pub(super) struct Parts<'a> {
     pub(super) tsc_khz: u32,
     pub(super) stats: &'a Arc<Statistics>,
     pub(super) threads: &'a Arc<Threads>,
+    pub(super) socket: Option<Socket>,
 }
 
 impl Pmu {
@@ -45,7 +51,7 @@ impl Pmu {
     /// [`VmError`].
     pub(super) fn new(
         config: &Config,
-        parts: &Parts<'_>,
+        parts: Parts<'_>,
         buses: &mut Buses,
     ) -> Result<Self, VmError> {
         let interrupt = Arc::new(Interrupt::new(event()?));
@@ -89,9 +95,16 @@ impl Pmu {
             vpmu: Arc::clone(&vpmu),
             drain,
         };
+        let operator = Arc::new(Operator::new(config, &vpmu)?);
+        let server = parts.socket.map(|socket| {
+            let operator = Arc::clone(&operator);
+            Server::start(socket, Box::new(move |request| operator.serve(request)))
+        });
         Ok(Self {
             vpmu,
             queues,
+            operator,
+            _server: server.transpose()?,
             interrupt,
             transport,
         })

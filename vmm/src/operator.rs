@@ -1,0 +1,191 @@
+//! What an operator has done with persistent events: by flags before the first instruction, by
+//! `vmm ctl` while the guest runs, and at every end of it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vpmu::{FlushError, PersistError, Vpmu};
+
+use crate::config::Config;
+use crate::ctl::{Answer, Entry, Recorded, Reply, Request};
+use crate::persistent::{Spec, SpecError};
+use crate::recording::{self, Recorder, RecordingError};
+use crate::report;
+
+/// Why it is not done.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    /// An event that cannot be.
+    #[error("cannot start the persistent event `{name}`")]
+    Start {
+        /// Which.
+        name: String,
+        /// The device's reason.
+        #[source]
+        source: PersistError,
+    },
+    /// One more than there is memory for.
+    #[error(
+        "cannot start the persistent event `{name}`: give it a smaller size, or the machine more with --window"
+    )]
+    NoRoom {
+        /// Which.
+        name: String,
+        /// The device's reason.
+        #[source]
+        source: PersistError,
+    },
+    /// What is asked for is none.
+    #[error("`{spec}` is no persistent event")]
+    Spec {
+        /// What it said.
+        spec: String,
+        /// What is wrong with it.
+        #[source]
+        source: SpecError,
+    },
+    /// Nothing has that name or id.
+    #[error("there is no persistent event `{0}`: 'vmm ctl list' shows those that there are")]
+    NoSuch(String),
+    /// An event that cannot be ended.
+    #[error("cannot end the persistent event")]
+    End(#[source] PersistError),
+    /// A flush that is not whole.
+    #[error("not everything is flushed")]
+    Flush(#[source] FlushError),
+    /// A recording that cannot be written.
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+}
+
+/// The operator's hand in one machine.
+#[derive(Debug)]
+pub struct Operator {
+    vpmu: Arc<Vpmu>,
+    vcpus: u32,
+    /// One recording at a time, for they may go to one file.
+    recorder: Mutex<Recorder>,
+}
+
+impl Operator {
+    /// The operator whom `config` describes, the events that it names started.
+    ///
+    /// # Errors
+    /// [`OperatorError`]; a recording that could not be written in the end is told now.
+    pub fn new(config: &Config, vpmu: &Arc<Vpmu>) -> Result<Self, OperatorError> {
+        let recorder = Recorder::new(&config.recording, config.symbols.as_deref())?;
+        if !config.persistent.is_empty() {
+            recorder.check()?;
+        }
+        let operator = Self {
+            vpmu: Arc::clone(vpmu),
+            vcpus: config.vcpus.into(),
+            recorder: Mutex::new(recorder),
+        };
+        for spec in &config.persistent {
+            operator.start(spec)?;
+        }
+        Ok(operator)
+    }
+
+    /// No vCPU runs, and the guest's memory is still there: writes the recording, if there is anything
+    /// to be recorded. What goes wrong is told, and changes nothing about how the run ends.
+    pub fn record(&self) -> Option<Recorded> {
+        if self.vpmu.persistent().is_empty() {
+            return None;
+        }
+        self.dump(None)
+            .inspect_err(|error| log::error!("{}", report::chain(error)))
+            .ok()
+    }
+
+    /// Does what was asked on the control socket.
+    pub fn serve(&self, request: Request) -> Reply {
+        match self.done(request) {
+            Ok(answer) => Reply::Ok(answer),
+            Err(error) => Reply::Error(report::chain(&error)),
+        }
+    }
+
+    fn done(&self, request: Request) -> Result<Answer, OperatorError> {
+        match request {
+            Request::List {} => Ok(Answer::Events(self.entries(|_| true))),
+            Request::Dump { file } => Ok(Answer::Recording(self.dump(file.as_deref())?)),
+            Request::Flush { event } => {
+                let id = event.map(|event| self.find(&event)).transpose()?;
+                self.vpmu.flush(id).map_err(OperatorError::Flush)?;
+                Ok(Answer::Done)
+            }
+            Request::Start { spec } => {
+                let parsed = spec
+                    .parse()
+                    .map_err(|source| OperatorError::Spec { spec, source })?;
+                let started = self.start(&parsed)?;
+                Ok(Answer::Events(self.entries(|id| started.contains(&id))))
+            }
+            Request::End { event } => {
+                let id = self.find(&event)?;
+                self.vpmu.end(id).map_err(OperatorError::End)?;
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn entries(&self, wanted: impl Fn(u64) -> bool) -> Vec<Entry> {
+        let events = self.vpmu.persistent().into_iter();
+        let wanted = events.filter(|event| wanted(event.id));
+        wanted.map(Entry::from).collect()
+    }
+
+    /// The id behind a name, or behind the digits of an id: no name begins with one.
+    fn find(&self, event: &str) -> Result<u64, OperatorError> {
+        let id: Option<u64> = event.parse().ok();
+        let events = self.vpmu.persistent().into_iter();
+        events
+            .filter(|known| known.name == event || Some(known.id) == id)
+            .map(|known| known.id)
+            .next()
+            .ok_or_else(|| OperatorError::NoSuch(event.to_owned()))
+    }
+
+    /// Starts the events of `spec`, all or none; their ids.
+    fn start(&self, spec: &Spec) -> Result<Vec<u64>, OperatorError> {
+        let mut started = Vec::new();
+        for persist in spec.events(self.vcpus) {
+            match self.vpmu.persist(&persist) {
+                Ok(id) => started.push(id),
+                Err(source) => {
+                    for id in started {
+                        if let Err(error) = self.vpmu.end(id) {
+                            log::warn!("event {id} does not end: {error}");
+                        }
+                    }
+                    let name = persist.name.unwrap_or(persist.event);
+                    return Err(match source {
+                        PersistError::NoRoom(_) => OperatorError::NoRoom { name, source },
+                        source => OperatorError::Start { name, source },
+                    });
+                }
+            }
+        }
+        Ok(started)
+    }
+
+    fn dump(&self, file: Option<&Path>) -> Result<Recorded, OperatorError> {
+        // What an event in error had until then is recorded too.
+        if let Err(error) = self.vpmu.flush(None) {
+            log::warn!("the recording may lack samples: {}", report::chain(&error));
+        }
+        let histories = recording::histories(&self.vpmu);
+        // A recorder that panicked has left no half of a file.
+        let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = file.unwrap_or(recorder.path());
+        let summary = recorder.write_to(path, &histories)?;
+        Ok(Recorded {
+            file: path.to_owned(),
+            events: u64::try_from(summary.events).unwrap_or(u64::MAX),
+            samples: summary.samples,
+            lost: summary.lost,
+        })
+    }
+}
