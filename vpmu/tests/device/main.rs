@@ -16,6 +16,7 @@ mod hostile;
 mod life;
 mod limits;
 mod links;
+mod lives;
 mod loss;
 mod marks;
 mod modes;

@@ -1,0 +1,408 @@
+//! Events that persist, start, stop, end and are flushed in whatever order: after each step the device
+//! is held against a model of it.
+
+mod model;
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use vm_memory::GuestMemoryMmap;
+use vpmu::abi::*;
+use vpmu::source::Rate;
+use vpmu::{Limits, Persist};
+
+use self::model::{Event, MOST, Model, Ring};
+use crate::persistent::{WINDOW_FEATURES, name, reader, window};
+use crate::reader::{Reader, SAMPLE};
+use crate::rig::{Errno, Rig, command, open_of};
+
+const IP: u64 = 1;
+const NAMES: [&str; 3] = ["one", "two", "event1"];
+
+/// What is done; events are named by their place among those that there are.
+#[derive(Debug, Clone)]
+enum Step {
+    Open(Event),
+    /// By the operator: the vCPU, the mark and the period.
+    Start(u32, u64, u64),
+    End(usize),
+    Close(usize),
+    Detach(usize, Option<usize>),
+    Attach(usize),
+    Link(usize, usize, u32),
+    Map(usize, bool),
+    Unmap(usize),
+    Command(u32, usize),
+    Refresh(usize, u64),
+    Mark(u32, u32, u64),
+    Flush(u32, Option<usize>),
+    HostFlush(Option<usize>),
+    Reset,
+}
+
+/// Mostly the first, so that events meet.
+fn vcpu() -> impl Strategy<Value = u32> {
+    prop_oneof![9 => Just(0_u32), 1 => Just(1)]
+}
+
+fn config() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 1_u64..3, 1 => Just(MARK_ANY)]
+}
+
+fn period() -> impl Strategy<Value = u64> {
+    prop_oneof![1 => Just(0_u64), 3 => Just(1), 1 => 2_u64..4]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let flags = (
+        prop::bool::weighted(0.8),
+        prop::bool::weighted(0.4),
+        prop::bool::weighted(0.3),
+    );
+    (vcpu(), config(), period(), flags).prop_map(
+        |(vcpu, config, period, (enabled, paused, persistent))| Event {
+            vcpu,
+            config,
+            period,
+            enabled,
+            paused,
+            count: 0,
+            progress: 0,
+            limit: 0,
+            lost: 0,
+            name: persistent.then(String::new),
+            operator: false,
+            ring: None,
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let place = prop_oneof![3 => 0_usize..4, 1 => 4_usize..8];
+    let some = prop::option::weighted(0.7, place.clone());
+    let role = prop_oneof![9 => LINK_STARTER..=LINK_STOPPER, 1 => Just(LINK_STOPPER + 1)];
+    prop_oneof![
+        20 => event().prop_map(Step::Open),
+        2 => (vcpu(), config(), 1_u64..3).prop_map(|(vcpu, config, period)| Step::Start(vcpu, config, period)),
+        2 => place.clone().prop_map(Step::End),
+        8 => place.clone().prop_map(Step::Close),
+        12 => (place.clone(), prop::option::of(0..NAMES.len())).prop_map(|(place, name)| Step::Detach(place, name)),
+        8 => place.clone().prop_map(Step::Attach),
+        24 => (place.clone(), place.clone(), role).prop_map(|(one, other, role)| Step::Link(one, other, role)),
+        16 => (place.clone(), any::<bool>()).prop_map(|(place, window)| Step::Map(place, window)),
+        2 => place.clone().prop_map(Step::Unmap),
+        16 => (prop::sample::select(&[COMMAND_ENABLE, COMMAND_DISABLE, COMMAND_RESET][..]), place.clone())
+            .prop_map(|(op, place)| Step::Command(op, place)),
+        2 => (place, 0_u64..4).prop_map(|(place, overflows)| Step::Refresh(place, overflows)),
+        60 => (vcpu(), 1_u32..4, 1_u64..6).prop_map(|(vcpu, value, times)| Step::Mark(vcpu, value, times)),
+        8 => (0_u32..2, some.clone()).prop_map(|(vcpu, place)| Step::Flush(vcpu, place)),
+        2 => some.prop_map(Step::HostFlush),
+        1 => Just(Step::Reset),
+    ]
+}
+
+/// The device, the model, and what was read of the guest's rings.
+struct Run {
+    window: GuestMemoryMmap,
+    rig: Rig,
+    model: Model,
+    ids: Vec<u64>,
+    rings: BTreeMap<u64, (Reader, Vec<u64>)>,
+    place: u64,
+}
+
+impl Run {
+    fn new() -> Self {
+        let limits = Limits {
+            max_sample_rate: u32::MAX,
+            max_persistent: u32::try_from(MOST).expect("few"),
+            ..Limits::default()
+        };
+        let window = window(512);
+        Self {
+            rig: Rig::windowed_with(limits, &window),
+            window,
+            model: Model::default(),
+            ids: Vec::new(),
+            rings: BTreeMap::new(),
+            place: 0,
+        }
+    }
+
+    /// An event that there is; where there are not so many, one that has been, or never was.
+    fn id(&self, place: usize) -> u64 {
+        let known = self.model.events.keys().nth(place);
+        known
+            .or_else(|| self.ids.get(place))
+            .copied()
+            .unwrap_or(999)
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Open(ref event) => self.open(event),
+            Step::Start(vcpu, config, period) => self.start(vcpu, config, period),
+            Step::End(place) => {
+                let id = self.id(place);
+                assert_eq!(self.rig.vpmu.end(id).is_ok(), self.model.end(id));
+            }
+            Step::Close(place) => {
+                let id = self.id(place);
+                assert_eq!(self.rig.close(id), self.model.close(id));
+            }
+            Step::Detach(place, name) => {
+                let id = self.id(place);
+                let name = name.map(|name| NAMES[name]);
+                let detached = self.rig.detach(id, name.unwrap_or_default());
+                assert_eq!(detached, self.model.detach(id, name));
+            }
+            Step::Attach(place) => {
+                let id = self.id(place);
+                assert_eq!(self.rig.reattach(id), self.model.attach(id));
+            }
+            Step::Link(one, other, role) => {
+                let (one, other) = (self.id(one), self.id(other));
+                let linked = self.rig.link(one, other, role);
+                if role > LINK_STOPPER {
+                    assert!([Err(libc::EINVAL), Err(libc::EPERM)].contains(&linked));
+                } else {
+                    assert_eq!(linked, self.model.link(one, other, role));
+                }
+            }
+            Step::Map(place, window) => self.map(self.id(place), window),
+            Step::Unmap(place) => {
+                let id = self.id(place);
+                assert_eq!(self.rig.unmap(id), self.model.unmap(id));
+            }
+            Step::Command(op, place) => self.command(op, self.id(place), 0),
+            Step::Refresh(place, overflows) => {
+                self.command(COMMAND_REFRESH, self.id(place), overflows);
+            }
+            Step::Mark(vcpu, value, times) => {
+                for _ in 0..times {
+                    self.place += 1;
+                    self.rig.mark(vcpu, value, self.place);
+                    self.model.mark(vcpu, value.into(), self.place);
+                }
+            }
+            Step::Flush(vcpu, place) => {
+                let id = place.map_or(0, |place| self.id(place));
+                let flushed = outcome(self.rig.flush(vcpu, id));
+                assert_eq!(flushed, self.model.flush(vcpu, id));
+            }
+            Step::HostFlush(place) => {
+                let id = place.map(|place| self.id(place));
+                let known = id.is_none_or(|id| self.model.events.contains_key(&id));
+                assert_eq!(self.rig.vpmu.flush(id).is_ok(), known);
+            }
+            Step::Reset => {
+                self.rig.vpmu.reset();
+                self.rig.activate(WINDOW_FEATURES);
+                self.model.reset();
+            }
+        }
+    }
+
+    fn open(&mut self, event: &Event) {
+        let persistent = event.name.is_some();
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let flags = flag(event.enabled, OPEN_ENABLED)
+            | flag(event.paused, OPEN_PAUSED)
+            | flag(persistent, OPEN_PERSISTENT);
+        let request = OpenRequest {
+            period: event.period.into(),
+            sample_type: IP.into(),
+            flags: flags.into(),
+            ..open_of(KIND_MARK, event.config, event.vcpu)
+        };
+        let opened = self.rig.open(&request);
+        if persistent && let Err(errno) = self.model.most() {
+            assert_eq!(opened, Err(errno));
+            return;
+        }
+        let id = opened.expect("opened");
+        assert!(
+            self.ids.last().is_none_or(|&last| last < id),
+            "never used again"
+        );
+        self.ids.push(id);
+        self.model.open(
+            id,
+            Event {
+                name: persistent.then(|| format!("event{id}")),
+                ..event.clone()
+            },
+        );
+    }
+
+    fn start(&mut self, vcpu: u32, config: u64, period: u64) {
+        let asked = Persist {
+            name: None,
+            event: match config {
+                MARK_ANY => "marks".to_owned(),
+                value => format!("mark={value}"),
+            },
+            vcpu,
+            rate: Some(Rate::Period(period)),
+            sample_type: IP,
+            pages: 4,
+        };
+        let id = self.rig.vpmu.persist(&asked).expect("started");
+        self.ids.push(id);
+        self.model.open(
+            id,
+            Event {
+                vcpu,
+                config,
+                period,
+                enabled: true,
+                paused: false,
+                count: 0,
+                progress: 0,
+                limit: 0,
+                lost: 0,
+                name: Some(format!("event{id}")),
+                operator: true,
+                ring: Some(Ring {
+                    window: true,
+                    records: Vec::new(),
+                }),
+            },
+        );
+    }
+
+    fn map(&mut self, id: u64, window: bool) {
+        let mapped = match window {
+            true => {
+                let first = self.rig.map_window(id, 1, MAP_WRITABLE);
+                first.map(|first| reader(&self.window, first, 1))
+            }
+            false => self.rig.try_map(id, 1),
+        };
+        let expected = self.model.map(id, window);
+        match mapped {
+            Ok(reader) => {
+                assert_eq!(expected, Ok(()));
+                self.rings.insert(id, (reader, Vec::new()));
+            }
+            Err(errno) => assert_eq!(expected, Err(errno)),
+        }
+    }
+
+    fn command(&mut self, op: u32, id: u64, value: u64) {
+        let given = outcome(self.rig.valued(0, op, id, value));
+        assert_eq!(given, self.model.command(op, id, value));
+    }
+
+    fn check(&mut self) {
+        self.check_figures();
+        self.check_list();
+        let events = &self.model.events;
+        let has_ring = |id: &u64| events.get(id).is_some_and(|event| event.ring.is_some());
+        self.rings.retain(|id, _| has_ring(id));
+        for (&id, event) in events {
+            let Some(ring) = &event.ring else {
+                continue;
+            };
+            let read = match self.rings.get_mut(&id) {
+                None => history(&self.rig, id),
+                Some((reader, read)) => {
+                    read.extend(reader.raw().iter().map(|record| {
+                        assert_eq!(record.kind, SAMPLE);
+                        record.words[0]
+                    }));
+                    read.clone()
+                }
+            };
+            assert_eq!(read, ring.records, "records of {id}");
+        }
+    }
+
+    /// State, count and losses of every event that ever was.
+    fn check_figures(&mut self) {
+        let reads: Vec<Command> = self
+            .ids
+            .iter()
+            .map(|&id| command(COMMAND_READ, id))
+            .collect();
+        let replies = self.rig.commands(0, &reads);
+        for (&id, reply) in self.ids.iter().zip(replies) {
+            let status = outcome(i32::try_from(reply.status.get()).expect("an errno"));
+            let figures = (reply.state.get(), reply.value.get(), reply.lost.get());
+            let Some(event) = self.model.events.get(&id) else {
+                assert_eq!(status, Err(libc::ENOENT), "{id} is gone");
+                continue;
+            };
+            let state = match event.enabled {
+                true => STATE_ACTIVE,
+                false => STATE_OFF,
+            };
+            assert_eq!(status, Ok(()));
+            assert_eq!(figures, (state, event.count, event.lost), "figures of {id}");
+        }
+    }
+
+    /// Which events persist, as the guest and its operator see them.
+    fn check_list(&mut self) {
+        let persistent = |(&id, event): (&u64, &Event)| {
+            let name = event.name.clone()?;
+            let windowed = event.ring.as_ref().is_some_and(|ring| ring.window);
+            Some((id, name, event.operator, event.enabled, windowed))
+        };
+        let expected: Vec<_> = self.model.events.iter().filter_map(persistent).collect();
+        let listed: Vec<_> = self
+            .rig
+            .listed()
+            .iter()
+            .map(|event| {
+                let has = |flags: u32, flag| flags & flag != 0;
+                (
+                    event.id.get(),
+                    name(event),
+                    has(event.flags.get(), PERSISTENT_OPERATOR),
+                    has(event.open.flags.get(), OPEN_ENABLED),
+                    has(event.map.get(), MAP_WINDOW),
+                )
+            })
+            .collect();
+        assert_eq!(listed, expected);
+        let told: Vec<_> = self
+            .rig
+            .vpmu
+            .persistent()
+            .into_iter()
+            .map(|event| {
+                let enabled = event.flags & OPEN_ENABLED != 0;
+                (event.id, event.name, event.operator, enabled, event.window)
+            })
+            .collect();
+        assert_eq!(told, expected);
+    }
+}
+
+fn outcome(errno: Errno) -> Result<(), Errno> {
+    match errno {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+/// Where the marks were placed that an operator's event has recorded.
+fn history(rig: &Rig, id: u64) -> Vec<u64> {
+    let history = rig.vpmu.history(id).expect("a history");
+    let place = |record: &[u8]| u64::from_le_bytes(record[8..16].try_into().expect("whole"));
+    history.iter().map(place).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_device_does_what_the_model_says(steps in prop::collection::vec(step(), 20..160)) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+            run.check();
+        }
+    }
+}
