@@ -47,3 +47,17 @@ mod regions {
         the_doorbell_tells_nothing,
     }
 }
+
+/// What the driver alone answers for, beside those above.
+mod driver {
+    tests::guest_tests! {
+        "trigger-driver":
+        what_tasks_have_swapped_is_linked,
+        children_of_one_end_are_not_linked,
+        links_come_and_go_while_tasks_fork,
+        a_flush_signals,
+        who_may_flush_all,
+        the_doorbell_is_for_who_may_write,
+        the_doorbell_holds_the_device,
+    }
+}

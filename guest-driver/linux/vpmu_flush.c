@@ -8,15 +8,21 @@
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
+#include <linux/sched.h>
 #include <linux/smp.h>
 
 #include "vpmu.h"
 
 static void flush_wake(struct vpmu_device *dev)
 {
-	/* With room for more it tells more. */
-	while (vpmu_notices_take(dev))
-		;
+	u32 turns = dev->info.max_events;
+
+	/*
+	 * With room for more it tells more. That of a few things for each event comes within
+	 * fewer turns; what others make meanwhile may go on for ever.
+	 */
+	while (vpmu_notices_take(dev) && turns--)
+		cond_resched();
 }
 
 /**
