@@ -179,7 +179,7 @@ impl Operator {
         let histories = recording::histories(&self.vpmu);
         // A recorder that panicked has left no half of a file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = file.unwrap_or(recorder.path());
+        let path = file.unwrap_or_else(|| recorder.path());
         let summary = recorder.write_to(path, &histories)?;
         Ok(Recorded {
             file: path.to_owned(),

@@ -178,7 +178,7 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
     // Whoever refuses to read may have said why.
     let read = BufReader::new(stream.take(MAX_ANSWER)).read_until(b'\n', &mut answer);
     if answer.is_empty() {
-        return match sent.and(read.map(|_| ())) {
+        return match sent.and_then(|()| read.map(|_| ())) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(error)),
             _ => Err(CtlError::Closed(path())),
         };

@@ -97,6 +97,10 @@ impl Drop for Socket {
 }
 
 /// A socket with the address `path` and mode 0600, not listening yet.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a family and a size of a few bytes, as C has them"
+)]
 fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     let failed = |source| SocketError::Host {
         path: path.to_owned(),
@@ -161,6 +165,10 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
 }
 
 /// Whether the other end is the owner of this process, or root.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a size of a few bytes, as C has it"
+)]
 pub(super) fn is_ours(stream: &UnixStream) -> io::Result<bool> {
     let mut peer = ucred {
         pid: 0,
