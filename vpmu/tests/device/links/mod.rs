@@ -4,6 +4,8 @@ mod backings;
 mod ends;
 mod regions;
 mod rules;
+mod threads;
+mod traces;
 
 use vpmu::abi::*;
 

@@ -1,0 +1,75 @@
+//! Links that are made and vanish while the vCPU places marks.
+
+use std::sync::Barrier;
+use std::thread;
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{START, STOP, paused, trigger};
+use crate::rig::Rig;
+use crate::world::At;
+
+const ROUNDS: u64 = 2000;
+
+#[test]
+fn ends_come_and_go_while_marks_are_placed() {
+    let mut rig = Rig::new();
+    // One that nobody touches, beside those that come and go.
+    let steady = rig.open(&paused(KIND_MARK, 5)).expect("open");
+    let starter = trigger(&mut rig, START, 1);
+    let stopper = trigger(&mut rig, STOP, 1);
+    rig.link(starter, steady, LINK_STARTER).expect("linked");
+    rig.link(stopper, steady, LINK_STOPPER).expect("linked");
+    let start = &Barrier::new(2);
+    let Rig { vpmu, queues, .. } = &mut rig;
+    let (vpmu, control) = (&*vpmu, &mut queues[0]);
+    let mark = |value| {
+        vpmu.leave(0, ExitReason::Mmio, &mut At(1));
+        vpmu.mark(0, value, &mut At(1));
+        vpmu.enter(0);
+    };
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            start.wait();
+            for _ in 0..ROUNDS {
+                for value in [5, START, 5, 5, STOP, 5] {
+                    mark(value);
+                }
+            }
+        });
+        scope.spawn(move || {
+            let mut ask = move |request: &[u8], room| {
+                control.request(request, room);
+                vpmu.notify(QUEUE_CONTROL, None);
+                control.answer().expect("answered at once")
+            };
+            start.wait();
+            for round in 0..ROUNDS {
+                let request = paused(KIND_MARK, 5);
+                let answer = ask(request.as_bytes(), size_of::<OpenReply>());
+                let reply = OpenReply::read_from_bytes(&answer).expect("a reply");
+                assert_eq!(reply.status.get(), 0);
+                let target = reply.id.get();
+                for (event, role) in [(starter, LINK_STARTER), (stopper, LINK_STOPPER)] {
+                    let link = LinkRequest {
+                        header: Rig::header(CONTROL_LINK, event),
+                        target: target.into(),
+                        role: role.into(),
+                        reserved: 0.into(),
+                    };
+                    let answer = ask(link.as_bytes(), size_of::<ControlReply>());
+                    let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+                    assert_eq!(reply.status.get(), 0, "round {round}");
+                }
+                let close = Rig::header(CONTROL_CLOSE, target);
+                let answer = ask(close.as_bytes(), size_of::<ControlReply>());
+                let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
+                assert_eq!(reply.status.get(), 0);
+            }
+        });
+    });
+    assert_eq!(vpmu.metrics().marks, 6 * ROUNDS);
+    assert_eq!(rig.value(0, steady), 2 * ROUNDS);
+}

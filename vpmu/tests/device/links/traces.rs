@@ -1,0 +1,204 @@
+//! Traces as targets, and as triggers.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+use vpmu::source::{HostExit, Recorded};
+
+use super::{START, STOP, between_marks, paused, paused_sampling};
+use crate::rig::{Rig, open_of, thread};
+use crate::traces::area::{AreaReader, map};
+use crate::world::{At, CYCLES};
+
+fn ips(area: &mut AreaReader) -> Vec<u64> {
+    area.exits().iter().map(|exit| exit.ip.get()).collect()
+}
+
+#[test]
+fn a_trace_of_exits_holds_those_of_its_regions() {
+    let mut rig = Rig::new();
+    let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_USER));
+    let mut area = map(&mut rig, trace, 16);
+    let (mut read, mut expected) = (Vec::new(), Vec::new());
+    for region in 0..1000 {
+        rig.exit(0, ExitReason::Io, &mut At(1));
+        rig.mark(0, START, 2);
+        for exit in 0..region % 4 {
+            rig.exit(0, ExitReason::Hlt, &mut At(region * 10 + exit));
+            expected.push(region * 10 + exit);
+        }
+        rig.mark(0, STOP, 3);
+        expected.push(3);
+        // The stop shows what there is.
+        read.extend(ips(&mut area));
+    }
+    assert_eq!(read, expected);
+    let reply = rig.read(0, trace);
+    assert_eq!((reply.value.get(), reply.lost.get()), (area.head(), 0));
+    assert_eq!(reply.time_enabled, reply.time_running);
+}
+
+#[test]
+fn a_trace_that_the_host_records_rests_outside() {
+    let mut rig = Rig::new();
+    let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_ALL));
+    let mut area = map(&mut rig, trace, 4);
+    let record = |rig: &Rig, ip| {
+        let tsc = rig.world.now();
+        let exit = HostExit {
+            tsc,
+            back: Some(tsc),
+            ip,
+            reason: 1,
+            qualification: 0,
+            detail: 0,
+        };
+        rig.world.record_exit(thread(0), Recorded::Exit(exit));
+    };
+    for region in 0..10 {
+        record(&rig, 1000);
+        rig.mark(0, START, 1);
+        record(&rig, region);
+        rig.mark(0, STOP, 1);
+        assert_eq!(ips(&mut area), [region]);
+        record(&rig, 1000);
+    }
+}
+
+#[test]
+fn what_a_pace_has_overflowed_up_to_a_stop_is_a_packet_that_is_seen() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        period: 100.into(),
+        ..paused(KIND_SAMPLE_TRACE, PACE_CYCLES)
+    };
+    let trace = between_marks(&mut rig, &request);
+    let mut area = map(&mut rig, trace, 4);
+    for region in 0..20 {
+        rig.world.work(thread(0), 60, 4);
+        rig.mark(0, START, 1);
+        rig.world.work(thread(0), 100, 4);
+        rig.mark(0, STOP, 100 + region);
+        let packets = area.samples();
+        let seen: Vec<u64> = packets.iter().map(|sample| sample.ip.get()).collect();
+        assert_eq!(seen, [100 + region]);
+    }
+    assert_eq!(rig.read(0, trace).lost.get(), 0);
+}
+
+#[test]
+fn an_exit_that_overflows_a_trace_and_stops_it_is_its_last() {
+    let mut rig = Rig::new();
+    // Opened first, the stop acts before the trace's own overflow of the same exit.
+    let stop = rig
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..paused_sampling(KIND_EXITS, EXIT_HLT, 1)
+        })
+        .expect("open");
+    let request = OpenRequest {
+        period: 2.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_EXITS, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, trace, 4);
+    rig.link(stop, trace, LINK_STOPPER).expect("linked");
+    // Mapping and linking took no exits of its vCPU.
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.exit(0, ExitReason::Hlt, &mut At(2));
+    rig.exit(0, ExitReason::Io, &mut At(3));
+    rig.exit(0, ExitReason::Io, &mut At(4));
+    let seen: Vec<u64> = area
+        .samples()
+        .iter()
+        .map(|sample| sample.ip.get())
+        .collect();
+    assert_eq!(seen, [2], "without a command");
+}
+
+#[test]
+fn a_trace_of_samples_starts_others() {
+    let mut rig = Rig::new();
+    let target = rig.open(&paused(KIND_MARK, 5)).expect("open");
+    let request = OpenRequest {
+        period: 100.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    for role in [LINK_STARTER, LINK_STOPPER] {
+        rig.link(trace, target, role).expect("linked");
+    }
+    let mut counts = Vec::new();
+    for overflows in [1, 1, 3, 2] {
+        rig.world.work(thread(0), 100 * overflows, 4);
+        rig.exit(0, ExitReason::Signal, &mut At(1));
+        rig.mark(0, 5, 1);
+        counts.push(rig.value(0, target));
+    }
+    assert_eq!(counts, [1, 1, 2, 3], "each overflow counts, packet or not");
+    // One that only traces never overflows.
+    let exits = rig
+        .open(&open_of(KIND_EXIT_TRACE, EXIT_USER, 0))
+        .expect("open");
+    assert_eq!(rig.link(exits, target, LINK_STARTER), Err(libc::EINVAL));
+}
+
+#[test]
+fn a_link_steers_beside_the_members_of_the_group() {
+    let mut rig = Rig::new();
+    let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_IO));
+    let mut area = map(&mut rig, trace, 4);
+    let member = |rig: &mut Rig, mark: u64, flag: u32| {
+        let request = OpenRequest {
+            leader: trace.into(),
+            period: 1.into(),
+            flags: (OPEN_ENABLED | flag).into(),
+            ..open_of(KIND_MARK, mark, 0)
+        };
+        rig.open(&request).expect("open")
+    };
+    let resume = member(&mut rig, 1, OPEN_AUX_RESUME);
+    let pauses = [(); 2].map(|()| member(&mut rig, 2, OPEN_AUX_PAUSE));
+    let steps = [(1, true), (STOP, false), (START, true), (2, false)];
+    for (at, (mark, traces)) in steps.into_iter().enumerate() {
+        let ip = at as u64;
+        rig.mark(0, mark, 100);
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+        rig.command(0, COMMAND_READ, trace);
+        assert_eq!(ips(&mut area) == [ip], traces, "after mark {mark}");
+    }
+    // A member that resumes is a starter already; so it can be no other, and takes nobody's place.
+    assert_eq!(rig.link(resume, trace, LINK_STARTER), Err(libc::EEXIST));
+    assert_eq!(rig.link(resume, trace, LINK_STOPPER), Err(libc::EBUSY));
+    for member in pauses {
+        rig.close(member).expect("closed");
+    }
+    rig.mark(0, START, 100);
+    rig.mark(0, 2, 100);
+    rig.exit(0, ExitReason::Io, &mut At(9));
+    rig.command(0, COMMAND_READ, trace);
+    assert_eq!(ips(&mut area), [9]);
+}
+
+#[test]
+fn a_host_counter_starts_a_trace_at_the_exit_of_its_overflow() {
+    let mut rig = Rig::new();
+    let trace = between_marks(&mut rig, &paused(KIND_EXIT_TRACE, EXIT_USER));
+    let mut area = map(&mut rig, trace, 4);
+    let start = rig
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..paused_sampling(CYCLES.0, CYCLES.1, 100)
+        })
+        .expect("open");
+    let other = rig.open(&paused(KIND_EXIT_TRACE, EXIT_IO)).expect("open");
+    rig.link(start, other, LINK_STARTER).expect("linked");
+    rig.redirect(other, trace).expect("redirected");
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(2));
+    rig.exit(0, ExitReason::Io, &mut At(3));
+    rig.command(0, COMMAND_READ, other);
+    assert_eq!(ips(&mut area), [3]);
+}
