@@ -371,7 +371,7 @@ fn the_operators_are_read_and_not_ended() -> Outcome {
     said(&["persist", "dump", &name])?;
     said(&["flush", &name])?;
     for verb in ["rm", "attach"] {
-        fails(&["persist", verb, &name], "vmm ctl end")?;
+        fails(&["persist", verb, &name], "vmm ctl")?;
     }
     let after = list()?.into_iter().filter(operators).count();
     ensure_eq!(after, before.len(), "all are there");

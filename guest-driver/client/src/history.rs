@@ -84,7 +84,8 @@ impl<'a> History<'a> {
     /// What the ring holds, after a flush of the event.
     ///
     /// # Errors
-    /// [`HistoryError::Event`] if the event is in error, [`HistoryError::Ring`].
+    /// [`HistoryError::Event`] if the event cannot be flushed, [`HistoryError::Ring`]. One in
+    /// error is read as far as it came.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
@@ -101,11 +102,19 @@ impl<'a> History<'a> {
         let Self {
             mapping, layout, ..
         } = self;
-        let barrier = || self.event.flush();
+        let barrier = || settled(self.event.flush());
         match self.manner {
             Manner::Newest => Ok(newest(mapping, layout, since, barrier)?),
             Manner::Unread => unread(mapping, layout, since, barrier),
         }
+    }
+}
+
+/// An event in error has nothing more to write: what it recorded before can be read.
+fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
+    match flushed {
+        Err(EventError::Flush(error)) if error.raw_os_error() == Some(libc::EIO) => Ok(()),
+        flushed => flushed,
     }
 }
 

@@ -76,6 +76,27 @@
 //! # Ok(())
 //! # }
 //! ```
+//! Keep the newest samples of a CPU whatever becomes of this program, and read them in another,
+//! while they are written:
+//! ```no_run
+//! # fn main() -> Result<(), vpmu_client::Error> {
+//! use vpmu_client::{EventAttr, Vpmu};
+//! let vpmu = Vpmu::open()?;
+//! let attr = vpmu.attr("task-clock")?.on_cpu(0).sampling(10_000_000).persistent();
+//! let event = vpmu.open_event(&EventAttr { backward: true, ..attr })?;
+//! event.map_history(64, true)?;
+//! event.detach("flight")?;
+//! event.enable()?;
+//! // ... elsewhere, later ...
+//! let flight = vpmu.find_persistent("flight")?;
+//! let event = vpmu.reopen(&flight)?;
+//! if let Some(pages) = flight.data_pages {
+//!     println!("{:?}", event.map_history(pages, flight.overwrites)?.read()?.records);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//! Count between two of a program's own marks: see [`trigger`].
 
 pub mod area;
 pub mod attr;

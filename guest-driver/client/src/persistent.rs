@@ -80,7 +80,7 @@ fn detach_hint(error: &io::Error) -> &'static str {
 fn attach_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
-            " (CAP_PERFMON is needed for it; and the operator's events end on the host alone, with `vmm ctl end`)"
+            " (CAP_PERFMON is needed for it; and the operator's events end on the host alone, by `vmm ctl`)"
         }
         Some(libc::EINVAL) => " (it is not persistent)",
         _ => "",

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use vpmu_client::error::chain;
 use vpmu_client::history::{HistoryError, Past};
 use vpmu_client::{Persistent, Vpmu};
 
@@ -38,7 +39,14 @@ pub(super) fn run(args: &DumpArgs) -> Result<(), PersistError> {
     let mut shown = Shown::new(&vpmu, &events);
     let mut unreadable = 0;
     for (index, event) in events.iter().enumerate() {
-        let past = history(&vpmu, event)?;
+        let past = match history(&vpmu, event) {
+            // Of all that there are, one must not keep the others from being seen.
+            Err(error) if args.events.is_empty() => {
+                say(&chain(&error));
+                continue;
+            }
+            past => past?,
+        };
         shown.add_past(index, &past);
         unreadable += past.unreadable;
     }

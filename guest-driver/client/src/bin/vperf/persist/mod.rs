@@ -71,7 +71,9 @@ pub(crate) enum PersistError {
     Persistent(#[from] PersistentError),
     #[error(transparent)]
     Client(#[from] Error),
-    #[error("{name:?} is the operator's: it ends on the host, with `vmm ctl end {name}`")]
+    #[error(
+        "{name:?} is the operator's: it ends on the host, by `vmm ctl --socket PATH end {name}`"
+    )]
     Operators { name: String },
     #[error(
         "{name:?} has no ring that anybody mapped: it only counts, `vperf persist ls` shows how much"
