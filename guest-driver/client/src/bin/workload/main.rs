@@ -1,16 +1,16 @@
 //! Programs whose profile is known beforehand: what demos and tests of `vperf` measure.
 
+mod ports;
 mod regions;
 mod tree;
 
-use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
+use ports::Port;
 use vpmu_client::{Vpmu, error};
 
 /// Programs whose profile is known beforehand.
@@ -44,7 +44,7 @@ enum Work {
         #[arg(value_parser = clap::value_parser!(u64).range(..=86_400_000))]
         ms: u64,
     },
-    /// Write to port 0x80, through /dev/port.
+    /// Write to port 0x80, from user mode.
     Ports {
         /// How often.
         count: u64,
@@ -129,11 +129,9 @@ fn hot(amount: &Amount) {
     });
 }
 
-fn ports(count: u64) -> io::Result<()> {
-    let port = File::options().write(true).open("/dev/port")?;
-    for _ in 0..count {
-        port.write_all_at(&[0], 0x80)?;
-    }
+fn ports(count: u64) -> Result<(), String> {
+    let port = Port::open()?;
+    (0..count).for_each(|_| port.write());
     Ok(())
 }
 
@@ -160,7 +158,7 @@ fn main() -> ExitCode {
             black_box(spin(Instant::now() + Duration::from_millis(ms)));
             Ok(())
         }
-        Work::Ports { count } => ports(count).map_err(|error| format!("/dev/port: {error}")),
+        Work::Ports { count } => ports(count),
         Work::Regions(args) => regions::run(&args),
         Work::Marks { count, value, step } => {
             marks(count, value, step).map_err(|error| error::chain(&error))

@@ -1,14 +1,11 @@
 //! Work between marks, a known number of times: what `vperf stat --from --to` measures.
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::thread;
 
 use clap::Args;
 use vpmu_client::{Marks, Vpmu, error};
 
-const PORT: u64 = 0x80;
+use crate::ports::Port;
 
 /// Begin and end regions by marks, with the same work in each.
 ///
@@ -23,7 +20,7 @@ pub(crate) struct RegionsArgs {
     /// The mark that ends one.
     #[arg(long, default_value_t = 2)]
     to: u32,
-    /// Writes to port 0x80 in each, through /dev/port: a VM exit each.
+    /// Writes to port 0x80 in each: a VM exit each.
     #[arg(long, default_value_t = 0)]
     ports: u64,
     /// Marks in each.
@@ -46,7 +43,8 @@ pub(crate) fn run(args: &RegionsArgs) -> Result<(), String> {
     let marks = vpmu.marks().map_err(|error| error::chain(&error))?;
     let port = match args.ports {
         0 => None,
-        _ => Some(open_port().map_err(|error| format!("/dev/port: {error}"))?),
+        // Before the threads, which inherit the permission.
+        _ => Some(Port::open()?),
     };
     let work = Work {
         args,
@@ -76,14 +74,10 @@ pub(crate) fn run(args: &RegionsArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn open_port() -> io::Result<File> {
-    File::options().write(true).open("/dev/port")
-}
-
 struct Work<'a> {
     args: &'a RegionsArgs,
     marks: &'a Marks,
-    port: Option<&'a File>,
+    port: Option<&'a Port>,
 }
 
 impl Work<'_> {
@@ -101,9 +95,7 @@ impl Work<'_> {
 
     fn inside(&self) -> Result<(), String> {
         if let Some(port) = self.port {
-            (0..self.args.ports)
-                .try_for_each(|_| port.write_all_at(&[0], PORT))
-                .map_err(|error| format!("/dev/port: {error}"))?;
+            (0..self.args.ports).for_each(|_| port.write());
         }
         (0..self.args.marks).try_for_each(|_| self.mark(self.args.value))
     }
