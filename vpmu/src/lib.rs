@@ -2,8 +2,9 @@
 //!
 //! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (what the device asks of it) and a
 //! [`Source`] (what counts: [`host::PerfSource`] on a real host), carries it on a virtio
-//! transport, and tells it when each vCPU enters and leaves the guest. The crate knows guest
-//! memory and perf; it knows nothing of KVM, event loops or command lines.
+//! transport, and tells it when each vCPU enters and leaves the guest. Persistent events are its
+//! operator's way in: they live on over every reset, in a window of the VMM's memory. The crate
+//! knows guest memory and perf; it knows nothing of KVM, event loops or command lines.
 
 pub mod abi;
 mod aux;

@@ -88,6 +88,7 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use vm_memory::Bytes;
 
     use super::*;
@@ -157,5 +158,28 @@ mod tests {
         assert!(Window::new(&memory(&[(512, 4096)])).is_none());
         assert!(Window::new(&memory(&[(0, 4095)])).is_none());
         assert!(Window::new(&memory(&[(0, 4096)])).is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_is_taken_twice_nor_forgotten(steps in prop::collection::vec((0_u32..6, any::<prop::sample::Index>()), 0..60)) {
+            let mut window = Window::new(&memory(16)).expect("a window");
+            let mut held: Vec<Vec<u32>> = Vec::new();
+            for (pages, which) in steps {
+                if pages == 0 {
+                    if !held.is_empty() {
+                        let run = held.swap_remove(which.index(held.len()));
+                        window.give_back(run[0]);
+                    }
+                    continue;
+                }
+                let free = |first: u32| !held.iter().flatten().any(|&page| (first..first + pages).contains(&page));
+                let fit = (0..=16 - pages).find(|&first| free(first));
+                let taken = window.take(pages);
+                let taken = taken.map(|run| run.iter().filter_map(|&page| window.page(page)).collect::<Vec<_>>());
+                prop_assert_eq!(&taken, &fit.map(|first| (first..first + pages).collect()));
+                held.extend(taken);
+            }
+        }
     }
 }

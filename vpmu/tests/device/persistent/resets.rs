@@ -4,6 +4,7 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::{WINDOW_FEATURES, marks, reader, window};
+use crate::links::{paused, trigger};
 use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
@@ -172,4 +173,56 @@ fn a_driver_that_knows_of_no_rings_leaves_them_going() {
     rig.mark(0, 5, 1);
     assert_eq!(reader(&memory, first, 4).raw().len(), 1);
     assert_eq!(ids(&mut rig), [event]);
+}
+
+/// A host counter that is started by marks with value 7 and stopped by those with value 8.
+fn region(rig: &mut Rig) -> [u64; 3] {
+    let (kind, config) = CYCLES;
+    let target = rig.open(&paused(kind, config)).expect("open");
+    let [starter, stopper] = [7, 8].map(|value| trigger(rig, value, 1));
+    rig.link(starter, target, LINK_STARTER).expect("linked");
+    rig.link(stopper, target, LINK_STOPPER).expect("linked");
+    [starter, stopper, target]
+}
+
+#[test]
+fn links_among_those_that_stay_are_kept() {
+    let mut rig = Rig::windowed(&window(8));
+    let events = region(&mut rig);
+    for event in events {
+        rig.detach(event, "").expect("detached");
+    }
+    let [.., target] = events;
+    rig.vpmu.reset();
+    rig.world.work(thread(0), 100, 4);
+    rig.mark(0, 7, 1);
+    rig.world.work(thread(0), 10, 4);
+    rig.mark(0, 8, 1);
+    rig.attach_as(0, 500);
+    rig.world.work(500, 100, 4);
+    rig.activate(WINDOW_FEATURES);
+    assert_eq!(rig.value(0, target), 10, "paused, on another thread too");
+    rig.mark(0, 7, 1);
+    rig.world.work(500, 3, 4);
+    rig.mark(0, 8, 1);
+    rig.world.work(500, 100, 4);
+    assert_eq!(rig.value(0, target), 13);
+}
+
+#[test]
+fn links_with_those_that_go_are_gone() {
+    let mut rig = Rig::windowed(&window(8));
+    let [starter, _, target] = region(&mut rig);
+    for event in [starter, target] {
+        rig.detach(event, "").expect("detached");
+    }
+    rig.activate(WINDOW_FEATURES);
+    rig.mark(0, 7, 1);
+    rig.mark(0, 8, 1);
+    rig.world.work(thread(0), 5, 4);
+    assert_eq!(rig.value(0, target), 5, "nobody stops it");
+    let other = trigger(&mut rig, 8, 1);
+    rig.link(other, target, LINK_STOPPER)
+        .expect("the place is free");
+    assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
 }
