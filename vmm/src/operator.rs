@@ -162,7 +162,9 @@ impl Operator {
                     }
                     let name = persist.name.unwrap_or(persist.event);
                     return Err(match source {
-                        PersistError::NoRoom(_) => OperatorError::NoRoom { name, source },
+                        PersistError::NoRoom(_) | PersistError::NoWindow => {
+                            OperatorError::NoRoom { name, source }
+                        }
                         source => OperatorError::Start { name, source },
                     });
                 }

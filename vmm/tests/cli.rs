@@ -2,13 +2,15 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
+#[allow(dead_code, reason = "the other tests use the rest")]
 mod common;
 
 use std::io::{Read, Write};
 use std::process::Stdio;
 
 use common::{
-    Bench, HALT, SPIN, TRIPLE_FAULT, elf, messages, out, outs, power_off, read_report, run, vmm,
+    Bench, HALT, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off, read_report, run,
+    vmm,
 };
 
 /// Runs `vmm` with `args`: it must fail with `code` and one line that says each of `words`.
@@ -302,10 +304,7 @@ fn a_reader_that_does_not_read_keeps_nobody_from_ending_the_run() {
         .expect("vmm starts");
     let mut output = child.stdout.take().expect("piped");
     output.read_exact(&mut [0; 5000]).expect("the guest runs");
-    let kill = std::process::Command::new("kill")
-        .args(["-TERM", &child.id().to_string()])
-        .status();
-    assert!(kill.expect("kill starts").success());
+    kill("-TERM", &child);
     assert_eq!(child.wait().expect("a child").code(), Some(6));
 }
 
@@ -329,20 +328,10 @@ fn a_signal_ends_the_run_in_order() {
     let kernel = bench.kernel(&[out(0x3f8, b'!'), SPIN.to_vec()].concat());
     for (signal, number) in [("-TERM", 15), ("-INT", 2), ("-HUP", 1)] {
         let report = bench.path("report.json");
-        let mut child = run(&kernel)
-            .arg("--report")
-            .arg(&report)
-            .arg("--summary")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("vmm starts");
-        let mut output = child.stdout.take().expect("piped");
-        output.read_exact(&mut [0]).expect("the guest runs");
-        let kill = std::process::Command::new("kill")
-            .args([signal, &child.id().to_string()])
-            .status();
-        assert!(kill.expect("kill starts").success());
+        let mut command = run(&kernel);
+        command.arg("--report").arg(&report).arg("--summary");
+        let child = running(&mut command);
+        kill(signal, &child);
         let ended = child.wait_with_output().expect("a child");
         assert_eq!(ended.status.code(), Some(6));
         assert!(messages(&ended).contains(&format!("signal {number}")));

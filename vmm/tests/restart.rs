@@ -8,7 +8,7 @@ mod common;
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Bench, HALT, TRIPLE_FAULT, messages, out, power_off, read_report, run};
+use common::{Bench, HALT, TRIPLE_FAULT, kill, messages, out, power_off, read_report, run};
 
 /// `out`, register `al` to the console.
 const PRINT: [u8; 5] = [0x66, 0xba, 0xf8, 0x03, 0xee];
@@ -89,9 +89,6 @@ fn a_machine_without_the_pmu_boots_again_too() {
     output.read_exact(&mut text).expect("twenty boots");
     assert_eq!(&text, &[b'!'; 20]);
     // A guest that resets for ever ends by a signal, whenever it comes.
-    let kill = std::process::Command::new("kill")
-        .args(["-TERM", &child.id().to_string()])
-        .status();
-    assert!(kill.expect("kill starts").success());
+    kill("-TERM", &child);
     assert_eq!(child.wait().expect("a child").code(), Some(6));
 }

@@ -111,3 +111,30 @@ pub(crate) fn read_report(path: &Path) -> serde_json::Value {
     let text = fs::read(path).expect("a report");
     serde_json::from_slice(&text).expect("JSON")
 }
+
+/// A mark of `value` at the doorbell.
+pub(crate) fn mark(value: u32) -> Vec<u8> {
+    // mov ebx, doorbell; mov dword [rbx], value
+    let mut code = vec![0xbb, 0x00, 0x10, 0x00, 0xd0, 0xc7, 0x03];
+    code.extend(value.to_le_bytes());
+    code
+}
+
+/// Sends `signal` (`-TERM`) to `child`.
+pub(crate) fn kill(signal: &str, child: &std::process::Child) {
+    let id = child.id().to_string();
+    let kill = Command::new("kill").args([signal, &id]).status();
+    assert!(kill.expect("kill starts").success());
+}
+
+/// A machine that runs, up to where its guest has said something.
+pub(crate) fn running(command: &mut Command) -> std::process::Child {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("vmm starts");
+    let output = child.stdout.as_mut().expect("piped");
+    std::io::Read::read_exact(output, &mut [0]).expect("the guest runs");
+    child
+}

@@ -1,0 +1,242 @@
+//! `vmm ctl` and the machine that it speaks to, both as built.
+
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "the other tests use the rest")]
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output};
+
+use common::{Bench, SPIN, kill, mark, messages, out, run, running, vmm};
+use serde_json::{Value, json};
+
+/// A machine whose guest has placed seven marks and spins, its control socket in `bench`.
+struct Machine {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Machine {
+    fn start(bench: &Bench) -> Self {
+        let code = [mark(7).repeat(7), out(0x3f8, b'!'), SPIN.to_vec()].concat();
+        let socket = bench.path("vm.sock");
+        let mut command = run(&bench.kernel(&code));
+        command
+            .args(["--persistent", "marks,name=steps", "--ctl"])
+            .arg(&socket)
+            .arg("--recording")
+            .arg(bench.path("perf.data"));
+        Self {
+            child: running(&mut command),
+            socket,
+        }
+    }
+
+    fn ask(&self, args: &[&str]) -> Output {
+        ask(&self.socket, args)
+    }
+
+    /// The answer to what must succeed.
+    fn told(&self, args: &[&str]) -> Value {
+        let output = self.ask(&[args, &["--json"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    fn end(mut self) {
+        kill("-TERM", &self.child);
+        assert_eq!(self.child.wait().expect("a child").code(), Some(6));
+    }
+}
+
+fn ask(socket: &Path, args: &[&str]) -> Output {
+    let mut command = vmm(["ctl", "--socket"]);
+    command.arg(socket).args(args).output().expect("vmm starts")
+}
+
+/// What failed with `code` must say each of `words` in one line.
+fn refused(output: &Output, code: i32, words: &[&str]) {
+    let text = messages(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn events_are_listed_started_and_ended_while_the_guest_runs() {
+    let bench = Bench::new();
+    let machine = Machine::start(&bench);
+    let [steps] = names(&machine);
+    assert_eq!(
+        (&steps["name"], &steps["count"]),
+        (&json!("steps"), &json!(7))
+    );
+    assert_eq!(steps["ring"], json!({"bytes": 65536, "window": true}));
+    let table = machine.ask(&["list"]);
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.starts_with("ID  NAME   EVENT"), "{table}");
+    assert_eq!(table.lines().count(), 2, "{table}");
+    let started = machine.told(&["start", "mark=7,size=4K,name=sevens"]);
+    assert_eq!(started["events"][0]["name"], "sevens");
+    assert_eq!(started["events"][0]["count"], 0, "from now on");
+    let [_, sevens] = names(&machine);
+    assert_eq!(sevens["id"], started["events"][0]["id"]);
+    assert_eq!(machine.told(&["end", "steps"]), json!("done"));
+    let id = sevens["id"].to_string();
+    assert_eq!(machine.told(&["end", &id]), json!("done"));
+    assert_eq!(names(&machine), [] as [Value; 0]);
+    let none = machine.ask(&["list"]);
+    assert_eq!(
+        String::from_utf8_lossy(&none.stdout),
+        "no persistent events\n"
+    );
+    machine.end();
+}
+
+/// The events of a machine that has so many.
+fn names<const N: usize>(machine: &Machine) -> [Value; N] {
+    let list = machine.told(&["list"]);
+    let events = list["events"].as_array().expect("a list").clone();
+    events.try_into().expect("so many events")
+}
+
+#[test]
+fn recordings_are_written_on_demand() {
+    let bench = Bench::new();
+    let machine = Machine::start(&bench);
+    let dumped = machine.told(&["dump"]);
+    let expected = json!({"file": bench.path("perf.data"), "events": 1, "samples": 7, "lost": 0});
+    assert_eq!(dumped["recording"], expected);
+    let other = bench.path("now.data");
+    let dumped = machine.ask(&["dump", other.to_str().expect("a plain path")]);
+    let told = String::from_utf8_lossy(&dumped.stdout).into_owned();
+    assert_eq!(
+        told,
+        format!("{}: 1 events, 7 samples, 0 lost\n", other.display())
+    );
+    let (one, two) = (fs::read(bench.path("perf.data")), fs::read(&other));
+    assert_eq!(one.expect("written"), two.expect("written"));
+    assert!(!bench.path("perf.data.old").exists());
+    machine.end();
+    assert!(bench.path("perf.data.old").exists(), "the one on demand");
+}
+
+#[test]
+fn a_flush_waits_for_a_vcpu_that_never_leaves_by_itself() {
+    let bench = Bench::new();
+    let machine = Machine::start(&bench);
+    // Samples of a clock are held by the exit engine until the vCPU leaves.
+    machine.told(&["start", "cpu-clock,period=100000000,name=clock"]);
+    for args in [
+        &["flush"] as &[&str],
+        &["flush", "clock"],
+        &["flush", "steps"],
+    ] {
+        assert_eq!(machine.told(args), json!("done"));
+    }
+    machine.end();
+}
+
+#[test]
+fn what_the_machine_refuses_is_told_in_one_line() {
+    let bench = Bench::new();
+    let machine = Machine::start(&bench);
+    let refused = |args: &[&str], words: &[&str]| refused(&machine.ask(args), 1, words);
+    refused(&["end", "nobody"], &["`nobody`", "vmm ctl list"]);
+    refused(&["flush", "17"], &["`17`"]);
+    refused(&["start", "nonsense"], &["nonsense"]);
+    refused(&["start", "marks,colour=red"], &["colour=red", "period"]);
+    refused(&["start", "marks,name=steps"], &["`steps` already"]);
+    refused(&["start", "marks,size=16M,name=big"], &["--window"]);
+    refused(&["dump", "/nonexistent/x"], &["/nonexistent"]);
+    let [steps] = names(&machine);
+    assert_eq!(steps["name"], "steps", "and nothing is left of any of it");
+    machine.end();
+}
+
+#[test]
+fn wrong_usage_and_no_machine_have_their_exit_statuses() {
+    let bench = Bench::new();
+    let usage = |args: &[&str], words: &[&str]| {
+        refused(&vmm(args).output().expect("vmm starts"), 2, words);
+    };
+    usage(&["ctl", "list"], &["--socket", "--help"]);
+    usage(&["ctl", "--socket", "x", "walk"], &["walk", "--help"]);
+    usage(&["ctl", "--socket", "x", "end"], &["EVENT", "--help"]);
+    usage(&["ctl", "--socket", "x", "list", "all"], &["all", "--help"]);
+    let absent = bench.path("absent");
+    refused(&ask(&absent, &["list"]), 1, &["absent", "vmm run --ctl"]);
+    let machine = Machine::start(&bench);
+    kill("-KILL", &machine.child);
+    let Machine { mut child, socket } = machine;
+    child.wait().expect("a child");
+    assert!(socket.exists(), "nobody took it away");
+    refused(&ask(&socket, &["list"]), 1, &["vm.sock", "has ended"]);
+}
+
+#[test]
+fn the_socket_is_the_owners_and_one_machines() {
+    let bench = Bench::new();
+    let machine = Machine::start(&bench);
+    let mode = fs::metadata(&machine.socket).expect("there");
+    assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
+    let second = run(&bench.kernel(&SPIN))
+        .arg("--ctl")
+        .arg(&machine.socket)
+        .output()
+        .expect("vmm starts");
+    refused(&second, 1, &["vm.sock", "another machine", "--ctl"]);
+    let [steps] = names(&machine);
+    assert_eq!(steps["name"], "steps", "the first one has it still");
+    let socket = machine.socket.clone();
+    machine.end();
+    assert!(!socket.exists(), "gone with its machine");
+}
+
+#[test]
+fn a_dead_machines_socket_is_taken_over() {
+    let bench = Bench::new();
+    let mut first = Machine::start(&bench);
+    kill("-KILL", &first.child);
+    first.child.wait().expect("a child");
+    let second = Machine::start(&bench);
+    let [steps] = names(&second);
+    assert_eq!(steps["count"], 7);
+    second.end();
+}
+
+#[test]
+fn several_clients_and_garbage_leave_each_other_alone() {
+    let bench = Bench::new();
+    let machine = Machine::start(&bench);
+    let mut stuck = UnixStream::connect(&machine.socket).expect("answers");
+    stuck.write_all(b"{\"do\":\"li").expect("taken");
+    let mut strange = BufReader::new(UnixStream::connect(&machine.socket).expect("answers"));
+    let mut line = String::new();
+    for text in ["\u{7f}\u{0}", "{\"do\":\"poweroff\"}", "null"] {
+        let stream = strange.get_mut();
+        stream
+            .write_all(format!("{text}\n").as_bytes())
+            .expect("taken");
+        line.clear();
+        strange.read_line(&mut line).expect("an answer");
+        assert!(line.starts_with("{\"error\":\"no request"), "{line}");
+    }
+    let [steps] = names(&machine);
+    assert_eq!(steps["name"], "steps");
+    stuck.write_all(b"st\"}\n").expect("taken");
+    line.clear();
+    BufReader::new(stuck)
+        .read_line(&mut line)
+        .expect("an answer");
+    assert!(line.contains("\"steps\""), "{line}");
+    machine.end();
+}

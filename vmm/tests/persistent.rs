@@ -1,0 +1,176 @@
+//! Persistent events from the operator's side: from the first instruction to every end.
+
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "the other tests use the rest")]
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use common::{
+    Bench, HALT, SPIN, TRIPLE_FAULT, kill, mark, messages, out, power_off, read_report, run,
+    running,
+};
+
+/// `vmm run` of `code` with an event of every mark, its recording and its report in `bench`.
+fn recorded(bench: &Bench, code: &[u8]) -> Command {
+    let mut command = run(&bench.kernel(code));
+    command
+        .args(["--persistent", "marks,name=steps", "--recording"])
+        .arg(bench.path("perf.data"))
+        .arg("--report")
+        .arg(bench.path("report.json"));
+    command
+}
+
+/// Marks 1 to `count`.
+fn marks(count: u32) -> Vec<u8> {
+    (1..=count).flat_map(mark).collect()
+}
+
+/// The values of the marks in the recording at `path`: the address of each sample.
+fn values(path: &Path) -> Vec<u64> {
+    use linux_perf_data::{PerfFileReader, PerfFileRecord};
+    let file = fs::File::open(path).expect("a recording");
+    let PerfFileReader {
+        mut record_iter,
+        mut perf_file,
+    } = PerfFileReader::parse_file(file).expect("a perf.data");
+    let mut values = Vec::new();
+    while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
+        if let PerfFileRecord::EventRecord { record, .. } = record
+            && let linux_perf_data::linux_perf_event_reader::EventRecord::Sample(sample) =
+                record.parse().expect("whole")
+        {
+            values.push(sample.addr.expect("an address"));
+        }
+    }
+    values
+}
+
+#[test]
+fn every_end_of_a_guest_leaves_a_recording() {
+    let ends = [
+        (power_off(), 0),
+        (out(0xcf9, 0x06), 3),
+        (TRIPLE_FAULT.to_vec(), 4),
+        (out(0x505, 1), 5),
+    ];
+    for (end, status) in ends {
+        let bench = Bench::new();
+        let code = [marks(100), end, HALT.to_vec()].concat();
+        let output = recorded(&bench, &code).output().expect("vmm starts");
+        assert_eq!(output.status.code(), Some(status), "{}", messages(&output));
+        assert_eq!(messages(&output), "");
+        let told: Vec<u64> = (1..=100).collect();
+        assert_eq!(values(&bench.path("perf.data")), told);
+        let report = read_report(&bench.path("report.json"));
+        assert_eq!(report["recording"]["samples"], 100);
+    }
+}
+
+#[test]
+fn a_signal_leaves_one_too() {
+    let bench = Bench::new();
+    let code = [marks(3), out(0x3f8, b'!'), SPIN.to_vec()].concat();
+    let mut child = running(&mut recorded(&bench, &code));
+    kill("-TERM", &child);
+    assert_eq!(child.wait().expect("a child").code(), Some(6));
+    assert_eq!(values(&bench.path("perf.data")), [1, 2, 3]);
+}
+
+#[test]
+fn without_persistent_events_there_is_nothing_to_record() {
+    let bench = Bench::new();
+    let output = run(&bench.kernel(&[marks(3), power_off()].concat()))
+        .arg("--recording")
+        .arg(bench.path("perf.data"))
+        .output();
+    assert_eq!(output.expect("vmm starts").status.code(), Some(0));
+    assert!(!bench.path("perf.data").exists());
+}
+
+#[test]
+fn a_recording_that_cannot_be_written_changes_nothing_about_the_end() {
+    let bench = Bench::new();
+    let directory = bench.path("gone");
+    fs::create_dir(&directory).expect("our own directory");
+    let code = [out(0x3f8, b'!'), SPIN.to_vec()].concat();
+    let mut command = run(&bench.kernel(&code));
+    command
+        .args(["--persistent", "marks", "--recording"])
+        .arg(directory.join("perf.data"));
+    let child = running(&mut command);
+    fs::remove_dir(&directory).expect("empty");
+    kill("-TERM", &child);
+    let output = child.wait_with_output().expect("a child");
+    assert_eq!(output.status.code(), Some(6));
+    let text = messages(&output);
+    assert!(
+        text.contains("gone") && text.contains("--recording"),
+        "{text}"
+    );
+}
+
+#[test]
+fn resets_are_gone_on_from_with_the_same_event() {
+    let bench = Bench::new();
+    // In the window's last page: inc dword [rbx]; cmp dword [rbx], 3; jae past the reset.
+    let mut code = marks(5);
+    code.extend([0xbb, 0x00, 0xf0, 0x2f, 0xd0, 0xff, 0x03, 0x83, 0x3b, 0x03]);
+    let reset = [out(0xcf9, 0x06), HALT.to_vec()].concat();
+    code.extend([0x73, u8::try_from(reset.len()).expect("short")]);
+    code.extend(reset);
+    code.extend(power_off());
+    let output = recorded(&bench, &code)
+        .args(["--on-reset", "restart", "--window", "1M", "--vcpus", "1"])
+        .output()
+        .expect("vmm starts");
+    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    let once = [1, 2, 3, 4, 5];
+    assert_eq!(values(&bench.path("perf.data")), once.repeat(3));
+    // At the second reset; that of the first has given way to it.
+    assert_eq!(values(&bench.path("perf.data.old")), once.repeat(2));
+    let report = read_report(&bench.path("report.json"));
+    assert_eq!(
+        (&report["boots"], &report["vpmu"]["events_opened"]),
+        (&3.into(), &1.into())
+    );
+}
+
+#[test]
+fn what_cannot_be_started_is_told_before_the_guest_runs() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&power_off());
+    let refused = |args: &[&str], words: &[&str]| {
+        let output = run(&kernel).args(args).output().expect("vmm starts");
+        let text = messages(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        for word in words {
+            assert!(text.contains(word), "{args:?}: no {word:?} in: {text}");
+        }
+    };
+    refused(&["--persistent", "nonsense"], &["nonsense"]);
+    refused(&["--persistent", "marks,cpu=1"], &["no vCPU 1", "has 1"]);
+    refused(&["--persistent", "marks", "--window", "0"], &["--window"]);
+    refused(
+        &["--persistent", "marks,size=32K", "--window", "32K"],
+        &["--window", "size"],
+    );
+    refused(
+        &["--persistent", "marks", "--persistent", "exits,name=marks"],
+        &["`marks` already"],
+    );
+    refused(
+        &[
+            "--persistent",
+            "marks",
+            "--recording",
+            "/nonexistent/perf.data",
+        ],
+        &["/nonexistent", "--recording"],
+    );
+}
