@@ -1,5 +1,7 @@
 //! The demo: a stock guest counts and samples a program and sees each of its exits, and the
-//! host says what it cost.
+//! host says what it cost; then another guest crashes, and the host knows what it did last.
+
+mod crash;
 
 use std::fmt::Write as _;
 
@@ -8,6 +10,8 @@ use thiserror::Error;
 
 use crate::boot::Boot;
 use crate::error::BootError;
+use crate::foreign::ForeignError;
+use crate::kernel::KernelError;
 use crate::place::PlaceChoice;
 use crate::run::Outcome;
 
@@ -50,9 +54,30 @@ pub enum DemoError {
     /// No report, or not the numbers that belong there.
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
+    /// No kernel to name functions of.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Nothing to read recordings with.
+    #[error(transparent)]
+    Perf(#[from] ForeignError),
+    /// The guest of the last act is to crash.
+    #[error("the guest was to panic and ended with exit code {0}")]
+    NoPanic(i32),
+    /// Perf does not read what the flight recorder left.
+    #[error("perf cannot read the recording: {0}")]
+    Recording(String),
+    /// The recording is not whole.
+    #[error("the recording should have the marks 1 to {wanted} in order, and has {found:?}")]
+    Marks {
+        /// How many were placed.
+        wanted: u64,
+        /// Those that are there.
+        found: Vec<u64>,
+    },
 }
 
-/// Boots a guest with two vCPUs, profiles a program in it, prints what a person wants to see.
+/// Boots a guest with two vCPUs, profiles a program in it, prints what a person wants to see; then
+/// lets a guest panic and prints what its flight recorder holds.
 ///
 /// # Errors
 /// [`DemoError`]: the exit code of the demo says whether it showed all it should.
@@ -74,7 +99,7 @@ pub fn run(place: PlaceChoice) -> Result<(), DemoError> {
         return Err(DemoError::Exits);
     }
     println!("\n{}", summary(&outcome)?);
-    Ok(())
+    crash::run(&outcome.place)
 }
 
 /// The line of the reason that took the longest.

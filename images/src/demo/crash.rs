@@ -1,0 +1,134 @@
+//! The last act: a guest panics on purpose, and its flight recorder says what it did last.
+
+use super::DemoError;
+use crate::afterwards::Afterwards;
+use crate::boot::Boot;
+use crate::cache::Cache;
+use crate::foreign;
+use crate::host::{self, Need};
+use crate::kernel::{Kernel, Sources};
+use crate::place::{Place, PlaceChoice};
+
+/// Marks that the guest numbers and places before it panics.
+const MARKS: u64 = 40;
+/// What the VMM keeps of the guest's last moments.
+const EVENTS: [&str; 2] = ["marks", "cpu-clock,freq=100"];
+/// What stands between what is shown and what is checked.
+const CHECKED: &str = "@@marks";
+/// Where the lab has the names of the guest kernel's functions.
+const LAB_SYMBOLS: &str = "guest/System.map";
+
+/// Lets a guest panic in `place` and looks at what is left.
+///
+/// # Errors
+/// [`DemoError`]: the recording cannot be read, or lacks something.
+pub(super) fn run(place: &Place) -> Result<(), DemoError> {
+    let (choice, lab) = match place {
+        Place::Direct => (PlaceChoice::Direct, false),
+        Place::Lab { .. } => (PlaceChoice::Lab, true),
+    };
+    println!("\nThe last act: a guest panics, and the host reads its flight recorder");
+    host::ensure(&[Need::Perf]).map_err(foreign::ForeignError::from)?;
+    let mut arguments: Vec<String> = EVENTS
+        .iter()
+        .flat_map(|event| ["--persistent", event])
+        .map(str::to_owned)
+        .collect();
+    let cache = Cache::project();
+    let symbols = Kernel::get(&cache, &Sources::default())?.symbols(&cache)?;
+    let mut files = Vec::new();
+    if let Some(symbols) = &symbols {
+        let path = match lab {
+            true => format!("/{LAB_SYMBOLS}"),
+            false => symbols.to_string_lossy().into_owned(),
+        };
+        arguments.extend(["--symbols".to_owned(), path]);
+    }
+    if lab {
+        files.extend(foreign::perf()?);
+        if let Some(symbols) = &symbols {
+            files.push((LAB_SYMBOLS.to_owned(), foreign::read(symbols)?));
+        }
+    }
+    let outcome = Boot {
+        command: guest(),
+        place: choice,
+        echo: true,
+        vmm_args: arguments,
+        afterwards: Some(Afterwards {
+            command: host_command(),
+            files,
+        }),
+        ..Boot::default()
+    }
+    .run()?;
+    if outcome.report["ending"] != "guest-panic" {
+        return Err(DemoError::NoPanic(outcome.status));
+    }
+    let said = outcome.afterwards.unwrap_or_default();
+    let (shown, checked) = said
+        .output
+        .split_once(CHECKED)
+        .unwrap_or((&said.output, ""));
+    println!("{}", shown.trim_end());
+    if said.status != 0 {
+        return Err(DemoError::Recording(shown.trim_end().to_owned()));
+    }
+    let found = values(checked);
+    if !found.iter().copied().eq(1..=MARKS) {
+        let wanted = MARKS;
+        return Err(DemoError::Marks { wanted, found });
+    }
+    println!(
+        "\nAll {MARKS} marks are in the recording, in order; it took {:.1} s",
+        outcome.wall.as_secs_f64()
+    );
+    Ok(())
+}
+
+/// What a person would type in the guest.
+fn guest() -> String {
+    format!(
+        r#"show() {{ echo; echo "guest# $*"; "$@"; }}
+show workload marks {MARKS} 1 --step 1
+echo; echo "guest# echo c > /proc/sysrq-trigger"
+echo c > /proc/sysrq-trigger
+"#
+    )
+}
+
+/// What a person would type on the host.
+fn host_command() -> String {
+    format!(
+        r#"show() {{ echo; echo "host# $1"; eval "$1"; }}
+set -e
+show "perf script -i perf.data -F tid,cpu,time,event,addr,ip,sym > script"
+show "grep marks script | tail -n 4"
+show "tail -n 12 script"
+echo {CHECKED}
+exec perf script -i perf.data -F event,addr
+"#
+    )
+}
+
+/// The values of the marks that perf lists, one sample a line.
+fn values(script: &str) -> Vec<u64> {
+    let value = |line: &str| {
+        let (event, address) = line.trim().split_once(char::is_whitespace)?;
+        event.starts_with("marks").then_some(())?;
+        u64::from_str_radix(address.trim(), 16).ok()
+    };
+    script.lines().filter_map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_told_from_other_samples() {
+        let script =
+            "\n   marks-0:                1\ncpu-clock-1:     7\n  marks-1:      1f\n\nmarks";
+        assert_eq!(values(script), [1, 31]);
+    }
+}

@@ -1,0 +1,189 @@
+//! The flight recorder of a real run: what a guest of a few instructions did stands in a file that
+//! others read, however the guest ended.
+
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "the other tests use the rest")]
+mod common;
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use common::{Bench, TRIPLE_FAULT, messages, outs, power_off, run, vmm};
+use linux_perf_data::linux_perf_event_reader::EventRecord;
+use linux_perf_data::{PerfFileReader, PerfFileRecord};
+use vmm::arch::layout::DOORBELL;
+
+/// Marks of the values 1 to `count`.
+fn marks(count: u32) -> Vec<u8> {
+    let mut code = vec![0xbf];
+    code.extend(u32::try_from(DOORBELL).unwrap().to_le_bytes());
+    code.extend([0xb9, 1, 0, 0, 0]);
+    // mov [rdi], ecx; inc ecx; cmp ecx, count + 1; jne
+    code.extend([0x89, 0x0f, 0xff, 0xc1, 0x81, 0xf9]);
+    code.extend((count + 1).to_le_bytes());
+    code.extend([0x75, 0xf4]);
+    code
+}
+
+/// The samples of a recording: name of the event, time, address.
+fn samples(path: &Path) -> Vec<(String, u64, u64)> {
+    let file = File::open(path).expect("a recording");
+    let PerfFileReader {
+        mut perf_file,
+        mut record_iter,
+    } = PerfFileReader::parse_file(file).expect("a file of perf's");
+    let names: Vec<String> = perf_file
+        .event_attributes()
+        .iter()
+        .map(|attribute| attribute.name().unwrap_or_default().to_owned())
+        .collect();
+    let mut samples = Vec::new();
+    while let Some(record) = record_iter.next_record(&mut perf_file).expect("a record") {
+        if let PerfFileRecord::EventRecord { attr_index, record } = record
+            && let EventRecord::Sample(sample) = record.parse().expect("of a known kind")
+        {
+            let (time, address) = (sample.timestamp.unwrap(), sample.addr.unwrap());
+            samples.push((names[attr_index].clone(), time, address));
+        }
+    }
+    samples
+}
+
+fn addresses(samples: &[(String, u64, u64)], name: &str) -> Vec<u64> {
+    let of = samples.iter().filter(|(event, ..)| event == name);
+    of.map(|&(.., address)| address).collect()
+}
+
+/// Runs a guest of `code`, which must end with `exit`.
+fn recorded(bench: &Bench, code: &[u8], exit: i32, args: &[&str]) {
+    let output = run(&bench.kernel(code))
+        .args(args)
+        .arg("--recording")
+        .arg(bench.path("perf.data"))
+        .output()
+        .expect("vmm starts");
+    assert_eq!(output.status.code(), Some(exit), "{}", messages(&output));
+}
+
+#[test]
+fn ten_thousand_numbered_marks_are_all_there() {
+    let bench = Bench::new();
+    let code = [marks(10_000), power_off()].concat();
+    let args = [
+        "--persistent",
+        "marks,size=1M",
+        "--persistent",
+        "mark=77,name=one",
+    ];
+    recorded(&bench, &code, 0, &args);
+    let samples = samples(&bench.path("perf.data"));
+    let numbers: Vec<u64> = (1..=10_000).collect();
+    assert_eq!(addresses(&samples, "marks"), numbers);
+    assert_eq!(addresses(&samples, "one"), [77]);
+    assert!(samples.windows(2).all(|pair| pair[0].1 <= pair[1].1));
+}
+
+#[test]
+fn the_newest_records_stay() {
+    let bench = Bench::new();
+    let code = [marks(1000), power_off()].concat();
+    recorded(&bench, &code, 0, &["--persistent", "marks,size=4K"]);
+    let samples = samples(&bench.path("perf.data"));
+    // 64 bytes each.
+    let newest: Vec<u64> = (1000 - 63..=1000).collect();
+    assert_eq!(addresses(&samples, "marks"), newest);
+}
+
+#[test]
+fn a_guest_that_dies_leaves_what_it_did() {
+    let bench = Bench::new();
+    let code = [marks(100), outs(20), TRIPLE_FAULT.to_vec()].concat();
+    let args = ["--persistent", "marks", "--persistent", "exits-io"];
+    recorded(&bench, &code, 4, &args);
+    let found = samples(&bench.path("perf.data"));
+    let numbers: Vec<u64> = (1..=100).collect();
+    assert_eq!(addresses(&found, "marks"), numbers);
+    assert_eq!(addresses(&found, "exits-io").len(), 20);
+    // Another run keeps the recording of this one.
+    recorded(&bench, &power_off(), 0, &["--persistent", "marks"]);
+    assert_eq!(samples(&bench.path("perf.data")), []);
+    assert_eq!(samples(&bench.path("perf.data.old")), found);
+}
+
+#[test]
+fn each_vcpus_events_are_named_after_it() {
+    let bench = Bench::new();
+    let code = [marks(3), power_off()].concat();
+    let args = ["--vcpus", "2", "--persistent", "marks,name=m"];
+    recorded(&bench, &code, 0, &args);
+    let samples = samples(&bench.path("perf.data"));
+    assert_eq!(addresses(&samples, "m-0"), [1, 2, 3]);
+    assert_eq!(addresses(&samples, "m-1"), [0; 0]);
+}
+
+#[test]
+fn stock_perf_reads_a_runs_recording() {
+    images::host::ensure(&[images::host::Need::Perf]).expect("stock perf");
+    let bench = Bench::new();
+    let code = [marks(5), power_off()].concat();
+    recorded(&bench, &code, 0, &["--persistent", "marks"]);
+    let output = Command::new(images::host::perf().expect("stock perf"))
+        .args(["script", "-F", "tid,cpu,event,addr", "-i"])
+        .arg(bench.path("perf.data"))
+        .output()
+        .expect("perf starts");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let expected: Vec<String> = (1..=5)
+        .flat_map(|number| {
+            ["0", "[000]", "marks:"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain([number.to_string()])
+        })
+        .collect();
+    assert_eq!(words, expected, "{text}");
+}
+
+#[test]
+fn nothing_is_written_where_nothing_persists() {
+    let bench = Bench::new();
+    recorded(&bench, &[marks(5), power_off()].concat(), 0, &[]);
+    assert!(!bench.path("perf.data").exists());
+}
+
+#[test]
+fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&power_off());
+    let symbols = bench.file("System.map", b"ffffffff81000000 D no_function\n");
+    let symbols = symbols.to_str().expect("a path");
+    for (args, words) in [
+        (["--recording", "/nonexistent/perf.data"], "/nonexistent"),
+        (
+            ["--symbols", "/nonexistent/System.map"],
+            "/nonexistent/System.map",
+        ),
+        (["--symbols", symbols], "names no function"),
+        (["--persistent", "no-such-event"], "no-such-event"),
+        (["--persistent", "marks,cpu=5,name=five"], "vCPU 5"),
+        (["--persistent", "marks,name=Seven"], "Seven"),
+        (["--persistent", "marks,size=32M,name=big"], "pages"),
+    ] {
+        let output = vmm(["run", "--memory", "16", "--persistent", "marks"])
+            .args(args)
+            .arg("--kernel")
+            .arg(&kernel)
+            .current_dir(kernel.parent().expect("a directory"))
+            .output()
+            .expect("vmm starts");
+        let text = messages(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains(words), "{args:?}: {text}");
+    }
+    assert!(!bench.path("perf.data").exists());
+}
