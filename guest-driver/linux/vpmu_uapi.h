@@ -82,7 +82,7 @@ struct vpmu_open {
 #define VPMU_FLAG_PERSISTENT		(1ULL << 32)	/* then as VPMU_IOC_DETACH */
 #define VPMU_FLAG_ENABLE_ON_STARTER	(1ULL << 33)	/* opens paused, for its starter */
 
-/* Bytes of the name of a persistent event */
+/* Bytes of the name of a persistent event, the last always zero */
 #define VPMU_PERSISTENT_NAME	40
 /* Bytes of a struct perf_event_attr, as of Linux 6.1 */
 #define VPMU_ATTR_SIZE		128
@@ -90,7 +90,7 @@ struct vpmu_open {
 /**
  * struct vpmu_detach - make an event persistent
  * @id: filled in: what to open it again with
- * @name: lower-case letters, digits, "-" and "_", a letter first, padded with zeros; all
+ * @name: at most 39 lower-case letters, digits, "-" and "_", a letter first; all
  *        zero: the name that it has, or "event" and its id
  */
 struct vpmu_detach {

@@ -4,7 +4,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::{ControlHeader, OpenRequest};
 
-/// Bytes of the name of a persistent event.
+/// Bytes of the name of a persistent event, the last of them always zero.
 pub const PERSISTENT_NAME: usize = 40;
 
 wire! {
@@ -12,8 +12,8 @@ wire! {
     pub struct DetachRequest {
         /// `event` names the event.
         pub header: ControlHeader,
-        /// Lower-case letters, digits, `-` and `_`, a letter first, padded with zeros; all zero: the
-        /// name that it has, or `event` and its id.
+        /// At most 39 lower-case letters, digits, `-` and `_`, a letter first, padded with zeros; all
+        /// zero: the name that it has, or `event` and its id.
         pub name: [u8; PERSISTENT_NAME],
     }
 }

@@ -3,6 +3,7 @@
 
 mod backing;
 mod facts;
+mod outliving;
 mod pausing;
 
 use std::io;
@@ -16,7 +17,7 @@ use crate::abi::{
 use crate::clock::Clock;
 use crate::machine::Machine;
 use crate::period::{Completed, Period};
-use crate::persistent::{Name, Persistence};
+use crate::persistent::Persistence;
 use crate::ring::Face;
 use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
 use crate::tasks::Task;
@@ -164,18 +165,6 @@ impl Event {
         needs.into_iter().flatten().chain(throttled).chain(state)
     }
 
-    /// Whether it is the operator's.
-    pub(crate) fn is_operators(&self) -> bool {
-        let known = self.persistence.as_ref();
-        known.is_some_and(|persistence| persistence.operator)
-    }
-
-    /// Whether it is persistent under that name.
-    pub(crate) fn is_named(&self, name: &Name) -> bool {
-        let known = self.persistence.as_ref();
-        known.is_some_and(|persistence| persistence.name == *name)
-    }
-
     /// Whether the device itself sees its count grow, one by one.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
@@ -213,11 +202,6 @@ impl Event {
             pinned: self.facts.has(OPEN_PINNED),
         };
         self.backing.prepare(host, vcpu, &request)
-    }
-
-    /// The thread that runs `vcpu` is gone, and with it what counts there; it is not active there.
-    pub(crate) fn leave(&mut self, vcpu: u32) {
-        self.backing.drop_counter(vcpu);
     }
 
     /// Begins to count on `vcpu`.
