@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 use common::{
     Bench, HALT, SPIN, TRIPLE_FAULT, elf, kill, messages, out, outs, power_off, read_report, run,
-    vmm,
+    running, vmm,
 };
 
 /// Runs `vmm` with `args`: it must fail with `code` and one line that says each of `words`.
