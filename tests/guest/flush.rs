@@ -317,31 +317,29 @@ fn what_the_host_holds_is_written() -> Outcome {
         let (mut records, mut last) = (0, 0);
         for round in 0..20 {
             code.run(1 << 22);
+            let asked = device.time_of(cpu::tsc());
             event.flush(0)?;
-            let head = ring.head();
-            let flushed = device.time_of(cpu::tsc());
             let (samples, lost) = fields::samples(&ring.take()?, &attr)?;
+            let taken = device.time_of(cpu::tsc());
             ensure_eq!(lost, 0, "engine {engine}, round {round}: lost");
             records += samples.len();
             for time in samples.iter().filter_map(|sample| sample.time) {
                 ensure!(
-                    time >= last && time <= flushed,
-                    "engine {engine}: a sample at {time}, after one at {last} and flushed at {flushed}"
+                    time >= last && time <= taken,
+                    "engine {engine}: a sample at {time}, after one at {last} and taken at {taken}"
                 );
                 last = time;
             }
-            // What is written later was sampled later: nothing was held back.
+            // What is written later was sampled later: nothing was held back. A sample's time is
+            // known to within a microsecond.
             code.run(1 << 18);
             event.flush(0)?;
-            let position = ring.tail();
-            ensure_eq!(position, head, "engine {engine}: what was taken");
             let (samples, _) = fields::samples(&ring.take()?, &attr)?;
             records += samples.len();
             for time in samples.iter().filter_map(|sample| sample.time) {
-                // The flush itself takes the vCPU's time; what it found last may be of just before.
                 ensure!(
-                    time + PERIOD >= flushed,
-                    "engine {engine}, round {round}: a sample at {time} was held back at {flushed}"
+                    time + 1_000 >= asked,
+                    "engine {engine}, round {round}: a sample of {time} was held back at {asked}"
                 );
                 last = time;
             }
@@ -447,7 +445,7 @@ fn a_flush_has_no_other_arguments() -> Outcome {
 
 /// Both vCPUs sample all that they do, both flush everything all the time, one reader takes it out.
 fn flushes_from_both_vcpus_lose_and_repeat_nothing() -> Outcome {
-    const EACH: u32 = 6_000;
+    const EACH: u32 = 3_000;
     let device = fresh()?;
     let attr = silent(device.any_marks(1, TIME | ADDR));
     let events = [0, 1].map(|cpu| persistent(&device, &attr, cpu, &format!("storm{cpu}")));

@@ -306,7 +306,7 @@ fn a_target_that_is_off_is_left_alone() -> Outcome {
 }
 
 fn links_come_and_go_while_marks_are_placed() -> Outcome {
-    const ROUNDS: usize = 300;
+    const ROUNDS: usize = 120;
     let device = Device::open()?;
     let stop = AtomicBool::new(false);
     let placed = AtomicU64::new(0);
@@ -358,7 +358,7 @@ fn links_come_and_go_while_marks_are_placed() -> Outcome {
 
 fn both_ends_are_closed_at_once() -> Outcome {
     let device = Device::open()?;
-    for round in 0..200 {
+    for round in 0..60 {
         let region = Region::of(&device, &inside(&device), HERE)?;
         let fresh = trigger(&device, START, 1, HERE)?;
         let Region {
