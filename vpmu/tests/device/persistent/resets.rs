@@ -1,9 +1,10 @@
 //! What a reset leaves, and what it takes.
 
-use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow, Rate};
+use vpmu::{ExitReason, Persist};
 
-use super::{WINDOW_FEATURES, marks, reader, window};
+use super::{WINDOW_FEATURES, asked, marks, reader, samples, window};
 use crate::links::{paused, trigger};
 use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
@@ -225,4 +226,34 @@ fn links_with_those_that_go_are_gone() {
     rig.link(other, target, LINK_STOPPER)
         .expect("the place is free");
     assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
+}
+
+#[test]
+fn what_the_host_records_is_collected_on() {
+    let rig = Rig::windowed(&window(8));
+    rig.world.know_ips();
+    let cycles = Persist {
+        rate: Some(Rate::Period(100)),
+        sample_type: 0x1_0007,
+        ..asked("cycles", 0)
+    };
+    let event = rig.vpmu.persist(&cycles).expect("started");
+    rig.vpmu.reset();
+    assert!(rig.world.draining());
+    rig.world.record(
+        thread(0),
+        Overflow {
+            tsc: rig.world.now(),
+            ip: 77,
+            mode: Mode::Guest,
+            period: 100,
+        },
+    );
+    // Older than a host may take to record one.
+    rig.world.pass(10_000_000);
+    rig.vpmu.drain();
+    assert_eq!(samples(&rig, event).len(), 1);
+    rig.vpmu.end(event).expect("ended");
+    rig.vpmu.drain();
+    assert!(!rig.world.draining(), "there is nothing to collect");
 }
