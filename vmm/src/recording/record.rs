@@ -4,6 +4,7 @@
 //! of files, names of tasks) or stumble over (a sample that is shorter than it says) never passes:
 //! a sample is taken apart and put together anew, of any other record only its kind and time stay.
 
+use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
 
 /// `PERF_RECORD_LOST`.
@@ -36,6 +37,8 @@ const STREAM_ID: u64 = 1 << 9;
 const IDENTIFIER: u64 = 1 << 16;
 /// Fields of one word each, in the order in which a sample has them.
 const WORDS: [u64; 9] = [IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD];
+/// What each sample of a file has: of fields that one event lacks, perf prints none of the others'.
+const ALWAYS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | CPU | PERIOD;
 /// Registers and stacks stand behind all that is taken: no report shows them.
 const LEFT_OFF: u64 = abi::SAMPLE_ALLOWED & !(WORD_FIELDS | READ | CALLCHAIN);
 const WORD_FIELDS: u64 = IDENTIFIER | IP | TID | TIME | ADDR | ID | STREAM_ID | CPU | PERIOD;
@@ -57,6 +60,8 @@ pub(super) struct Form {
     /// In the ring.
     sample_type: u64,
     read_format: u64,
+    /// Of each sample, where samples do not say.
+    period: u64,
 }
 
 /// A record as it goes into the file.
@@ -66,8 +71,8 @@ pub(super) struct Record {
     pub(super) kind: u32,
     /// The mode that the guest was in.
     pub(super) misc: u16,
-    /// Guest nanoseconds, where it says so.
-    pub(super) time: Option<u64>,
+    /// Guest nanoseconds.
+    pub(super) time: u64,
     /// Its body but for what ends records that are no samples.
     pub(super) body: Vec<u64>,
     /// Addresses in the kernel that it names.
@@ -100,6 +105,10 @@ impl Form {
             vcpu: event.vcpu,
             sample_type: event.sample_type,
             read_format: event.read_format,
+            period: match event.rate {
+                Some(Rate::Period(period)) => period,
+                Some(Rate::Frequency(_)) | None => 1,
+            },
         }
     }
 
@@ -107,11 +116,11 @@ impl Form {
     /// whose events differ in that. Counts are left out: perf would take the differences between
     /// them for periods.
     pub(super) fn sample_type(&self) -> u64 {
-        self.sample_type & (WORD_FIELDS | CALLCHAIN) | IDENTIFIER
+        self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
     }
 
-    /// Looks at one record of the ring, header included.
-    pub(super) fn look(&self, record: &[u8]) -> Found {
+    /// Looks at one record of the ring, header included; the one before it came about at `before`.
+    pub(super) fn look(&self, record: &[u8], before: u64) -> Found {
         let Some((header, body)) = record.split_at_checked(8) else {
             return Found::Foreign;
         };
@@ -122,7 +131,7 @@ impl Form {
         let [k0, k1, k2, k3, m0, m1, ..] = header.to_le_bytes();
         let misc = u16::from_le_bytes([m0, m1]) & MODE_MASK;
         let found = match u32::from_le_bytes([k0, k1, k2, k3]) {
-            TYPE_SAMPLE => self.sample(misc, Words(body)),
+            TYPE_SAMPLE => self.sample(misc, Words(body), before),
             kind @ (TYPE_THROTTLE | TYPE_UNTHROTTLE) => self.throttle(kind, Words(body)),
             TYPE_LOST | TYPE_READ | TYPE_AUX | TYPE_ITRACE_START => return Found::Other,
             _ => None,
@@ -130,29 +139,30 @@ impl Form {
         found.map_or(Found::Foreign, Found::Record)
     }
 
-    fn sample(&self, misc: u16, mut from: Words<'_>) -> Option<Record> {
+    fn sample(&self, misc: u16, mut from: Words<'_>, before: u64) -> Option<Record> {
         // No hypervisor and no guest: the mode is one of the guest's own.
         if misc > MODE_USER {
             return None;
         }
-        let mut body = vec![self.id];
-        let mut time = None;
+        let mut body = Vec::with_capacity(WORDS.len());
+        let mut time = before;
         let mut kernel = Vec::new();
         for field in WORDS {
             if self.sample_type & field == 0 {
+                if ALWAYS & field != 0 {
+                    body.push(self.unsaid(field, before));
+                }
                 continue;
             }
             let value = from.next()?;
             match field {
                 IDENTIFIER | ID | STREAM_ID if value != self.id => return None,
                 CPU if value != u64::from(self.vcpu) => return None,
-                TIME => time = Some(value),
+                TIME => time = value,
                 IP => kernel.extend(kernel_address(value)),
                 _ => {}
             }
-            if field != IDENTIFIER {
-                body.push(value);
-            }
+            body.push(value);
         }
         if self.sample_type & READ != 0 {
             self.skip_counts(&mut from)?;
@@ -178,6 +188,21 @@ impl Form {
         })
     }
 
+    /// What stands for a field that the event's samples do not have: what is known of it anyway, or
+    /// what perf itself writes where it knows nothing.
+    fn unsaid(&self, field: u64, before: u64) -> u64 {
+        match field {
+            IDENTIFIER => self.id,
+            CPU => self.vcpu.into(),
+            PERIOD => self.period,
+            // No earlier than this.
+            TIME => before,
+            // Nobody.
+            TID => u64::MAX,
+            _ => 0,
+        }
+    }
+
     fn skip_counts(&self, from: &mut Words<'_>) -> Option<()> {
         let words = |bits: u64| (self.read_format & bits).count_ones();
         let first = from.next()?;
@@ -196,7 +221,7 @@ impl Form {
         (from.next()? == self.id).then(|| Record {
             kind,
             misc: 0,
-            time: Some(time),
+            time,
             body: vec![time, self.id, self.id],
             kernel: Vec::new(),
         })

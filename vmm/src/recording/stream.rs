@@ -38,8 +38,8 @@ impl<'a> Stream<'a> {
         };
         let mut now = 0;
         for record in history.iter() {
-            match form.look(record) {
-                Found::Record(record) => now = stream.take(&record, now),
+            match form.look(record, now) {
+                Found::Record(record) => now = stream.take(&record),
                 Found::Other => {}
                 Found::Foreign => stream.left_out += 1,
             }
@@ -51,22 +51,16 @@ impl<'a> Stream<'a> {
         stream
     }
 
-    /// A record without a time comes when the one before it did.
-    fn take(&mut self, record: &Record, before: u64) -> u64 {
-        let now = record.time.unwrap_or(before);
-        if self.push(
-            record.kind,
-            record.misc,
-            now,
-            &record.body,
-            !record.is_sample(),
-        ) {
+    /// Takes a record that goes into the file; when it came about.
+    fn take(&mut self, record: &Record) -> u64 {
+        let trailed = !record.is_sample();
+        if self.push(record.kind, record.misc, record.time, &record.body, trailed) {
             self.samples += u64::from(record.is_sample());
             self.kernel_addresses.extend(&record.kernel);
         } else {
             self.left_out += 1;
         }
-        now
+        record.time
     }
 
     /// Appends a record, if its length can be told.

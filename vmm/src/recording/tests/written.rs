@@ -143,6 +143,29 @@ fn events_of_any_fields_share_a_file() {
 }
 
 #[test]
+fn what_one_event_does_not_tell_is_not_kept_from_the_others() {
+    let silent = PersistentStatus {
+        rate: Some(Rate::Period(9)),
+        ..event(1, "silent", 1, 1 << 6)
+    };
+    let marks = event(2, "marks", 0, USUAL);
+    let sample = usual(&marks, USER, 0x1234, 10, 7);
+    let histories = [
+        history(silent, &[record(9, USER, &[1])]),
+        history(marks, &[sample]),
+    ];
+    let recorded = recorded(&histories, None);
+    let text = perf(
+        &["script", "-F", "tid,cpu,time,period,event,addr,ip"],
+        &recorded.path,
+    );
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let of_silent = ["-1", "[001]", "0.000000:", "9", "silent:", "0", "0"];
+    let of_marks = ["6", "[000]", "0.000000:", "1", "marks:", "7", "1234"];
+    assert_eq!(words, [of_silent, of_marks].concat());
+}
+
+#[test]
 fn losses_are_told_once_by_the_devices_own_count() {
     let event = PersistentStatus {
         lost: 41,
