@@ -21,6 +21,8 @@ Examples:
       See what this machine can do
   vmm run --kernel vmlinux --initramfs rootfs.cpio.gz
       Boot Linux, its console on this terminal; Ctrl-A x ends it
+  vmm ctl --socket vm.sock list
+      See the persistent events of a machine that runs with --ctl vm.sock
 
 'vmm run --help' tells of every option and exit status."
 )]
@@ -157,6 +159,7 @@ Examples:
   vmm run --kernel vmlinux --initramfs rootfs.cpio.gz --vcpus 2 --memory 512
   vmm run --kernel bzImage --cmdline 'console=ttyS0 root=/dev/ram0' --summary
   vmm run --kernel bzImage --persistent marks --persistent exits-io,cpu=0,size=1M,name=io
+  vmm run --kernel bzImage --persistent marks --on-reset restart --ctl vm.sock
   vmm run --config vm.json --report report.json
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
@@ -185,6 +188,10 @@ value 7, exits-io:k those in kernel mode. The options:
 Without period and freq each mark and each exit is a sample, clocks and hardware events make 1000
 a second, and what cannot be sampled only counts. The recording tells of the guest alone: neither
 the host's name nor any path of it is in the file.
+
+Control: --ctl makes a socket, yours alone, on which 'vmm ctl' lists, starts, flushes, records and
+ends persistent events while the guest runs. It goes with the machine; one that a dead machine
+has left is replaced.
 
 Debug port: a byte written by the guest to port 0x504 says that init is reached; the report has
 the time from the first instruction until then.

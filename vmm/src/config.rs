@@ -276,6 +276,8 @@ mod tests {
         assert_eq!(config.max_sample_rate, 100_000);
         assert_eq!(config.max_aux_pages, 16_384);
         assert_eq!(config.engine, Engine::Auto);
+        assert_eq!((config.window, config.max_persistent), (16 << 20, 64));
+        assert_eq!((config.on_reset, config.ctl), (OnReset::Exit, None));
         assert!(matches!(
             Config::try_from(&RunArgs::default()),
             Err(ConfigError::NoKernel)
@@ -285,21 +287,29 @@ mod tests {
     #[test]
     fn flags_win_over_the_file() {
         let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x",
-            "max-sample-rate": 500, "max-aux-pages": 8, "engine": "exit"}"#;
+            "max-sample-rate": 500, "max-aux-pages": 8, "engine": "exit", "window": "64K",
+            "max-persistent": 3, "on-reset": "restart"}"#;
         let config = with_file(text, RunArgs::default()).expect("valid");
         assert_eq!((config.vcpus, config.memory_mib), (4, 64));
         assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
         assert_eq!((config.max_sample_rate, config.engine), (500, Engine::Exit));
         assert_eq!(config.max_aux_pages, 8);
+        assert_eq!((config.window, config.max_persistent), (64 << 10, 3));
+        assert_eq!(config.on_reset, OnReset::Restart);
         let flags = RunArgs {
             kernel: Some("b".into()),
             vcpus: Some(2),
             max_sample_rate: Some(7),
             max_aux_pages: Some(16),
             engine: Some(Engine::Batched),
+            window: Some(0),
+            max_persistent: Some(4),
+            on_reset: Some(OnReset::Exit),
             ..Default::default()
         };
         let config = with_file(text, flags).expect("valid");
+        assert_eq!((config.window, config.max_persistent), (0, 4));
+        assert_eq!(config.on_reset, OnReset::Exit);
         assert_eq!((config.max_sample_rate, config.max_aux_pages), (7, 16));
         assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
         assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
@@ -344,6 +354,9 @@ mod tests {
             r#"{"kernal": "a"}"#,
             r#"{"vcpus": -1}"#,
             r#"{"engine": "fast"}"#,
+            r#"{"window": 65536}"#,
+            r#"{"window": "64G"}"#,
+            r#"{"on-reset": "again"}"#,
         ] {
             let result = with_file(text, kernel());
             assert!(matches!(result, Err(ConfigError::Parse { .. })), "{text}");

@@ -3,8 +3,10 @@
 //! [`cli`] and [`config`] say what is wanted; [`vm`] puts the machine together in the order of
 //! the boot and runs it: [`kvm`], [`memory`], [`arch`] for what a PC is, [`pc`] for which device
 //! of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
-//! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to,
-//! [`recording`] what its persistent events hold.
+//! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to.
+//!
+//! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
+//! how a running machine is, [`recording`] what they hold.
 //! [`check`] tells what this machine could run.
 
 pub mod arch;
