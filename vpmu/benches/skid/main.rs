@@ -1,0 +1,256 @@
+//! How late a counter of the host's starts and stops another event: marks and exits do so at once,
+//! a counter at the exit that its overflow makes.
+//!
+//! Another VMM than ours carries the device here: a vCPU that counts in ring 3 on this machine's
+//! `/dev/kvm`, and a clock of the host's whose every overflow starts or stops the count of another.
+//! The host's record of an overflow says when it was and at which instruction; the exit says how
+//! far the guest came by then.
+
+#![expect(
+    clippy::expect_used,
+    reason = "a benchmark that cannot begin has nothing to report"
+)]
+#![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
+
+#[expect(dead_code, reason = "the device's tests need more of a driver")]
+#[path = "../../tests/device/driver.rs"]
+mod driver;
+#[expect(dead_code, reason = "nobody asks for its count")]
+#[path = "../slowdown/guest.rs"]
+mod guest;
+mod watched;
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use kvm_ioctls::Kvm;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vpmu::abi::*;
+use vpmu::host::PerfSource;
+use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Vpmu};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use driver::DriverQueue;
+use guest::{Exited, Guest};
+use watched::{Acted, Watch, Watched};
+
+/// `inc qword [rdi]`, so often, and then back: a position in it tells how far the guest went.
+const INC: [u8; 3] = [0x48, 0xff, 0x07];
+const INCS: usize = 512;
+const FEATURES: u64 = 1 << 32 | 7;
+const QUEUES: u64 = 0x1_0000;
+const BUFFERS: u64 = 0x2_0000;
+/// Nanoseconds between two overflows.
+const PERIOD: u64 = 200_000;
+const OVERFLOWS: usize = 5_000;
+
+#[derive(Debug)]
+struct Host;
+
+impl Machine for Host {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+fn main() -> ExitCode {
+    // Cargo names what it runs; a filter for another benchmark leaves this one out.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let wanted = filter.is_none_or(|filter| "skid".contains(filter.as_str()));
+    if !wanted || !arguments.iter().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    if !Path::new("/dev/kvm").exists() {
+        println!("skid: not measured, this machine has no /dev/kvm");
+        return ExitCode::SUCCESS;
+    }
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("skid: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+fn measure() -> io::Result<()> {
+    register_signal_handler(SIGRTMIN(), ignore)?;
+    let system = |error: kvm_ioctls::Error| io::Error::from_raw_os_error(error.errno());
+    let kvm = Kvm::new().map_err(system)?;
+    let mut guest = Guest::new(&kvm, &program())?;
+    let tsc_khz = guest.vcpu.get_tsc_khz().map_err(system)?;
+    let settings = Settings {
+        vcpus: 1,
+        tsc_khz,
+        limits: Limits {
+            max_sample_rate: u32::MAX,
+            ..Limits::default()
+        },
+        engines: Engines::Exit,
+    };
+    let watch = Watch::default();
+    let source = Watched {
+        source: PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?,
+        watch: watch.clone(),
+    };
+    let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
+    vpmu.attach(0, 0).map_err(io::Error::other)?;
+    link(&vpmu, &guest.memory);
+    while watch.len() < OVERFLOWS {
+        vpmu.enter(0);
+        match guest.vcpu.run() {
+            Err(error) if error.errno() == libc::EINTR => {}
+            Err(error) => return Err(system(error)),
+            Ok(exit) => return Err(io::Error::other(format!("the guest left: {exit:?}"))),
+        }
+        watch.left(guest.vcpu.sync_regs().regs.rip);
+        vpmu.leave(0, ExitReason::Signal, &mut Exited(&guest.vcpu));
+    }
+    report(&watch.acted(), tsc_khz);
+    Ok(())
+}
+
+fn program() -> Vec<u8> {
+    let mut program = INC.repeat(INCS);
+    let back = -i32::try_from(program.len() + 5).expect("short");
+    program.push(0xe9);
+    program.extend(back.to_le_bytes());
+    program
+}
+
+/// A clock that counts, and one whose overflows start it when it rests and stop it when it goes.
+fn link(vpmu: &Vpmu, memory: &GuestMemoryMmap) {
+    let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
+        .map(|index| {
+            let buffers = BUFFERS + index * 2 * DriverQueue::BUFFER;
+            DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)
+        })
+        .unzip();
+    vpmu.activate(memory.clone(), FEATURES, queues)
+        .expect("active");
+    let mut control = Control {
+        vpmu,
+        queue: drivers.remove(0),
+    };
+    let open = OpenRequest {
+        header: header(CONTROL_OPEN, 0),
+        kind: KIND_SOFTWARE.into(),
+        flags: OPEN_ENABLED.into(),
+        ..OpenRequest::default()
+    };
+    let target = control.open(&OpenRequest {
+        // perf's task-clock.
+        config: 1.into(),
+        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
+        ..open
+    });
+    let trigger = control.open(&OpenRequest {
+        period: PERIOD.into(),
+        engine: ENGINE_EXIT.into(),
+        flags: 0.into(),
+        ..open
+    });
+    for role in [LINK_STARTER, LINK_STOPPER] {
+        let answer = control.ask(&LinkRequest {
+            header: header(CONTROL_LINK, trigger),
+            target: target.into(),
+            role: role.into(),
+            reserved: 0.into(),
+        });
+        let reply = ControlReply::read_from_prefix(&answer).expect("a reply").0;
+        assert_eq!(reply.status.get(), 0, "linked");
+    }
+    let enable = Command {
+        op: COMMAND_ENABLE.into(),
+        event: trigger.into(),
+        ..Command::default()
+    };
+    let vcpu = &mut drivers[1];
+    vcpu.request(enable.as_bytes(), size_of::<Reply>());
+    vpmu.notify(QUEUE_VCPU, Some(0));
+    assert!(vcpu.answer().is_some(), "answered at once");
+}
+
+/// The driver's side of the control queue.
+struct Control<'a> {
+    vpmu: &'a Vpmu,
+    queue: DriverQueue,
+}
+
+impl Control<'_> {
+    fn ask(&mut self, request: &(impl IntoBytes + Immutable)) -> Vec<u8> {
+        self.queue.request(request.as_bytes(), 64);
+        self.vpmu.notify(QUEUE_CONTROL, None);
+        self.queue.answer().expect("answered at once")
+    }
+
+    fn open(&mut self, request: &OpenRequest) -> u64 {
+        let answer = self.ask(request);
+        let reply = OpenReply::read_from_prefix(&answer).expect("a reply").0;
+        assert_eq!(reply.status.get(), 0, "opened");
+        reply.id.get()
+    }
+}
+
+fn header(op: u32, event: u64) -> ControlHeader {
+    ControlHeader {
+        op: op.into(),
+        reserved: 0.into(),
+        event: event.into(),
+    }
+}
+
+fn report(acted: &[Acted], tsc_khz: u32) {
+    let inside: Vec<&Acted> = acted.iter().filter(|acted| acted.in_guest).collect();
+    println!(
+        "skid: {} overflows of the host's cpu-clock each started or stopped a task-clock; {} of them \
+         came while the guest ran",
+        acted.len(),
+        inside.len()
+    );
+    let round = (INC.len() * INCS + 5) as u64;
+    // It is far from a round, so that the way round tells backward from forward.
+    let ran = |acted: &Acted| {
+        let bytes = (acted.to + round).saturating_sub(acted.from) % round;
+        bytes.div_ceil(INC.len() as u64)
+    };
+    let ran = sorted(inside.iter().map(|acted| ran(acted)));
+    let took = sorted(
+        acted
+            .iter()
+            .map(|acted| acted.ticks * 1_000_000 / u64::from(tsc_khz)),
+    );
+    for (what, unit, values) in [
+        ("instructions that the guest ran on for", "", ran),
+        ("from the overflow to the target's change", " ns", took),
+    ] {
+        if let Some(most) = values.last() {
+            let at = |part: usize| values[(values.len() - 1) * part / 100];
+            println!(
+                "skid: {what}: {}{unit} in the median, {}{unit} in 99 of 100, {most}{unit} at most",
+                at(50),
+                at(99),
+            );
+        }
+    }
+}
+
+fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values
+}
