@@ -33,9 +33,9 @@ pub enum RecordingError {
         #[source]
         source: io::Error,
     },
-    /// Something else has the name.
-    #[error("the recording {0} would replace a directory; --recording names another file")]
-    IsDirectory(PathBuf),
+    /// Something else has the name: a directory, a device.
+    #[error("the recording {0} would replace what is no file; --recording names another")]
+    NotFile(PathBuf),
     /// The older file cannot be moved.
     #[error("cannot keep the older recording as {path}")]
     Keep {
@@ -175,8 +175,8 @@ impl Recorder {
 
 /// Whether a recording can be written there.
 fn usable(path: &Path) -> Result<(), RecordingError> {
-    if path.is_dir() {
-        return Err(RecordingError::IsDirectory(path.to_owned()));
+    if path.exists() && !path.is_file() {
+        return Err(RecordingError::NotFile(path.to_owned()));
     }
     let directory = directory(path);
     match tempfile::tempfile_in(directory) {
