@@ -1,7 +1,7 @@
 //! The machine: put together in the order of the boot, run to its end, and asked what it did.
 //!
 //! Devices, memory and the window stay for the whole run; a VM of KVM's lives from one
-//! [`boot`] to the next reset.
+//! boot to the next reset.
 
 mod boot;
 mod error;
