@@ -3,7 +3,8 @@
 use vpmu::abi::*;
 
 use super::{START, STOP, between_marks, paused, trigger};
-use crate::rig::Rig;
+use crate::rig::{ALL_FEATURES, Rig, open_of};
+use crate::world::FAULTS;
 
 const WORK: u64 = 5;
 
@@ -128,11 +129,42 @@ fn a_reset_ends_all_links() {
     let mut rig = Rig::new();
     let target = between_marks(&mut rig, &paused(KIND_MARK, WORK));
     rig.vpmu.reset();
-    rig.activate(crate::rig::ALL_FEATURES);
+    rig.activate(ALL_FEATURES);
     let start = trigger(&mut rig, START, 1);
     assert_eq!(rig.link(start, target, LINK_STARTER), Err(libc::ENOENT));
     let again = between_marks(&mut rig, &paused(KIND_MARK, WORK));
     rig.mark(0, START, 1);
     rig.mark(0, 5, 1);
     assert_eq!(rig.value(0, again), 1);
+}
+
+#[test]
+fn a_pause_and_its_links_outlive_a_reset_and_the_vcpus_thread() {
+    let mut rig = Rig::new();
+    let open = |rig: &mut Rig, request: OpenRequest| {
+        let flags = request.flags.get() | OPEN_PERSISTENT;
+        let request = OpenRequest {
+            flags: flags.into(),
+            ..request
+        };
+        rig.open(&request).expect("open")
+    };
+    let target = open(&mut rig, paused(FAULTS.0, FAULTS.1));
+    let start = OpenRequest {
+        period: 1.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_MARK, START.into(), 0)
+    };
+    let start = open(&mut rig, start);
+    rig.link(start, target, LINK_STARTER).expect("linked");
+    rig.vpmu.reset();
+    rig.attach_as(0, 500);
+    rig.activate(ALL_FEATURES);
+    rig.world.work(500, 10, 4);
+    assert_eq!(rig.value(0, target), 0, "it is paused on the new thread");
+    rig.mark(0, START, 1);
+    rig.world.work(500, 10, 4);
+    assert_eq!(rig.value(0, target), 10);
+    let other = trigger(&mut rig, STOP, 1);
+    assert_eq!(rig.link(other, target, LINK_STARTER), Err(libc::EBUSY));
 }
