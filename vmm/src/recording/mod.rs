@@ -21,6 +21,10 @@ use vpmu::{History, PersistError, Vpmu};
 use self::stream::Stream;
 use self::symbols::{Symbols, SymbolsError};
 
+/// Bytes of records taken from guest memory for one recording. Any number of rings can name the same
+/// pages there: what a guest spends on them does not bound what reading them all takes.
+const MOST_IN_GUEST_MEMORY: usize = 64 << 20;
+
 /// Why there is no recording.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
@@ -96,7 +100,29 @@ pub fn histories(vpmu: &Vpmu) -> Vec<History> {
             Some(History { event, records })
         }
     };
-    events.filter_map(history).collect()
+    bounded(events.filter_map(history), MOST_IN_GUEST_MEMORY)
+}
+
+/// The same, one by one, with the records of rings in guest memory as long as they are no more than
+/// `most` bytes together.
+fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
+    let mut room = most;
+    let kept = histories.map(|history| {
+        if history.event.window {
+            return history;
+        }
+        let Some(left) = room.checked_sub(history.records.len()) else {
+            let name = &history.event.name;
+            log::warn!("`{name}` is recorded without samples: the guest's rings hold too much");
+            return History {
+                records: Vec::new(),
+                ..history
+            };
+        };
+        room = left;
+        history
+    });
+    kept.collect()
 }
 
 impl Recorder {

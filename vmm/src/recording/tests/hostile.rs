@@ -146,3 +146,27 @@ fn garbage_of_any_kind_leaves_a_file_that_perf_reads() {
         assert!(recorded.summary.left_out > 0, "{lines}");
     }
 }
+
+#[test]
+fn rings_in_guest_memory_take_no_more_than_there_is_room_for() {
+    let guests = |id| PersistentStatus {
+        operator: false,
+        window: false,
+        ..event(id, "guests", 0, USUAL)
+    };
+    let of = |event: PersistentStatus, count| {
+        let records = vec![usual(&event, USER, 1, 10, 1); count];
+        history(event, &records)
+    };
+    let all = [
+        of(guests(1), 3),
+        of(event(2, "ours", 0, USUAL), 90),
+        of(guests(3), 8),
+        of(guests(4), 7),
+        of(guests(5), 1),
+    ];
+    let one = all[4].records.len();
+    let kept = bounded(all.into_iter(), 10 * one);
+    let counts: Vec<usize> = kept.iter().map(|kept| kept.records.len() / one).collect();
+    assert_eq!(counts, [3, 90, 0, 7, 0]);
+}

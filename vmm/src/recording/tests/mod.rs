@@ -15,7 +15,7 @@ use std::process::Command;
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
 
-use super::{Recorder, Summary};
+use super::{Recorder, Summary, bounded};
 
 /// IDENTIFIER, IP, TID, TIME, ADDR, CPU, PERIOD.
 pub(super) const USUAL: u64 = 1 << 16 | 0x18f;
