@@ -214,6 +214,43 @@ fn a_dead_machines_socket_is_taken_over() {
 }
 
 #[test]
+fn resets_of_the_guest_keep_nobody_from_asking() {
+    let bench = Bench::new();
+    let code = [mark(1), out(0x3f8, b'!'), out(0xcf9, 0x06)].concat();
+    let socket = bench.path("vm.sock");
+    let mut command = run(&bench.kernel(&code));
+    command
+        .args(["--persistent", "marks,name=boots", "--on-reset", "restart"])
+        .arg("--ctl")
+        .arg(&socket)
+        .arg("--recording")
+        .arg(bench.path("perf.data"));
+    let mut child = running(&mut command);
+    let mut output = child.stdout.take().expect("piped");
+    let machine = Machine { child, socket };
+    let mut before = 0;
+    let now = bench.path("now.data");
+    let now = now.to_str().expect("a plain path");
+    for _ in 0..10 {
+        // A boot more at least.
+        std::io::Read::read_exact(&mut output, &mut [0]).expect("the guest boots");
+        let [boots] = names(&machine);
+        assert_eq!(boots["id"], 1);
+        let count = boots["count"].as_u64().expect("a count");
+        assert!(count >= before, "{count} after {before}");
+        before = count;
+        machine.told(&["start", "marks,size=4K,name=other"]);
+        assert_eq!(machine.told(&["flush"]), json!("done"));
+        machine.told(&["dump", now]);
+        assert_eq!(machine.told(&["end", "other"]), json!("done"));
+    }
+    assert!(before >= 10, "{before} boots");
+    // Whose output nobody reads any more.
+    drop(output);
+    machine.end();
+}
+
+#[test]
 fn several_clients_and_garbage_leave_each_other_alone() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);

@@ -141,6 +141,34 @@ fn resets_are_gone_on_from_with_the_same_event() {
 }
 
 #[test]
+fn the_transport_says_where_the_window_is() {
+    let bench = Bench::new();
+    // Selects region 1, then tells for each register whether it has the value, as a digit.
+    let mut code = vec![0xbb, 0x00, 0x00, 0x00, 0xd0];
+    code.extend([0xc7, 0x83, 0xac, 0, 0, 0, 1, 0, 0, 0]);
+    let mut tell = |register: u8, value: u32| {
+        // mov eax, [rbx + register]; mov ecx, value; cmp eax, ecx; sete al; add al, '0'; out
+        code.extend([0x8b, 0x83, register, 0, 0, 0, 0xb9]);
+        code.extend(value.to_le_bytes());
+        code.extend([0x39, 0xc8, 0x0f, 0x94, 0xc0, 0x04, 0x30]);
+        code.extend([0x66, 0xba, 0xf8, 0x03, 0xee]);
+    };
+    tell(0xb0, 1 << 20);
+    tell(0xb4, 0);
+    tell(0xb8, 0xd020_0000);
+    tell(0xbc, 0);
+    tell(0xb0, u32::MAX);
+    tell(0xb8, u32::MAX);
+    code.extend(power_off());
+    let kernel = bench.kernel(&code);
+    for (window, told) in [("1M", "111100"), ("0", "000011")] {
+        let output = run(&kernel).args(["--window", window]).output();
+        let output = output.expect("vmm starts");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), told, "{window}");
+    }
+}
+
+#[test]
 fn what_cannot_be_started_is_told_before_the_guest_runs() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());

@@ -142,3 +142,45 @@ impl Device for Serial {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus::tests::as_vcpu;
+    use crate::devices::console::Patience;
+    use crate::exit::End;
+    use crate::signal::EndingSignals;
+
+    const DATA: u64 = 0;
+    const INTERRUPTS: u64 = 1;
+    const MODEM: u64 = 4;
+    const LOOPBACK: u8 = 0x10;
+
+    #[test]
+    fn a_reset_leaves_nothing_of_what_the_guest_set_or_has_not_read() {
+        let event = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("a descriptor"));
+        let patience = Patience {
+            end: Arc::new(End::new().expect("event descriptors")),
+            signals: EndingSignals::new().expect("a signal descriptor"),
+        };
+        let output = Output::new(event(), patience).expect("an output");
+        let serial = Serial::new(Line(event()), Room(event()), output);
+        let read = |offset| {
+            let mut byte = [0];
+            serial.read(offset, &mut byte);
+            byte[0]
+        };
+        let fresh = [read(INTERRUPTS), read(MODEM)];
+        assert_eq!(serial.input(b"unread"), 6);
+        for (offset, value) in [(INTERRUPTS, 1), (MODEM, LOOPBACK)] {
+            as_vcpu(0, |caller| serial.write(offset, &[value], caller));
+        }
+        assert_ne!([read(INTERRUPTS), read(MODEM)], fresh);
+        let room = serial.room();
+        serial.reset();
+        assert_eq!([read(INTERRUPTS), read(MODEM)], fresh);
+        assert_eq!(serial.room(), room + 6);
+        assert_eq!(serial.input(b"a"), 1);
+        assert_eq!(read(DATA), b'a');
+    }
+}

@@ -233,13 +233,22 @@ fn a_refused_start_asks_for_a_reset() {
 
 #[test]
 fn a_reset_forgets_everything() {
+    forgets_everything(|driver| driver.write(register::STATUS, 0));
+}
+
+#[test]
+fn a_reset_of_the_machine_does_so_too() {
+    forgets_everything(|driver| driver.transport.reset());
+}
+
+fn forgets_everything(reset: impl FnOnce(&Driver)) {
     let driver = Driver::new(Recorder::default());
     driver.negotiate();
     driver.set_up_queue(0);
     driver.add_status(DRIVER_OK);
     driver.transport.interrupt.used_buffer().expect("raised");
     driver.calls();
-    driver.write(register::STATUS, 0);
+    reset(&driver);
     driver.write(QUEUE_NOTIFY, 0);
     assert_eq!(driver.calls(), [Call::Reset]);
     assert_eq!(driver.read(register::STATUS), 0);
