@@ -73,6 +73,9 @@ fn ten_thousand_numbered_marks_are_all_there() {
     let bench = Bench::new();
     let code = [marks(10_000), power_off()].concat();
     let args = [
+        // This guest places more in a second than an event may usually make samples.
+        "--max-sample-rate",
+        "10000000",
         "--persistent",
         "marks,size=1M",
         "--persistent",
@@ -90,7 +93,13 @@ fn ten_thousand_numbered_marks_are_all_there() {
 fn the_newest_records_stay() {
     let bench = Bench::new();
     let code = [marks(1000), power_off()].concat();
-    recorded(&bench, &code, 0, &["--persistent", "marks,size=4K"]);
+    let args = [
+        "--max-sample-rate",
+        "10000000",
+        "--persistent",
+        "marks,size=4K",
+    ];
+    recorded(&bench, &code, 0, &args);
     let samples = samples(&bench.path("perf.data"));
     // 64 bytes each.
     let newest: Vec<u64> = (1000 - 63..=1000).collect();
