@@ -321,7 +321,7 @@ fn wrong_names_have_their_remedy() -> Outcome {
     // What is wrong ends nothing of what is right.
     fails(&["persist", "rm", "signposts", "12345678"], "12345678")?;
     ensure!(named("signposts")?.is_some(), "it was ended");
-    for wrong in ["Posts", "1st", "a b", &"a".repeat(41)] {
+    for wrong in ["Posts", "1st", "a b", &"a".repeat(40)] {
         fails(
             &["persist", "new", "-e", "mark=8", "-C", "0", "--name", wrong],
             "lower-case letters",

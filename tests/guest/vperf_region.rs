@@ -1,7 +1,7 @@
 //! `vperf stat` and `record` with --from and --to: what a program's own marks enclose is
 //! measured, to the last exit, and nothing else.
 
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
@@ -29,6 +29,10 @@ pub(crate) const TESTS: &[Test] = &[
         marks_that_change_nothing_enter_nothing,
     ),
     ("a_cpus_regions_are_exact", a_cpus_regions_are_exact),
+    (
+        "a_running_processs_regions_are_exact",
+        a_running_processs_regions_are_exact,
+    ),
     (
         "a_group_is_measured_in_the_region",
         a_group_is_measured_in_the_region,
@@ -170,6 +174,31 @@ fn a_cpus_regions_are_exact() -> Outcome {
     let counts = stat(&options, &regions)?;
     ensure_eq!(passed(&counts), (Some(500), Some(500)), "{counts}");
     ensure_eq!(count(&counts, "mark=3"), Some(1000), "{counts}");
+    Ok(())
+}
+
+fn a_running_processs_regions_are_exact() -> Outcome {
+    // It begins when the measuring has, which ends when it has: each is told by the other.
+    let (go, over) = ("/tmp/region.go", "/tmp/region.over");
+    ensure!(
+        Command::new("mkfifo").args([go, over]).status()?.success(),
+        "mkfifo"
+    );
+    let script = format!(
+        "read x < {go}; workload regions 30 --marks 2 --outside --threads 2 > /dev/null; echo > {over}"
+    );
+    let mut running = Command::new("sh").args(["-c", &script]).spawn()?;
+    let pid = running.id().to_string();
+    let until = format!("echo > {go}; read x < {over}");
+    let output = vperf(&[
+        "stat", "--json", "-p", &pid, "--from", "1", "--to", "2", "-e", "mark=3", "--", "sh", "-c",
+        &until,
+    ])?;
+    succeeded(&output)?;
+    ensure!(running.wait()?.success(), "the process failed");
+    let counts = json(&output.stdout)?;
+    ensure_eq!(passed(&counts), (Some(60), Some(60)), "{counts}");
+    ensure_eq!(count(&counts, "mark=3"), Some(120), "{counts}");
     Ok(())
 }
 

@@ -17,6 +17,9 @@ use crate::sys::{self, NAME_BYTES, RawPersistentEntry};
 /// Most entries read at once.
 const CHUNK: usize = 32;
 
+/// The last byte of a name is zero.
+const MOST_LETTERS: usize = NAME_BYTES - 1;
+
 const OPERATOR: u32 = 1 << 0;
 const WINDOW: u32 = 1 << 1;
 const OVERWRITE: u32 = 1 << 2;
@@ -46,7 +49,7 @@ pub enum PersistentError {
     },
     /// A name that cannot be one.
     #[error(
-        "{0:?} is no name for a persistent event: lower-case letters, digits, - and _, a letter first, {NAME_BYTES} at most"
+        "{0:?} is no name for a persistent event: lower-case letters, digits, - and _, a letter first, {MOST_LETTERS} at most"
     )]
     Name(String),
     /// The event cannot be made persistent.
@@ -203,7 +206,7 @@ fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentErr
 /// As the driver takes it; the device looks at the letters.
 fn name_bytes(name: &str) -> Option<[u8; NAME_BYTES]> {
     let mut bytes = [0; NAME_BYTES];
-    let taken = bytes.get_mut(..name.len())?;
+    let taken = bytes[..MOST_LETTERS].get_mut(..name.len())?;
     taken.copy_from_slice(name.as_bytes());
     (!name.contains('\0')).then_some(bytes)
 }

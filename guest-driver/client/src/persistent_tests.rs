@@ -60,10 +60,11 @@ fn events_are_found_by_name_and_id_and_else_those_alike_are_named() {
 
 #[test]
 fn names_have_their_room_and_letters() {
-    let forty = "a".repeat(NAME_BYTES);
-    assert!(name_bytes(&forty).is_some_and(|bytes| bytes == [b'a'; NAME_BYTES]));
+    let longest = "a".repeat(39);
+    let bytes = name_bytes(&longest).unwrap();
+    assert_eq!((&bytes[..39], bytes[39]), (longest.as_bytes(), 0));
     assert_eq!(name_bytes(""), Some([0; NAME_BYTES]));
-    assert_eq!(name_bytes(&(forty + "a")), None);
+    assert_eq!(name_bytes(&(longest + "a")), None);
     assert_eq!(name_bytes("a\0b"), None);
     for good in ["", "a", "a1-_", "boot-0"] {
         assert!(is_name(good), "{good}");

@@ -16,7 +16,7 @@ use super::{PersistError, not_operators};
 use crate::format::grouped;
 use crate::os::Signals;
 use crate::recording::say;
-use crate::symbols::Programs;
+use crate::symbols::{KernelFunctions, Programs};
 use crate::target::TargetError;
 
 /// How long samples may lie in a ring before they are shown.
@@ -100,47 +100,63 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
     event.attach()?;
     let mut shown = Shown::new(&vpmu, std::slice::from_ref(&listed));
-    let (functions, mut programs) = (shown::kernel_functions(), Programs::default());
+    let mut text = args.output.is_none().then(|| Text {
+        functions: shown::kernel_functions(),
+        programs: Programs::default(),
+    });
     let mut missed = 0;
     let mut ended = matches!(reader, Reader::None);
     loop {
         if ended {
-            // What the host still holds back; of an event in error the reading below tells.
+            // What the host still holds back; of an event in error the count below tells.
             let _ = event.flush();
         }
         missed += reader
             .read(|record| shown.add(0, record))
             .map_err(history)?;
-        if args.output.is_none() {
-            let text = shown.take_text(&vpmu, &functions, &mut programs)?;
-            let mut stdout = io::stdout();
-            let written = stdout.write_all(text.as_bytes());
-            written
-                .and_then(|()| stdout.flush())
-                .map_err(PersistError::Write)?;
+        if let Some(text) = &mut text {
+            text.write(&vpmu, &mut shown)?;
         }
         if ended {
             break;
         }
         ended = wait(&signals, &event, &reader)?;
     }
-    let count = event.read().map_err(|source| PersistError::Event {
-        name: name(),
-        source,
-    })?;
     let sums = shown.sums();
     if let Some(path) = &args.output {
         let heading = format!("persistent event {}", listed.name);
         shown.write(&vpmu, path, &heading)?;
     }
+    let count = event.read().map_err(|source| PersistError::Event {
+        name: name(),
+        source,
+    })?;
     say(&format!(
-        "{}: counted {}; {} samples shown, {} lost, {missed} bytes of them written over before they were read; the event ends",
+        "{}: counted {}; {} samples shown, {} lost, {missed} bytes written over before they were read; the event ends",
         listed.name,
         grouped(count.value),
         grouped(sums.samples),
         grouped(sums.lost),
     ));
     Ok(())
+}
+
+/// What turns samples into lines.
+#[derive(Debug)]
+struct Text {
+    functions: KernelFunctions,
+    programs: Programs,
+}
+
+impl Text {
+    fn write(&mut self, vpmu: &Vpmu, shown: &mut Shown) -> Result<(), PersistError> {
+        let text = shown.take_text(vpmu, &self.functions, &mut self.programs)?;
+        let mut stdout = io::stdout();
+        stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush())
+            .map_err(PersistError::Write)
+    }
 }
 
 /// True when it is to end.
