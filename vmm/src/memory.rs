@@ -7,6 +7,7 @@ use std::io;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
+use libc::c_int;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::arch::layout::{GAP, GAP_END, WINDOW};
@@ -32,6 +33,9 @@ pub enum MemoryError {
         #[source]
         source: vm_memory::mmap::FromRangesError,
     },
+    /// The host does not keep guest memory apart.
+    #[error("cannot keep the guest's memory out of core dumps")]
+    Guard(#[source] io::Error),
     /// The host does not take guest memory back.
     #[error("cannot empty the guest's memory")]
     Empty(#[source] io::Error),
@@ -56,7 +60,8 @@ pub fn split(bytes: u64) -> Vec<(u64, u64)> {
     }
 }
 
-/// Reserves `mib` MiB; the host gives pages as the guest touches them.
+/// Reserves `mib` MiB; the host gives pages as the guest touches them. What the guest has is no part
+/// of a core dump of ours, and no part of a mapping of ours either, whose sizes are told apart.
 ///
 /// # Errors
 /// [`MemoryError::Reserve`].
@@ -70,7 +75,10 @@ pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
             )
         })
         .collect();
-    GuestMemoryMmap::from_ranges(&ranges).map_err(|source| MemoryError::Reserve { mib, source })
+    let memory = GuestMemoryMmap::from_ranges(&ranges)
+        .map_err(|source| MemoryError::Reserve { mib, source })?;
+    advise(&memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
+    Ok(memory)
 }
 
 /// Reserves the window, `bytes` long; the host gives pages as they are touched.
@@ -88,13 +96,17 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
 /// # Errors
 /// [`MemoryError::Empty`].
 pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
+    // Private and anonymous, for which the kernel promises zeros.
+    advise(memory, libc::MADV_DONTNEED).map_err(MemoryError::Empty)
+}
+
+fn advise(memory: &GuestMemoryMmap, advice: c_int) -> io::Result<()> {
     for region in memory.iter() {
         let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
-        // SAFETY: the region is mapped with that size, private and anonymous, for which the kernel
-        // promises zeros; all who look into it know that a guest may change it at any time.
-        let result = unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_DONTNEED) };
-        if result != 0 {
-            return Err(MemoryError::Empty(io::Error::last_os_error()));
+        // SAFETY: the region is mapped with that size; it stays mapped, and all who look into it know
+        // that a guest may change it at any time.
+        if unsafe { libc::madvise(region.as_ptr().cast(), size, advice) } != 0 {
+            return Err(io::Error::last_os_error());
         }
     }
     Ok(())

@@ -237,6 +237,24 @@ fn a_report_is_written_when_the_machine_fails_too() {
 }
 
 #[test]
+fn what_the_guest_holds_is_not_told_as_the_vmms_own() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&power_off());
+    let report = bench.path("report.json");
+    let output = vmm(["run", "--memory", "64", "--kernel"])
+        .arg(&kernel)
+        .arg("--initramfs")
+        .arg(bench.file("initramfs", &vec![1; 48 << 20]))
+        .arg("--report")
+        .arg(&report)
+        .output()
+        .expect("vmm starts");
+    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    let bytes = read_report(&report)["vmm_overhead_bytes"].as_u64();
+    assert!(bytes.is_some_and(|bytes| bytes < 24 << 20), "{bytes:?}");
+}
+
+#[test]
 fn a_machine_without_the_pmu_runs() {
     let bench = Bench::new();
     let kernel = bench.kernel(&power_off());
