@@ -2,11 +2,13 @@
 //!
 //! It carries any [`Backend`] and knows nothing of what the device does.
 
+mod interrupt;
+
 use std::fmt::Debug;
-use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use self::interrupt::Interrupt;
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
     VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
@@ -14,8 +16,8 @@ use virtio_bindings::virtio_config::{
 };
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::EventFd;
 
+use self::interrupt::CONFIG_CHANGE;
 use crate::bus::{Caller, Device};
 
 /// Offsets of the registers.
@@ -56,8 +58,6 @@ pub const QUEUE_NOTIFY: u64 = 0x50;
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 const VERSION: u32 = 2;
 const VENDOR_ID: u32 = u32::from_le_bytes(*b"vpmu");
-const USED_BUFFER: u32 = 1;
-const CONFIG_CHANGE: u32 = 2;
 
 const ACKNOWLEDGE: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE;
 const DRIVER: u32 = VIRTIO_CONFIG_S_DRIVER;
@@ -101,43 +101,6 @@ pub trait Backend: Send + Sync + Debug {
     fn reset(&self);
     /// `vcpu` notified `queue` and waits until this returns.
     fn notify(&self, queue: u16, vcpu: u32);
-}
-
-/// The device's interrupt: an edge on a line, and the status that says what for.
-#[derive(Debug)]
-pub struct Interrupt {
-    status: AtomicU32,
-    line: EventFd,
-}
-
-impl Interrupt {
-    /// An interrupt raised by writing to `line`.
-    #[must_use]
-    pub fn new(line: EventFd) -> Self {
-        Self {
-            status: AtomicU32::new(0),
-            line,
-        }
-    }
-
-    /// The line, to be wired.
-    #[must_use]
-    pub fn line(&self) -> &EventFd {
-        &self.line
-    }
-
-    /// Says that buffers were used. The status stands before the edge, so the handler sees it.
-    ///
-    /// # Errors
-    /// The line's.
-    pub fn used_buffer(&self) -> io::Result<()> {
-        self.raise(USED_BUFFER)
-    }
-
-    fn raise(&self, why: u32) -> io::Result<()> {
-        self.status.fetch_or(why, Ordering::SeqCst);
-        self.line.write(1)
-    }
 }
 
 #[derive(Debug)]

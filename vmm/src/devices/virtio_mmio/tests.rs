@@ -1,7 +1,9 @@
 //! A driver's walk through the transport, and its missteps.
 
 use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::EventFd;
 
+use super::interrupt::USED_BUFFER;
 use super::*;
 use crate::bus::tests::as_vcpu;
 

@@ -1,0 +1,156 @@
+//! Flags, files and defaults, and what none of them may say.
+
+use super::*;
+use std::io::Write;
+
+fn with_file(text: &str, args: RunArgs) -> Result<Config, ConfigError> {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(text.as_bytes()).expect("written");
+    Config::try_from(&RunArgs {
+        config: Some(file.path().to_owned()),
+        ..args
+    })
+}
+
+fn kernel() -> RunArgs {
+    RunArgs {
+        kernel: Some("vmlinux".into()),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_kernel_is_all_that_is_needed() {
+    let config = Config::try_from(&kernel()).expect("valid");
+    assert_eq!(config.kernel, Path::new("vmlinux"));
+    assert_eq!((config.vcpus, config.memory_mib), (1, 256));
+    assert!(config.vpmu && !config.summary);
+    assert_eq!(config.max_sample_rate, 100_000);
+    assert_eq!(config.max_aux_pages, 16_384);
+    assert_eq!(config.engine, Engine::Auto);
+    assert_eq!((config.window, config.max_persistent), (16 << 20, 64));
+    assert_eq!((config.on_reset, config.ctl), (OnReset::Exit, None));
+    assert!(matches!(
+        Config::try_from(&RunArgs::default()),
+        Err(ConfigError::NoKernel)
+    ));
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x",
+        "max-sample-rate": 500, "max-aux-pages": 8, "engine": "exit", "window": "64K",
+        "max-persistent": 3, "on-reset": "restart"}"#;
+    let config = with_file(text, RunArgs::default()).expect("valid");
+    assert_eq!((config.vcpus, config.memory_mib), (4, 64));
+    assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
+    assert_eq!((config.max_sample_rate, config.engine), (500, Engine::Exit));
+    assert_eq!(config.max_aux_pages, 8);
+    assert_eq!((config.window, config.max_persistent), (64 << 10, 3));
+    assert_eq!(config.on_reset, OnReset::Restart);
+    let flags = RunArgs {
+        kernel: Some("b".into()),
+        vcpus: Some(2),
+        max_sample_rate: Some(7),
+        max_aux_pages: Some(16),
+        engine: Some(Engine::Batched),
+        window: Some(0),
+        max_persistent: Some(4),
+        on_reset: Some(OnReset::Exit),
+        ..Default::default()
+    };
+    let config = with_file(text, flags).expect("valid");
+    assert_eq!((config.window, config.max_persistent), (0, 4));
+    assert_eq!(config.on_reset, OnReset::Exit);
+    assert_eq!((config.max_sample_rate, config.max_aux_pages), (7, 16));
+    assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
+    assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
+}
+
+#[test]
+fn persistent_events_come_from_flags_or_else_from_the_file() {
+    let text = r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b"}"#;
+    let config = with_file(text, kernel()).expect("valid");
+    assert_eq!(config.persistent.len(), 2);
+    assert_eq!(config.recording, Path::new("a"));
+    assert_eq!(config.symbols.as_deref(), Some(Path::new("b")));
+    let flags = || RunArgs {
+        persistent: vec!["tsc".parse().expect("an event")],
+        recording: Some("c".into()),
+        ..kernel()
+    };
+    let config = with_file(text, flags()).expect("valid");
+    assert_eq!(config.persistent, flags().persistent);
+    assert_eq!(config.recording, Path::new("c"));
+    let config = Config::try_from(&kernel()).expect("valid");
+    assert_eq!(config.recording, Path::new("perf.data"));
+    assert!(config.persistent.is_empty() && config.symbols.is_none());
+    let without = RunArgs {
+        no_vpmu: true,
+        ..flags()
+    };
+    assert!(matches!(
+        Config::try_from(&without),
+        Err(ConfigError::PersistentWithoutVpmu)
+    ));
+    let wrong = with_file(r#"{"persistent": ["marks,size=1"]}"#, kernel());
+    assert!(matches!(wrong, Err(ConfigError::Parse { .. })));
+}
+
+#[test]
+fn a_file_with_mistakes_is_refused() {
+    for text in [
+        "",
+        "{",
+        r#"{"kernal": "a"}"#,
+        r#"{"vcpus": -1}"#,
+        r#"{"engine": "fast"}"#,
+        r#"{"window": 65536}"#,
+        r#"{"window": "64G"}"#,
+        r#"{"on-reset": "again"}"#,
+    ] {
+        let result = with_file(text, kernel());
+        assert!(matches!(result, Err(ConfigError::Parse { .. })), "{text}");
+    }
+    let missing = RunArgs {
+        config: Some("/nonexistent/vm.json".into()),
+        ..kernel()
+    };
+    assert!(matches!(
+        Config::try_from(&missing),
+        Err(ConfigError::Read { .. })
+    ));
+}
+
+#[test]
+fn machines_out_of_bounds_are_refused() {
+    for count in [0, 255, 256, u32::MAX] {
+        let args = RunArgs {
+            vcpus: Some(count),
+            ..kernel()
+        };
+        assert!(matches!(Config::try_from(&args), Err(ConfigError::Vcpus(n)) if n == count));
+    }
+    let none = RunArgs {
+        max_sample_rate: Some(0),
+        ..kernel()
+    };
+    assert!(matches!(
+        Config::try_from(&none),
+        Err(ConfigError::SampleRate)
+    ));
+    for pages in [0, 3] {
+        let args = RunArgs {
+            max_aux_pages: Some(pages),
+            ..kernel()
+        };
+        assert!(matches!(Config::try_from(&args), Err(ConfigError::AuxPages(n)) if n == pages));
+    }
+    for mib in [0, 3, u64::MAX] {
+        let args = RunArgs {
+            memory: Some(mib),
+            ..kernel()
+        };
+        assert!(matches!(Config::try_from(&args), Err(ConfigError::Memory(n)) if n == mib));
+    }
+}
