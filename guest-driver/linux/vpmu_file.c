@@ -371,7 +371,9 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case VPMU_IOC_SET_STOPPER:
 		return file_link(file, arg, VPMU_STOPPER);
 	case VPMU_IOC_FLUSH:
-		return arg & ~(unsigned long)PERF_IOC_FLAG_GROUP ? -EINVAL : vpmu_flush(file, whole);
+		if (arg & ~(unsigned long)PERF_IOC_FLAG_GROUP)
+			return -EINVAL;
+		return vpmu_flush(file, whole);
 	default:
 		return -ENOTTY;
 	}

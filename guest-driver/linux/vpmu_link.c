@@ -183,7 +183,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	struct link_ends from = {}, to = {};
 	int err;
 
-	/* Of a CPU nobody inherits, and one that outlives its descriptors is perf core's no more. */
+	/* Nobody inherits those of a CPU, and what outlives its descriptors is not perf core's. */
 	if (!file->task) {
 		err = link_events(file->dev, file->id, target->id, role);
 		if (!err)
