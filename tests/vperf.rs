@@ -22,3 +22,38 @@ tests::guest_tests! {
     a_group_reads_at_one_moment,
     a_refresh_lasts_as_long_as_granted,
 }
+
+/// What a program's own marks enclose.
+mod regions {
+    tests::guest_tests! {
+        "region-vperf":
+        counts_of_ten_thousand_regions_are_exact,
+        each_thread_has_regions_of_its_own,
+        one_end_alone_has_a_meaning,
+        one_mark_for_both_ends_is_every_other_region,
+        marks_that_change_nothing_enter_nothing,
+        a_cpus_regions_are_exact,
+        a_running_processs_regions_are_exact,
+        a_group_is_measured_in_the_region,
+        samples_are_of_the_region_alone,
+        a_trace_is_of_the_region_alone,
+        people_are_told_of_regions,
+    }
+}
+
+/// Events that need no program.
+mod persistent {
+    tests::guest_tests! {
+        "persist-vperf":
+        a_recorder_is_made_read_and_ended,
+        a_dump_is_a_file_to_report,
+        the_newest_marks_are_dumped,
+        unread_marks_stay_until_they_are_read,
+        an_attached_event_ends_with_its_reader,
+        events_of_all_cpus_are_made_or_none,
+        what_only_counts_is_listed,
+        wrong_names_have_their_remedy,
+        nobody_makes_or_reads_them_unallowed,
+        a_flush_names_what_it_cannot_find,
+    }
+}
