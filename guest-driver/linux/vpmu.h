@@ -122,7 +122,8 @@ struct vpmu_sysfs {
  * @sysfs: of @pmu
  * @trace_pmu: as perf core sees what writes to AUX areas; its type is 0 without the feature
  * @trace_sysfs: of @trace_pmu
- * @window_pfn: the window's first page
+ * @window: the window, NULL without the feature
+ * @window_pfn: its first page
  * @window_pages: how many it has, 0 without
  * @persistent_pmu: persistent events, as sysfs lists them and perf core sees them
  * @persistent_lock: which events are persistent, and whose handles there are; sleeps, and
@@ -163,6 +164,7 @@ struct vpmu_device {
 	struct vpmu_sysfs sysfs;
 	struct pmu trace_pmu;
 	struct vpmu_sysfs trace_sysfs;
+	void *window;
 	unsigned long window_pfn;
 	u32 window_pages;
 	struct pmu persistent_pmu;
@@ -426,7 +428,7 @@ struct vpmu_file {
  * @kept: it stays without maps, for its event is persistent
  * @window: it lies in the window, from @pfn on
  * @ended: the device has it no more
- * @pfn: of its first page there
+ * @pfn: of its first page there; 0 once the device may give it to others
  * @aux: the AUX area, while anybody maps it
  * @charge: on whose account the pages are
  * @count: how many pages
@@ -635,8 +637,9 @@ void vpmu_persistent_hide(struct vpmu_file *file);
 
 /* vpmu_window.c */
 int vpmu_window_init(struct vpmu_device *dev);
+void vpmu_window_exit(struct vpmu_device *dev);
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count);
-int vpmu_window_insert(const struct vpmu_ring *ring, struct vm_area_struct *vma);
+vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf);
 void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring);
 
 /* vpmu_read.c */

@@ -139,12 +139,37 @@ static const struct vm_operations_struct ring_vm_ops = {
 	.may_split = ring_vm_may_split,
 };
 
+/*
+ * Pages of the window come as they are touched: while a map is being made nobody could
+ * take them out of it again.
+ */
+static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
+{
+	struct vpmu_file *file = vmf->vma->vm_file->private_data;
+	vm_fault_t ret;
+
+	mutex_lock(&file->dev->output_lock);
+	/* What has maps keeps its ring. */
+	ret = vpmu_window_fault(file->ring, vmf);
+	mutex_unlock(&file->dev->output_lock);
+	return ret;
+}
+
+static const struct vm_operations_struct window_vm_ops = {
+	.open = ring_vm_open,
+	.close = ring_vm_close,
+	.may_split = ring_vm_may_split,
+	.fault = ring_vm_fault,
+};
+
 static int ring_insert(struct vpmu_ring *ring, struct vm_area_struct *vma)
 {
 	unsigned long left = ring->count;
 
-	if (ring->window)
-		return vpmu_window_insert(ring, vma);
+	if (ring->window) {
+		vpmu_vm_flags_set(vma, VM_PFNMAP);
+		return 0;
+	}
 	return vm_insert_pages(vma, vma->vm_start, ring->pages, &left);
 }
 
@@ -334,6 +359,7 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 {
 	struct vpmu_file *file = filp->private_data;
 	unsigned long count = vma_pages(vma);
+	bool window;
 	int err;
 
 	if (!(vma->vm_flags & VM_SHARED))
@@ -358,8 +384,9 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 		err = ring_insert(file->ring, vma);
 	if (!err)
 		vpmu_ring_mapped(file);
+	window = !err && file->ring->window;
 	mutex_unlock(&file->dev->output_lock);
 	if (!err)
-		vpmu_ring_vma(vma, &ring_vm_ops);
+		vpmu_ring_vma(vma, window ? &window_vm_ops : &ring_vm_ops);
 	return err;
 }

@@ -2,10 +2,8 @@
 /*
  * The virtio device: what is there at probe and gone after remove.
  */
-#include <linux/completion.h>
 #include <linux/cpuhotplug.h>
 #include <linux/io.h>
-#include <linux/kernel.h>
 #include <linux/module.h>
 #include <linux/rcupdate.h>
 #include <linux/scatterlist.h>
@@ -350,6 +348,7 @@ reset:
 	vdev->config->del_vqs(vdev);
 	if (dev->doorbell)
 		iounmap(dev->doorbell);
+	vpmu_window_exit(dev);
 	vpmu_task_exit(dev);
 free:
 	device_free(dev);
@@ -379,25 +378,10 @@ static void vpmu_remove(struct virtio_device *vdev)
 	vdev->config->del_vqs(vdev);
 	if (dev->doorbell)
 		iounmap(dev->doorbell);
+	vpmu_window_exit(dev);
 	vpmu_task_exit(dev);
 	device_free(dev);
 	atomic_set(&vpmu_present, 0);
-}
-
-/*
- * Another kernel may come: it must not find a device that writes to its memory. One that
- * goes for good is left alone, for the host may want to look at what there was.
- */
-static void vpmu_shutdown(struct device *device)
-{
-	struct virtio_device *vdev = dev_to_virtio(device);
-	struct vpmu_device *dev = vdev->priv;
-
-	if (system_state != SYSTEM_RESTART)
-		return;
-	virtio_break_device(vdev);
-	complete(&dev->control_done);
-	virtio_reset_device(vdev);
 }
 
 static const unsigned int vpmu_features[] = {
@@ -420,7 +404,6 @@ static struct virtio_driver vpmu_driver = {
 		.owner = THIS_MODULE,
 		/* Unbinding by hand would only wait for open events; see vpmu_remove(). */
 		.suppress_bind_attrs = true,
-		.shutdown = vpmu_shutdown,
 	},
 	.id_table = vpmu_ids,
 	.feature_table = vpmu_features,

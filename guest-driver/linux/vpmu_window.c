@@ -6,6 +6,8 @@
  * allocate, to charge or to count references of; programs map them as they are.
  */
 #include <linux/fs.h>
+#include <linux/io.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
 #include <linux/virtio_config.h>
 
@@ -15,7 +17,7 @@
  * vpmu_window_init() - find the window
  * @dev: the device
  *
- * Return: 0, also for a device that has none; or -ENXIO.
+ * Return: 0, also for a device that has none; or a negative errno.
  */
 int vpmu_window_init(struct vpmu_device *dev)
 {
@@ -28,9 +30,26 @@ int vpmu_window_init(struct vpmu_device *dev)
 		dev_err(&dev->vdev->dev, "the window is offered but not there\n");
 		return -ENXIO;
 	}
+	/*
+	 * Nothing here looks into it, but on x86 what is mapped nowhere else is mapped
+	 * uncached to programs, and this is the host's ordinary memory.
+	 */
+	dev->window = memremap(region.addr, region.len, MEMREMAP_WB);
+	if (!dev->window)
+		return -ENOMEM;
 	dev->window_pfn = PHYS_PFN(region.addr);
 	dev->window_pages = min_t(u64, region.len / VPMU_PAGE_SIZE, U32_MAX);
 	return 0;
+}
+
+/**
+ * vpmu_window_exit() - let go of it
+ * @dev: the device, whose rings have all been forgotten
+ */
+void vpmu_window_exit(struct vpmu_device *dev)
+{
+	if (dev->window)
+		memunmap(dev->window);
 }
 
 /**
@@ -49,18 +68,17 @@ unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 cou
 }
 
 /**
- * vpmu_window_insert() - put a ring's pages into a map
- * @ring: of the window
- * @vma: as long as the ring
+ * vpmu_window_fault() - put a ring's page into a map, as a program touches it
+ * @ring: of the window; the device's output_lock is held
+ * @vmf: the fault
  *
- * It is the host's ordinary memory, and cached as such.
- *
- * Return: 0 or a negative errno.
+ * Return: VM_FAULT_*.
  */
-int vpmu_window_insert(const struct vpmu_ring *ring, struct vm_area_struct *vma)
+vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
 {
-	return remap_pfn_range(vma, vma->vm_start, ring->pfn, (unsigned long)ring->count << PAGE_SHIFT,
-			       vma->vm_page_prot);
+	if (!ring->pfn || vmf->pgoff >= ring->count)
+		return VM_FAULT_SIGBUS;
+	return vmf_insert_pfn(vmf->vma, vmf->address, ring->pfn + vmf->pgoff);
 }
 
 /**
@@ -76,6 +94,7 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	struct vpmu_file *file;
 
 	lockdep_assert_held(&dev->output_lock);
+	ring->pfn = 0;
 	/* What has maps keeps its ring. */
 	list_for_each_entry(file, &ring->writers, writer)
 		unmap_mapping_range(&file->mapping, 0, 0, 1);
