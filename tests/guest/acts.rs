@@ -9,8 +9,8 @@ use std::thread;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
-use crate::persisting::{listed, values};
-use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, How, silent};
+use crate::persisting::{listed, look, values};
+use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, How, refused, silent};
 use crate::{Outcome, cpu, os};
 
 /// Marks of a boot, half of them on each vCPU.
@@ -139,6 +139,50 @@ fn twice() -> Outcome {
     Ok(())
 }
 
+/// Opens one of the host's.
+fn hold(device: &Device, name: &str) -> Result<(Event, Pages), Box<dyn std::error::Error>> {
+    let mut entries = device.persistent()?.into_iter();
+    let entry = entries
+        .find(|entry| entry.name() == name)
+        .ok_or("not listed")?;
+    let event = device.reopen(entry.id, entry.cpu.try_into()?)?;
+    let pages = entry.data_pages().ok_or("it has no ring")?;
+    let ring = look(&event, pages)?;
+    ensure!(
+        os::is_readable(ring.address())? && event.count()? > 0,
+        "{name} before its end"
+    );
+    // A wakeup that was before this descriptor is told to it, too.
+    event.poll(0)?;
+    Ok((event, ring))
+}
+
+/// What the host has ended is over for those who have it open, too, and its pages are others'.
+fn is_over(event: &Event, ring: &Pages) -> Outcome {
+    ensure_eq!(
+        event.poll(300_000)?,
+        libc::POLLHUP | libc::POLLERR,
+        "poll of an event that has ended"
+    );
+    ensure_eq!(event.read_into(64)?.len(), 0, "words read of it");
+    for (what, errno) in [
+        ("enabling", refused(event.enable(0))),
+        ("resetting", refused(event.reset(0))),
+        ("pausing", refused(event.pause(true))),
+        ("flushing", refused(event.flush(0))),
+        ("detaching", refused(event.detach(""))),
+        ("attaching", refused(event.attach())),
+        ("mapping", refused(look(event, 1))),
+    ] {
+        ensure_eq!(errno, Some(libc::ENOENT), "{what} what has ended");
+    }
+    ensure!(
+        !os::is_readable(ring.address())?,
+        "its pages are still mapped"
+    );
+    Ok(())
+}
+
 /// Waits for the host: to be woken by its flush, to see what it starts and ends.
 fn wait() -> Outcome {
     let device = Device::open()?;
@@ -161,7 +205,11 @@ fn wait() -> Outcome {
         }
         say(&format!("{name} {}", if exists { "came" } else { "went" }));
     };
+    let (event, ring) = hold(&device, "flight-1")?;
     until(true, "late");
+    // Woken by its end, and by nothing else.
+    is_over(&event, &ring)?;
+    say("flight-1 is over");
     until(false, "flight-1");
     loop {
         thread::park();

@@ -173,6 +173,22 @@ pub(crate) fn is_mapped(address: *mut u8) -> bool {
     unsafe { libc::mincore(address.cast(), 4096, &raw mut resident) == 0 }
 }
 
+/// Whether the kernel can read the byte at `address`; where a program would get SIGBUS it cannot.
+pub(crate) fn is_readable(address: *const u8) -> io::Result<bool> {
+    let mut ends = [-1; 2];
+    // SAFETY: two descriptors are written there.
+    checked(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    // SAFETY: the pipe's ends are new and nobody else's.
+    let [_read, write] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+    // SAFETY: the kernel checks the address.
+    let written = unsafe { libc::write(write.as_raw_fd(), address.cast(), 1) };
+    match (written, io::Error::last_os_error()) {
+        (1, _) => Ok(true),
+        (_, error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(false),
+        (_, error) => Err(error),
+    }
+}
+
 /// munmap(2) of a part of a mapping that must not go.
 pub(crate) fn unmap(address: *mut u8, bytes: usize) -> io::Result<()> {
     // SAFETY: the caller expects a refusal; what goes all the same is only ever read atomically,

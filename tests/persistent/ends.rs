@@ -246,7 +246,13 @@ fn a_signals_recording_has_every_mark() {
     let said = session.said("wait");
     assert_eq!(
         said,
-        ["ready", "woken", "late came", "flight-1 went"],
+        [
+            "ready",
+            "woken",
+            "late came",
+            "flight-1 is over",
+            "flight-1 went"
+        ],
         "{}",
         session.text("wait.log")
     );
@@ -285,6 +291,12 @@ fn a_dump_on_demand_has_every_mark_so_far() {
         "{}",
         session.text("by-hand.complaint")
     );
+}
+
+#[test]
+fn an_event_that_the_host_ends_is_over_for_who_has_it_open() {
+    let said = session().said("wait");
+    assert!(said.contains(&"flight-1 is over".to_owned()), "{said:?}");
 }
 
 #[test]
