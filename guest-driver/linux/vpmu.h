@@ -16,7 +16,7 @@
  *   vpmu_read     what read(2) gives
  *   vpmu_output   which ring an event writes to, and who is woken
  *   vpmu_window   rings in the host's memory
- *   vpmu_persistent, _list, _pmu  events that outlive their descriptors, and us
+ *   vpmu_persistent, _set, _list, _pmu  events that outlive their descriptors, and us
  *   vpmu_direct   what such events do, which are none of perf core's
  *   vpmu_request  the device's words in perf's
  *   vpmu_link     which events start and stop which
@@ -612,13 +612,19 @@ void vpmu_direct_close(struct vpmu_file *file);
 int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value);
 int vpmu_direct_group(struct vpmu_file *file, u32 op);
 
-/* vpmu_persistent.c */
+/* vpmu_persistent_set.c */
+struct vpmu_file *vpmu_persistent_find(struct vpmu_device *dev, u64 id);
+void vpmu_persistent_add(struct vpmu_file *file);
+void vpmu_persistent_remove(struct vpmu_file *file);
+int vpmu_persistent_refresh(struct vpmu_device *dev);
+void vpmu_persistent_notice(struct vpmu_device *dev);
 void vpmu_persistent_init(struct vpmu_device *dev);
 void vpmu_persistent_exit(struct vpmu_device *dev);
 int vpmu_persistent_register(struct vpmu_device *dev);
 void vpmu_persistent_close(struct vpmu_device *dev);
 void vpmu_persistent_unregister(struct vpmu_device *dev);
-void vpmu_persistent_notice(struct vpmu_device *dev);
+
+/* vpmu_persistent.c */
 struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id);
 void vpmu_persistent_put(struct vpmu_file *file);
 struct vpmu_file *vpmu_persistent_open(struct vpmu_device *dev, const struct vpmu_open *args,

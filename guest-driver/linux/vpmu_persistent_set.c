@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Persistent events: which there are.
+ *
+ * The device has the list, for the host makes and ends some of them and all outlive this
+ * driver. Here is a file for each, whether or not anybody has it open: it holds the ring,
+ * the name in sysfs, and who is told of wakeups.
+ */
+#include <linux/ctype.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/workqueue.h>
+
+#include "vpmu.h"
+
+/* Events asked for in one request. */
+#define PERSISTENT_STEP	64
+
+/* What must be so of a name for sysfs and perf, whatever the device says. */
+static bool name_fits(const char *name)
+{
+	if (!islower(*name))
+		return false;
+	for (; *name; name++)
+		if (!islower(*name) && !isdigit(*name) && *name != '-' && *name != '_')
+			return false;
+	return true;
+}
+
+/**
+ * vpmu_persistent_find() - a persistent event's file
+ * @dev: the device; its persistent_lock is held
+ * @id: the event's
+ *
+ * Return: it, or NULL.
+ */
+struct vpmu_file *vpmu_persistent_find(struct vpmu_device *dev, u64 id)
+{
+	struct vpmu_file *file;
+
+	lockdep_assert_held(&dev->persistent_lock);
+	list_for_each_entry(file, &dev->persistent, persist)
+		if (file->id == id)
+			return file;
+	return NULL;
+}
+
+/**
+ * vpmu_persistent_add() - put a file in the list, which has a reference of its own
+ * @file: the file; the device's persistent_lock is held
+ */
+void vpmu_persistent_add(struct vpmu_file *file)
+{
+	vpmu_file_get(file);
+	list_add_tail(&file->persist, &file->dev->persistent);
+}
+
+/**
+ * vpmu_persistent_remove() - take it out; the list's reference is the caller's then
+ * @file: the file; the device's persistent_lock is held
+ */
+void vpmu_persistent_remove(struct vpmu_file *file)
+{
+	vpmu_persistent_hide(file);
+	list_del_init(&file->persist);
+}
+
+/* A file for an event that this driver has not opened. */
+static struct vpmu_file *persistent_adopt(struct vpmu_device *dev,
+					  const struct vpmu_persistent_event *event)
+{
+	u32 flags = le32_to_cpu(event->open.flags);
+	struct vpmu_file *file;
+	int err;
+
+	file = vpmu_file_alloc(dev);
+	if (!file)
+		return ERR_PTR(-ENOMEM);
+	file->direct = true;
+	file->persistent = true;
+	file->id = le64_to_cpu(event->id);
+	file->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
+	file->operator = le32_to_cpu(event->flags) & VPMU_PERSISTENT_OPERATOR;
+	file->wanted = event->open;
+	file->type = vpmu_request_type(dev, &event->open, &file->config);
+	file->trace = vpmu_config_is_trace(file->config);
+	file->read_format = le64_to_cpu(event->open.read_format);
+	file->engine = le32_to_cpu(event->open.engine);
+	file->period = le64_to_cpu(event->open.period);
+	file->freq = flags & VPMU_OPEN_FREQ;
+	file->enabled = flags & VPMU_OPEN_ENABLED;
+
+	/* Records name tasks as long as somebody tells the device who runs. */
+	if (vpmu_request_names_tasks(&event->open, file->trace)) {
+		err = vpmu_task_get(dev);
+		file->tracks = !err;
+		if (err && err != -EOPNOTSUPP)
+			goto put;
+	}
+	err = vpmu_ring_adopt(file, event);
+	if (err)
+		goto put;
+	err = xa_err(xa_store_irq(&dev->files, file->id, file, GFP_KERNEL));
+	if (!err)
+		return file;
+	vpmu_ring_forget(file);
+put:
+	vpmu_file_put(file);
+	return ERR_PTR(err);
+}
+
+/* The host has ended an event, or the device never said that it would live on. */
+static void persistent_gone(struct vpmu_file *file)
+{
+	vpmu_persistent_remove(file);
+	file->persistent = false;
+	vpmu_output_ended(file);
+	vpmu_link_close(file);
+	if (!file->handles) {
+		vpmu_file_get(file);
+		vpmu_file_close(file);
+	}
+	vpmu_file_put(file);
+}
+
+static void see_known(struct vpmu_device *dev, const struct vpmu_persistent_event *event)
+{
+	struct vpmu_file *file = vpmu_persistent_find(dev, le64_to_cpu(event->id));
+	char name[VPMU_PERSISTENT_NAME + 1] = {};
+
+	if (!file) {
+		dev->persistent_news = true;
+		return;
+	}
+	file->seen = dev->persistent_turn;
+	memcpy(name, event->name, sizeof(event->name));
+	if (strcmp(name, file->name)) {
+		vpmu_persistent_hide(file);
+		memcpy(file->name, name, sizeof(name));
+	}
+}
+
+static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event *event)
+{
+	struct vpmu_file *file;
+
+	if (vpmu_persistent_find(dev, le64_to_cpu(event->id)))
+		return;
+	file = persistent_adopt(dev, event);
+	if (IS_ERR(file)) {
+		dev_err(&dev->vdev->dev, "persistent event %llu cannot be opened (%ld)\n",
+			le64_to_cpu(event->id), PTR_ERR(file));
+		return;
+	}
+	vpmu_persistent_add(file);
+	vpmu_file_put(file);
+	memcpy(file->name, event->name, sizeof(event->name));
+}
+
+/* Shows each that the device has. */
+static int persistent_see(struct vpmu_device *dev,
+			  void (*see)(struct vpmu_device *dev,
+				      const struct vpmu_persistent_event *event))
+{
+	struct vpmu_persistent_event *events;
+	u64 after = 0;
+	int got, i;
+
+	events = kcalloc(PERSISTENT_STEP, sizeof(*events), GFP_KERNEL);
+	if (!events)
+		return -ENOMEM;
+	while ((got = vpmu_control_persistent(dev, after, events, PERSISTENT_STEP)) > 0) {
+		for (i = 0; i < got; i++)
+			see(dev, &events[i]);
+		after = le64_to_cpu(events[got - 1].id);
+	}
+	kfree(events);
+	/* A device that has none need not know the request. */
+	return got == -EOPNOTSUPP ? 0 : got;
+}
+
+/**
+ * vpmu_persistent_refresh() - make the list what the device's is
+ * @dev: the device; its persistent_lock is held
+ *
+ * What has gone goes first: what is new may have its name.
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_persistent_refresh(struct vpmu_device *dev)
+{
+	struct vpmu_file *file, *next;
+	int err;
+
+	lockdep_assert_held(&dev->persistent_lock);
+	dev->persistent_turn++;
+	dev->persistent_news = false;
+	err = persistent_see(dev, see_known);
+	if (err)
+		return err;
+	list_for_each_entry_safe(file, next, &dev->persistent, persist)
+		if (file->seen != dev->persistent_turn)
+			persistent_gone(file);
+	if (dev->persistent_news)
+		err = persistent_see(dev, see_new);
+	list_for_each_entry(file, &dev->persistent, persist)
+		if (name_fits(file->name))
+			vpmu_persistent_show(file);
+	return err;
+}
+
+static void persistent_work(struct work_struct *work)
+{
+	struct vpmu_device *dev = container_of(work, struct vpmu_device, persistent_work);
+	int err = 0;
+
+	mutex_lock(&dev->persistent_lock);
+	if (!dev->persistent_closed)
+		err = vpmu_persistent_refresh(dev);
+	mutex_unlock(&dev->persistent_lock);
+	if (err)
+		dev_err(&dev->vdev->dev, "persistent events cannot be listed (%d)\n", err);
+}
+
+/**
+ * vpmu_persistent_notice() - the host has started or ended some
+ * @dev: the device
+ *
+ * Called from the interrupt.
+ */
+void vpmu_persistent_notice(struct vpmu_device *dev)
+{
+	schedule_work(&dev->persistent_work);
+}
+
+/**
+ * vpmu_persistent_register() - find what persistent events there are
+ * @dev: the device
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_persistent_register(struct vpmu_device *dev)
+{
+	int err;
+
+	err = vpmu_persistent_pmu_register(dev);
+	if (err)
+		return err;
+	mutex_lock(&dev->persistent_lock);
+	dev->persistent_closed = false;
+	err = vpmu_persistent_refresh(dev);
+	mutex_unlock(&dev->persistent_lock);
+	if (err) {
+		vpmu_persistent_close(dev);
+		vpmu_persistent_unregister(dev);
+	}
+	return err;
+}
+
+/**
+ * vpmu_persistent_close() - forget them; those that outlive a reset go on
+ * @dev: the device, which nobody opens any more
+ *
+ * The others end here, while the device can still be told. Files that are open stay
+ * until they are closed.
+ */
+void vpmu_persistent_close(struct vpmu_device *dev)
+{
+	struct vpmu_file *file, *next;
+
+	mutex_lock(&dev->persistent_lock);
+	dev->persistent_closed = true;
+	list_for_each_entry_safe(file, next, &dev->persistent, persist) {
+		vpmu_persistent_remove(file);
+		if (!file->handles) {
+			vpmu_file_get(file);
+			vpmu_file_close(file);
+		}
+		vpmu_file_put(file);
+	}
+	mutex_unlock(&dev->persistent_lock);
+}
+
+/**
+ * vpmu_persistent_unregister() - what is left to do once no file is left
+ * @dev: the device
+ */
+void vpmu_persistent_unregister(struct vpmu_device *dev)
+{
+	vpmu_persistent_pmu_unregister(dev);
+}
+
+/**
+ * vpmu_persistent_init() - prepare for notices
+ * @dev: the device
+ */
+void vpmu_persistent_init(struct vpmu_device *dev)
+{
+	mutex_init(&dev->persistent_lock);
+	INIT_LIST_HEAD(&dev->persistent);
+	INIT_WORK(&dev->persistent_work, persistent_work);
+	dev->persistent_closed = true;
+}
+
+/**
+ * vpmu_persistent_exit() - nothing is under way any more, after the device was reset
+ * @dev: the device
+ */
+void vpmu_persistent_exit(struct vpmu_device *dev)
+{
+	cancel_work_sync(&dev->persistent_work);
+}
