@@ -88,15 +88,18 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
  * @file: whose records, with those of events that inherit it
  * @target: go to the ring of this one; NULL for nowhere, until it is mapped itself
  *
- * Return: 0; -EINVAL for what perf refuses: itself, another CPU or task, opposite
- * directions, a target without a ring, an event that is mapped; or another negative
- * errno.
+ * Return: 0; -EPERM where either is the host's; -EINVAL for what perf refuses: itself,
+ * another CPU or task, opposite directions, a target without a ring, an event that is
+ * mapped; or another negative errno.
  */
 int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 {
 	const __le32 backward = cpu_to_le32(VPMU_OPEN_BACKWARD);
 	int err;
 
+	/* Those are not the guest's to change, whatever else is wrong. */
+	if (file->operator || (target && target->operator))
+		return -EPERM;
 	if (target) {
 		if (target == file || !vpmu_file_shares_context(file, target))
 			return -EINVAL;
