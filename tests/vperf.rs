@@ -57,3 +57,11 @@ mod persistent {
         a_flush_names_what_it_cannot_find,
     }
 }
+
+/// Those that the host started.
+mod operator {
+    tests::guest_tests! {
+        "persist-vperf-operator" started &["--persistent", "marks,cpu=0,size=64K,name=boot"];
+        the_operators_are_read_and_not_ended,
+    }
+}
