@@ -56,7 +56,6 @@ fn perform() -> Outcome {
             sequence(1)?;
             reboot()
         }
-        "poweroff" => sequence(1),
         "twice" => twice(),
         "wait" => wait(),
         other => Err(format!("no act {other}").into()),

@@ -48,10 +48,9 @@ pub struct Session {
 impl Session {
     /// Runs a script with these files beside our programs.
     ///
-    /// # Panics
-    /// If there is no lab, or the script fails.
-    #[must_use]
-    pub fn run(script: &str, files: Files) -> Self {
+    /// # Errors
+    /// There is no lab, or the script fails: what it said.
+    pub fn run(script: &str, files: Files) -> Result<Self, String> {
         let boot = Boot {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
@@ -61,13 +60,15 @@ impl Session {
             timeout: LIMIT,
             ..Boot::default()
         };
-        let outcome = match boot.run_on_lab_host() {
-            Ok(outcome) => outcome,
-            Err(error) => panic!("no session: {}", chain(&error)),
-        };
+        let outcome = boot.run_on_lab_host().map_err(|error| chain(&error))?;
         let session = Self::read(outcome.output);
-        assert_eq!(outcome.status, 0, "the script failed:\n{}", session.output);
-        session
+        match outcome.status {
+            0 => Ok(session),
+            status => Err(format!(
+                "the script ends with {status}:\n{}",
+                session.output
+            )),
+        }
     }
 
     fn read(output: String) -> Self {
