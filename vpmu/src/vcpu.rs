@@ -58,7 +58,12 @@ impl Vcpu {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    /// The vCPU's thread once it has introduced itself.
+    /// Its thread ends, and its number may be another's from then on.
+    pub(crate) fn detach(&self) {
+        self.thread.store(0, Ordering::Relaxed);
+    }
+
+    /// The vCPU's thread once it has introduced itself, until it ends.
     pub(crate) fn thread(&self) -> Option<i32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread != 0)
     }

@@ -128,6 +128,7 @@ impl Vcpu {
                     source,
                 })?;
         }
+        let _attached = vpmu.map(|vpmu| Attached(self.index, vpmu));
         shared.progress.started();
         while !shared.end.reached() {
             self.choose_sync(vpmu);
@@ -202,6 +203,15 @@ impl Vcpu {
             }
         }
         self.synced = wanted;
+    }
+}
+
+/// A vCPU's thread as the device knows it.
+struct Attached<'a>(u32, &'a Vpmu);
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        self.1.detach(self.0);
     }
 }
 

@@ -139,6 +139,17 @@ impl Vpmu {
         Ok(())
     }
 
+    /// A vCPU's thread is about to end, and does not enter any more. Events that are started from now on
+    /// wait for the thread that [attaches](Vpmu::attach) next; those that count there go on then too.
+    pub fn detach(&self, vcpu: u32) {
+        if let Some(on) = self.vcpu(vcpu) {
+            // Whoever opens a counter on the thread holds the lock.
+            let state = self.locked();
+            on.detach();
+            drop(state);
+        }
+    }
+
     /// Right before the run call, on the vCPU's thread; [`Vpmu::leave`] follows it, whatever becomes of
     /// the call.
     pub fn enter(&self, vcpu: u32) {

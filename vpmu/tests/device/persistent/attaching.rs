@@ -61,6 +61,42 @@ fn another_thread_takes_over() {
 }
 
 #[test]
+fn between_two_threads_nothing_is_counted_on_one_that_is_gone() {
+    let rig = Rig::bare(Engines::Auto, Limits::default(), Some(&window(64)));
+    rig.attach(0);
+    let before = cycles(&rig);
+    rig.world.work(thread(0), 30, 4);
+    rig.vpmu.detach(0);
+    // By now the number may be another thread's.
+    let event = rig.vpmu.persist(&Persist {
+        name: Some("late".to_owned()),
+        rate: Some(Rate::Period(100)),
+        ..asked("cycles", 0)
+    });
+    let event = event.expect("it begins with the next thread");
+    assert_eq!(rig.world.open_counters(), 1);
+    let states = || -> Vec<_> {
+        let events = rig.vpmu.persistent().into_iter();
+        events
+            .map(|event| (event.id, event.state, event.count))
+            .collect()
+    };
+    assert_eq!(
+        states(),
+        [(before, STATE_ACTIVE, 30), (event, STATE_INACTIVE, 0)]
+    );
+    rig.vpmu.reset();
+    rig.attach_as(0, 500);
+    rig.world.work(500, 12, 4);
+    assert_eq!(
+        states(),
+        [(before, STATE_ACTIVE, 42), (event, STATE_ACTIVE, 12)]
+    );
+    // Of what is no vCPU nothing comes.
+    rig.vpmu.detach(9);
+}
+
+#[test]
 fn what_is_off_stays_off_and_goes_on_there() {
     let mut rig = Rig::windowed(&window(64));
     let request = OpenRequest {
