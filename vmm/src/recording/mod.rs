@@ -16,14 +16,19 @@ use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use vpmu::{History, PersistError, Vpmu};
+use vpmu::{History, PersistError, Vpmu, abi};
+
+use crate::report;
 
 use self::stream::Stream;
 use self::symbols::{Symbols, SymbolsError};
 
-/// Bytes of records taken from guest memory for one recording. Any number of rings can name the same
-/// pages there: what a guest spends on them does not bound what reading them all takes.
-const MOST_IN_GUEST_MEMORY: usize = 64 << 20;
+/// Bytes that a guest may make a recording hold beyond those of rings in the window. Any number of rings
+/// can name the same pages of its memory, and the shortest records come to many times their length:
+/// what a guest spends on them does not bound what recording them takes.
+const MOST_OF_GUESTS: usize = 64 << 20;
+/// What even the shortest record comes to, in the file and on the way there.
+const LEAST_OF_RECORD: usize = 64;
 
 /// Why there is no recording.
 #[derive(Debug, thiserror::Error)]
@@ -100,18 +105,26 @@ pub fn histories(vpmu: &Vpmu) -> Vec<History> {
             Some(History { event, records })
         }
     };
-    bounded(events.filter_map(history), MOST_IN_GUEST_MEMORY)
+    bounded(events.filter_map(history), MOST_OF_GUESTS)
 }
 
-/// The same, one by one, with the records of rings in guest memory as long as they are no more than
-/// `most` bytes together.
+/// What an event's records come to beyond the room that its operator gave them: the ring in the window.
+fn beyond_the_window(history: &History) -> usize {
+    let pages = history.event.pages.filter(|_| history.event.window);
+    let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
+    let records = history.iter();
+    let come_to: usize = records
+        .map(|record| record.len().max(LEAST_OF_RECORD))
+        .sum();
+    come_to.saturating_sub(given)
+}
+
+/// The same, one by one, with their records as long as those come to no more than `most` bytes together
+/// beyond what the window has room for.
 fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
     let mut room = most;
     let kept = histories.map(|history| {
-        if history.event.window {
-            return history;
-        }
-        let Some(left) = room.checked_sub(history.records.len()) else {
+        let Some(left) = room.checked_sub(beyond_the_window(&history)) else {
             let name = &history.event.name;
             log::warn!("`{name}` is recorded without samples: the guest's rings hold too much");
             return History {
@@ -176,7 +189,11 @@ impl Recorder {
             .flat_map(|stream| stream.kernel_addresses.iter().copied())
             .collect();
         let functions = match &self.symbols {
-            Some(symbols) => symbols.covering(&addresses)?,
+            // They were there when the guest began; what it did is worth more than what it is called.
+            Some(symbols) => symbols.covering(&addresses).unwrap_or_else(|error| {
+                log::warn!("the recording has no names: {}", report::chain(&error));
+                Vec::new()
+            }),
             None => Vec::new(),
         };
         let failed = |source| RecordingError::Write {

@@ -148,6 +148,31 @@ fn garbage_of_any_kind_leaves_a_file_that_perf_reads() {
 }
 
 #[test]
+fn short_records_count_as_what_they_come_to() {
+    let bare = |id, window| {
+        let event = PersistentStatus {
+            operator: false,
+            window,
+            pages: Some(1),
+            ..event(id, "guests", 0, 0)
+        };
+        history(event, &vec![record(9, USER, &[]); 512])
+    };
+    // A page of them, and 64 bytes for each of its eight.
+    let page = 512 * 8;
+    let kept = |window, most| {
+        let kept = bounded([bare(1, window)].into_iter(), most);
+        kept[0].records.len()
+    };
+    assert_eq!(
+        (kept(false, 8 * page), kept(false, 8 * page - 1)),
+        (page, 0)
+    );
+    // In the window that page is the operator's own choice.
+    assert_eq!((kept(true, 7 * page), kept(true, 7 * page - 1)), (page, 0));
+}
+
+#[test]
 fn rings_in_guest_memory_take_no_more_than_there_is_room_for() {
     let guests = |id| PersistentStatus {
         operator: false,

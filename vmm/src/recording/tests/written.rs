@@ -294,3 +294,18 @@ fn where_nothing_can_be_written_is_told_before_there_is_anything() {
         assert!(error.to_string().contains("no file"), "{error}");
     }
 }
+
+#[test]
+fn a_recording_is_written_without_names_when_their_file_is_spoiled() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("perf.data");
+    let map = directory.path().join("System.map");
+    std::fs::write(&map, "ffffffff81000000 T start_kernel\n").unwrap();
+    let recorder = Recorder::new(&path, Some(&map)).unwrap();
+    std::fs::write(&map, "").unwrap();
+    let event = event(5, "marks", 0, USUAL);
+    let sample = usual(&event, KERNEL, 0xffff_ffff_8100_0000, 10, 1);
+    let summary = recorder.write(&[history(event, &[sample])]).unwrap();
+    assert_eq!(summary.samples, 1);
+    assert_eq!(script(&path).len(), 1);
+}
