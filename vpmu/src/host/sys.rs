@@ -19,6 +19,10 @@ const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 
+/// Descriptors of the process that events do not use: a guest opens as many as it may, and its host has
+/// files to write and clients to answer all the same.
+const LEFT_TO_OTHERS: u64 = 32;
+
 /// `struct f_owner_ex`.
 #[repr(C)]
 struct Owner {
@@ -43,7 +47,24 @@ fn open_in(attr: &perf_event_attr, thread: i32, group: c_int) -> io::Result<File
     let fd = unsafe { perf::perf_event_open(&raw mut attr, thread, -1, group, flags) };
     check(fd)?;
     // SAFETY: the call has just made this descriptor, and nobody else knows it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    let event = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    match u64::try_from(fd).is_ok_and(|fd| fd < most_descriptors()) {
+        true => Ok(event),
+        false => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+    }
+}
+
+/// The number that no descriptor of an event reaches: the lowest are given out first.
+fn most_descriptors() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes one rlimit to `limit`.
+    match check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }) {
+        Ok(()) => limit.rlim_cur.saturating_sub(LEFT_TO_OTHERS),
+        Err(_) => u64::MAX,
+    }
 }
 
 pub(super) fn enable(event: &File) -> io::Result<()> {
