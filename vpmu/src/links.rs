@@ -29,21 +29,27 @@ pub(crate) enum Refused {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
+    /// Of which a target has one each.
     starts: bool,
     stops: bool,
     /// By membership in the group that the target leads: any number of members may.
-    steers: bool,
+    steers: Option<Role>,
 }
 
 impl Link {
-    fn has(self, role: Role) -> bool {
+    /// Whether it takes the role that others then cannot have.
+    fn takes(self, role: Role) -> bool {
         match role {
             Role::Starter => self.starts,
             Role::Stopper => self.stops,
         }
     }
 
-    fn add(&mut self, role: Role) {
+    fn has(self, role: Role) -> bool {
+        self.takes(role) || self.steers == Some(role)
+    }
+
+    fn take(&mut self, role: Role) {
         match role {
             Role::Starter => self.starts = true,
             Role::Stopper => self.stops = true,
@@ -71,28 +77,25 @@ impl Links {
         {
             return Err(Refused::Linked);
         }
-        let taken = |(&(_, other), link): (&(u64, u64), &Link)| {
-            other == target && link.has(role) && !link.steers
-        };
+        let taken = |(&(_, other), link): (&(u64, u64), &Link)| other == target && link.takes(role);
         if self.links.iter().any(taken) {
             return Err(Refused::Taken);
         }
-        self.links.entry((trigger, target)).or_default().add(role);
+        self.links.entry((trigger, target)).or_default().take(role);
         Ok(())
     }
 
     /// Makes a member of the group that `leader` leads one of those that steer it.
     pub(crate) fn steer(&mut self, member: u64, leader: u64, role: Role) {
         let link = self.links.entry((member, leader)).or_default();
-        link.steers = true;
-        link.add(role);
+        link.steers = Some(role);
     }
 
     /// What an overflow of `trigger` does, and to whom.
     pub(crate) fn effects(&self, trigger: u64) -> impl Iterator<Item = (u64, Effect)> {
         let of_trigger = self.links.range((trigger, 0)..=(trigger, u64::MAX));
         of_trigger.filter_map(|(&(_, target), link)| {
-            let effect = match (link.starts, link.stops) {
+            let effect = match (link.has(Role::Starter), link.has(Role::Stopper)) {
                 (true, true) => Effect::Toggle,
                 (true, false) => Effect::Start,
                 (false, true) => Effect::Stop,
@@ -155,6 +158,15 @@ mod tests {
         for trigger in 1..=3 {
             assert_eq!(effects(&links, trigger), [(9, Effect::Stop)]);
         }
+    }
+
+    #[test]
+    fn members_that_steer_are_starters_and_stoppers_like_others() {
+        let mut links = Links::default();
+        links.steer(1, 9, Role::Stopper);
+        assert_eq!(links.link(1, 9, Role::Starter), Ok(()));
+        assert_eq!(effects(&links, 1), [(9, Effect::Toggle)]);
+        assert_eq!(links.link(2, 9, Role::Starter), Err(Refused::Taken));
     }
 
     #[test]
