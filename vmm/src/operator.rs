@@ -24,13 +24,13 @@ pub enum OperatorError {
         #[source]
         source: PersistError,
     },
-    /// One more than there is memory for.
-    #[error(
-        "cannot start the persistent event `{name}`: give it a smaller size, or the machine more with --window"
-    )]
-    NoRoom {
+    /// The same, of which is known what to do about it.
+    #[error("cannot start the persistent event `{name}`: {remedy}")]
+    Mistake {
         /// Which.
         name: String,
+        /// What to do.
+        remedy: &'static str,
         /// The device's reason.
         #[source]
         source: PersistError,
@@ -161,11 +161,13 @@ impl Operator {
                         }
                     }
                     let name = persist.name.unwrap_or(persist.event);
-                    return Err(match source {
-                        PersistError::NoRoom(_) | PersistError::NoWindow => {
-                            OperatorError::NoRoom { name, source }
-                        }
-                        source => OperatorError::Start { name, source },
+                    return Err(match remedy(&source) {
+                        Some(remedy) => OperatorError::Mistake {
+                            name,
+                            remedy,
+                            source,
+                        },
+                        None => OperatorError::Start { name, source },
                     });
                 }
             }
@@ -189,5 +191,18 @@ impl Operator {
             samples: summary.samples,
             lost: summary.lost,
         })
+    }
+}
+
+/// What the operator can do about an event that is refused.
+fn remedy(error: &PersistError) -> Option<&'static str> {
+    match error {
+        PersistError::NoEvent(_) => Some("'vperf list' in a guest names those that there are"),
+        PersistError::NameTaken(_) => Some("give it another name with name="),
+        PersistError::Pages { .. } => Some("give it another size"),
+        PersistError::NoRoom(_) | PersistError::NoWindow => {
+            Some("give it a smaller size, or the machine more with --window")
+        }
+        _ => None,
     }
 }
