@@ -105,9 +105,8 @@ pub trait Machine: Send + Sync + Debug {
     /// # Errors
     /// The transport's; the device counts it and goes on.
     fn interrupt(&self) -> io::Result<()>;
-    /// Every exit of the vCPU so far, from the hypervisor's statistics, only growing: over a restart of
-    /// the machine, too; `None` when it cannot
-    /// tell, and then the catalogue has no such event.
+    /// Every exit of the vCPU so far, from the hypervisor's statistics, only growing, over a restart of
+    /// the machine too; `None` when it cannot tell, and then the catalogue has no such event.
     fn exits(&self, vcpu: u32) -> Option<u64>;
     /// Times that the vCPU halted so far; `None` as for [`Machine::exits`].
     fn halts(&self, vcpu: u32) -> Option<u64>;

@@ -89,7 +89,8 @@ impl Vpmu {
         activated.map_err(Error::WindowOverlaps)
     }
 
-    /// Drops every event, ring and host descriptor; guest memory is not touched afterwards.
+    /// Forgets the driver and its memory, which is not touched afterwards, and closes every event but the
+    /// persistent ones that need neither: those go on.
     pub fn reset(&self) {
         self.locked().reset(&self.host());
     }

@@ -2,6 +2,7 @@
 
 mod backings;
 mod ends;
+mod pauses;
 mod regions;
 mod rules;
 mod threads;

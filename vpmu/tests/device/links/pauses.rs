@@ -1,0 +1,115 @@
+//! What a driver asks of an event while it is paused, and throttles that begin or end there.
+
+use vpmu::abi::*;
+use vpmu::{ExitReason, Limits};
+
+use super::{START, STOP, between_marks, paused_sampling};
+use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
+use crate::rig::{ALL_FEATURES, Rig, thread};
+use crate::world::{At, CYCLES};
+
+/// Both backings that count one by one: the device's, and a counter of the host's.
+const BACKINGS: [(u32, u64); 2] = [(KIND_MARK, 5), CYCLES];
+
+/// So many of what the event counts, and an exit that finds its overflows.
+fn happen(rig: &Rig, times: u64, ip: u64) {
+    rig.world.work(thread(0), times, 4);
+    (0..times).for_each(|_| rig.mark(0, 5, ip));
+    rig.exit(0, ExitReason::Signal, &mut At(ip));
+}
+
+fn ips(ring: &mut Reader) -> Vec<u64> {
+    ring.samples().iter().map(|sample| sample.ip).collect()
+}
+
+#[test]
+fn a_count_that_is_reset_in_a_pause_begins_at_zero_with_its_period_kept() {
+    for (kind, config) in BACKINGS {
+        let mut rig = Rig::new();
+        let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
+        let mut ring = rig.map(target, 4);
+        rig.mark(0, START, 1);
+        happen(&rig, 15, 1);
+        rig.mark(0, STOP, 1);
+        happen(&rig, 100, 2);
+        assert_eq!(rig.value(0, target), 15);
+        rig.command(0, COMMAND_RESET, target);
+        happen(&rig, 100, 3);
+        assert_eq!(rig.value(0, target), 0);
+        rig.mark(0, START, 1);
+        happen(&rig, 5, 4);
+        assert_eq!(rig.value(0, target), 5);
+        assert_eq!(ips(&mut ring), [4], "after fifteen before and five now");
+    }
+}
+
+#[test]
+fn a_period_that_is_set_in_a_pause_is_counted_from_its_end() {
+    for (kind, config) in BACKINGS {
+        let mut rig = Rig::new();
+        let target = between_marks(&mut rig, &paused_sampling(kind, config, 20));
+        let mut ring = rig.map(target, 4);
+        rig.mark(0, START, 1);
+        happen(&rig, 15, 1);
+        rig.mark(0, STOP, 1);
+        assert_eq!(rig.valued(0, COMMAND_PERIOD, target, 30), 0);
+        happen(&rig, 100, 2);
+        rig.mark(0, START, 1);
+        happen(&rig, 29, 3);
+        happen(&rig, 1, 4);
+        assert_eq!(ips(&mut ring), [4], "{kind}");
+        assert_eq!(rig.value(0, target), 45);
+    }
+}
+
+#[test]
+fn overflows_that_a_limit_allows_are_not_used_up_in_a_pause() {
+    for (kind, config) in BACKINGS {
+        let mut rig = Rig::new();
+        let request = OpenRequest {
+            flags: OPEN_PAUSED.into(),
+            ..paused_sampling(kind, config, 10)
+        };
+        let target = between_marks(&mut rig, &request);
+        let mut ring = rig.map(target, 4);
+        assert_eq!(rig.valued(0, COMMAND_REFRESH, target, 1), 0);
+        happen(&rig, 50, 1);
+        assert_eq!(rig.valued(0, COMMAND_REFRESH, target, 1), 0);
+        assert_eq!(rig.read(0, target).state.get(), STATE_ACTIVE);
+        rig.mark(0, START, 1);
+        happen(&rig, 10, 2);
+        happen(&rig, 10, 3);
+        happen(&rig, 10, 4);
+        assert_eq!(ips(&mut ring), [2, 3]);
+        assert_eq!(rig.read(0, target).state.get(), STATE_OFF);
+    }
+}
+
+#[test]
+fn a_throttle_that_ends_in_a_pause_is_over_after_it() {
+    let limits = Limits {
+        // One record each 10 ms.
+        max_sample_rate: 100,
+        ..Limits::default()
+    };
+    for (kind, config) in BACKINGS {
+        let mut rig = Rig::with(limits.clone(), ALL_FEATURES);
+        let target = between_marks(&mut rig, &paused_sampling(kind, config, 10));
+        let mut ring = rig.map(target, 4);
+        let mut kinds = || -> Vec<u64> {
+            let records = ring.raw().into_iter();
+            records.map(|record| record.kind).collect()
+        };
+        rig.world.pass(1_000_000_000);
+        rig.mark(0, START, 1);
+        happen(&rig, 20, 1);
+        rig.mark(0, STOP, 1);
+        assert_eq!(kinds(), [SAMPLE, THROTTLE]);
+        rig.world.pass(1_000_000_000);
+        happen(&rig, 20, 2);
+        assert_eq!(kinds(), [UNTHROTTLE]);
+        rig.mark(0, START, 1);
+        happen(&rig, 10, 3);
+        assert_eq!(kinds(), [SAMPLE, THROTTLE]);
+    }
+}
