@@ -1,4 +1,5 @@
-//! Persistent events as an operator writes them, in the words of `vmm run --help`. Knows what people leave out; what the host can count, the device knows.
+//! Persistent events as an operator writes them, in the words of `vmm run --help`. Knows what people
+//! leave out; what the host can count, the device knows.
 
 use std::str::FromStr;
 

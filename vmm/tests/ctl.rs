@@ -174,6 +174,8 @@ fn wrong_usage_and_no_machine_have_their_exit_statuses() {
     usage(&["ctl", "--socket", "x", "list", "all"], &["all", "--help"]);
     let absent = bench.path("absent");
     refused(&ask(&absent, &["list"]), 1, &["absent", "vmm run --ctl"]);
+    let notes = bench.file("notes", b"dear diary");
+    refused(&ask(&notes, &["list"]), 1, &["notes", "--socket"]);
     let machine = Machine::start(&bench);
     kill("-KILL", &machine.child);
     let Machine { mut child, socket } = machine;

@@ -1,6 +1,8 @@
 //! `vmm ctl`: asks a running machine, and prints its answer.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -79,6 +81,9 @@ pub enum CtlError {
     /// Nobody listens.
     #[error("nobody answers on {0}: the machine that made it has ended")]
     Dead(PathBuf),
+    /// Something else is there.
+    #[error("{0} is no control socket: give the one of 'vmm run --ctl' with --socket")]
+    NoSocket(PathBuf),
     /// It is not ours.
     #[error("no permission for the control socket {0}: be who started the machine, or root")]
     Permission(PathBuf),
@@ -167,7 +172,10 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
     };
     let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CtlError::Missing(path()),
-        io::ErrorKind::ConnectionRefused => CtlError::Dead(path()),
+        io::ErrorKind::ConnectionRefused => match is_socket(socket) {
+            true => CtlError::Dead(path()),
+            false => CtlError::NoSocket(path()),
+        },
         io::ErrorKind::PermissionDenied => CtlError::Permission(path()),
         _ => failed(error),
     })?;
@@ -191,6 +199,10 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
             source,
         }),
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 /// For people.
