@@ -4,6 +4,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::{Error, Vpmu};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus};
+use crate::state::Held;
 use crate::window::Window;
 
 impl Vpmu {
@@ -68,6 +69,7 @@ impl Vpmu {
     /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].
     pub fn history(&self, id: u64) -> Result<History, PersistError> {
         let catalogue = self.catalogue.get().ok_or(PersistError::NoSuch(id))?;
-        self.with_state(|state, host| state.history(host, catalogue, id))
+        let held = self.with_state(|state, host| state.held(host, catalogue, id));
+        held.map(Held::history)
     }
 }

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use vm_memory::{GuestMemoryMmap, GuestRegionCollectionError};
 
+pub(crate) use self::operator::Held;
 use self::producing::Awaited;
 use self::triggers::Pending;
 use crate::abi::{F_AUX, F_RING, SYNC_START};

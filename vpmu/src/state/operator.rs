@@ -11,7 +11,28 @@ use crate::event::{Event, Host};
 use crate::persistent::{
     History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
 };
+use crate::record::Layout;
 use crate::ring::Ring;
+
+/// The bytes of an event's ring, to be looked at when vCPUs need not wait for it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    event: PersistentStatus,
+    layout: Layout,
+    bytes: Vec<u8>,
+    newest_first: bool,
+}
+
+impl Held {
+    /// The records among them.
+    pub(crate) fn history(self) -> History {
+        let is_own = |record: &[u8]| self.layout.admits(record, self.event.id);
+        History {
+            records: whole(&self.bytes, self.newest_first, is_own),
+            event: self.event,
+        }
+    }
+}
 
 impl State {
     /// Starts an event for the operator, with a `request` that is what was `asked` for: its id.
@@ -81,12 +102,12 @@ impl State {
     }
 
     /// A persistent event as it is now, with what its ring holds.
-    pub(crate) fn history(
+    pub(crate) fn held(
         &mut self,
         host: &Host<'_>,
         catalogue: &Catalogue,
         id: u64,
-    ) -> Result<History, PersistError> {
+    ) -> Result<Held, PersistError> {
         self.persistent_event(id)?;
         self.settle(host);
         // As above.
@@ -95,11 +116,11 @@ impl State {
         let ring = self.output.ring(id).ok_or(PersistError::NoRing(id))?;
         let bytes = ring.held(self.output.memory());
         let bytes = bytes.ok_or(PersistError::Unreadable(id))?;
-        let layout = &event.facts.layout;
-        let is_own = |record: &[u8]| layout.admits(record, id);
-        Ok(History {
+        Ok(Held {
             event: self.status(event, catalogue),
-            records: whole(&bytes, ring.is_backward(), is_own),
+            layout: event.facts.layout,
+            bytes,
+            newest_first: ring.is_backward(),
         })
     }
 
