@@ -12,6 +12,7 @@
 #include <linux/slab.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
 #include "vpmu_trace.h"
 
 /**

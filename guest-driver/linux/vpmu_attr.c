@@ -14,6 +14,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_file.h"
 
 /* Registers that perf's numbering has and 64-bit code does not. */
 #define REGS_ABSENT \

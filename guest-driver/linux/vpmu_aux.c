@@ -14,6 +14,8 @@
 #include <linux/slab.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 /* The longest run of pages tried for: the host copies by runs, and 2 MiB are long. */
 #define AUX_ORDER_MAX	9

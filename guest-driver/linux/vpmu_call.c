@@ -12,6 +12,8 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
 
 /**
  * struct event_call - commands on their way to the CPU where an event is

@@ -12,6 +12,8 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
 
 static struct vpmu_device *to_vpmu(struct file *filp)
 {

@@ -13,6 +13,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_ring.h"
 
 /* perf's kernel.perf_event_mlock_kb is out of a module's reach; this is its default. */
 static unsigned int mlock_kb = 512 + PAGE_SIZE / 1024;

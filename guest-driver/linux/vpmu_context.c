@@ -17,6 +17,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_event.h"
 
 static bool context_expects(const struct perf_event *event, const struct perf_event *other)
 {

@@ -8,6 +8,9 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 /* Who owns it, and who finds it by the device's id. */
 static int event_publish(struct vpmu_event *own)

@@ -10,6 +10,9 @@
 #include <linux/smp.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 /**
  * struct direct_call - a command on its way to the CPU of its event

@@ -9,6 +9,8 @@
 #include <linux/preempt.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
 
 /* struct vpmu_event::owed: all running time there is and will be. */
 #define OWED_ALL	U64_MAX

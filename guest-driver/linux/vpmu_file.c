@@ -16,6 +16,9 @@
 #include <linux/uaccess.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_ring.h"
 
 /**
  * vpmu_file_overflow() - marks perf events that belong to a vpmu_file

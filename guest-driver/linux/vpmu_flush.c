@@ -12,6 +12,7 @@
 #include <linux/smp.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
 
 static void flush_wake(struct vpmu_device *dev)
 {

@@ -11,6 +11,8 @@
 #include <linux/rcupdate.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
 
 /**
  * vpmu_group_leader() - who leads a file's group

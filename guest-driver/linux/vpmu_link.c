@@ -13,6 +13,8 @@
 #include <linux/slab.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
 
 /**
  * struct link_end - an event of a file, as it was at one moment

@@ -23,6 +23,9 @@
 #include <linux/virtio_config.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_ring.h"
 
 static bool open_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
 {

@@ -13,6 +13,9 @@
 #include <linux/rcupdate.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_ring.h"
 
 /**
  * vpmu_output_attach() - an event writes to another ring from now on

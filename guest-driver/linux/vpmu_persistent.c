@@ -12,6 +12,9 @@
 #include <linux/workqueue.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_ring.h"
 
 static const char no_name[VPMU_PERSISTENT_NAME];
 

@@ -10,6 +10,8 @@
 #include <linux/uaccess.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
 
 /* Events asked for in one request. */
 #define LIST_STEP	8

@@ -13,6 +13,9 @@
 #include <linux/sysfs.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
 
 PMU_FORMAT_ATTR(id, "config:0-63");
 

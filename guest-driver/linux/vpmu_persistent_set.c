@@ -12,6 +12,9 @@
 #include <linux/workqueue.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_ring.h"
 
 /* Events asked for in one request. */
 #define PERSISTENT_STEP	64

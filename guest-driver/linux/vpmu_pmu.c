@@ -10,6 +10,8 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
 
 static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 {

@@ -7,6 +7,7 @@
 #include <linux/slab.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
 
 /* Whether nothing is told any more of a count, because it was lost. */
 static bool read_has_error(struct vpmu_file *file)

@@ -7,6 +7,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_file.h"
 
 /**
  * vpmu_request_type() - what to open the same event with

@@ -13,6 +13,8 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 static void ring_free(struct vpmu_ring *ring)
 {

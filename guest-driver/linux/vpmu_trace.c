@@ -18,6 +18,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_event.h"
 #include "vpmu_trace.h"
 
 /**

@@ -13,6 +13,7 @@
 #include <linux/smp.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
 
 /* Printing is not possible where the scheduler's locks may be held; here it is. */
 static void vcpu_alarm(struct irq_work *work)

@@ -12,6 +12,8 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_persistent.h"
+#include "vpmu_ring.h"
 
 /* Bounds on what the device says of itself, so that no size below can overflow. */
 #define MAX_CATALOGUE	4096

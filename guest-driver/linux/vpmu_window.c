@@ -12,6 +12,8 @@
 #include <linux/virtio_config.h>
 
 #include "vpmu.h"
+#include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 /**
  * vpmu_window_init() - find the window

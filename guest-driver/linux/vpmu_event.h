@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Events of either door, as perf core schedules them.
+ */
+#ifndef _VPMU_EVENT_H
+#define _VPMU_EVENT_H
+
+#include <linux/list.h>
+#include <linux/perf_event.h>
+#include <linux/types.h>
+
+struct vpmu_device;
+struct vpmu_file;
+struct vpmu_reply;
+struct vpmu_trace;
+struct vpmu_vcpu;
+
+/**
+ * struct vpmu_event - our part of a perf event (perf_event::pmu_private)
+ * @dev: of which device
+ * @event: perf's part
+ * @id: the device's; zero for an inherited event that the device had no room for
+ * @task: it is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
+ * @started: the device has been told that it counts
+ * @stray: it should not have; what it counted meanwhile is not perf's
+ * @spent: its refreshes are used up, by which the device has it off
+ * @parting: it is being stopped, and a READ goes before to learn whether it is spent
+ * @count: as the device last told
+ * @enabled_ns: time enabled, as the device last told
+ * @running_ns: time running, likewise
+ * @lost: overflows without a record, likewise
+ * @owed: nanoseconds not counted that perf core's running time still has to lose;
+ *        U64_MAX once the device has lost the event: all
+ * @file: the door that it came through, NULL for perf core's
+ * @family: in @file->family
+ * @turn: the last call that has reached it, see vpmu_call_group()
+ * @pinned: it keeps perf core from swapping its context
+ * @flushed: how its last VPMU_COMMAND_FLUSH went
+ * @trace: of perf core's traces: what it writes to
+ * @tracks: of these: holds a reference on vpmu_task
+ */
+struct vpmu_event {
+	struct vpmu_device *dev;
+	struct perf_event *event;
+	u64 id;
+	bool task;
+	bool started;
+	bool stray;
+	bool spent;
+	bool parting;
+	u64 count;
+	u64 enabled_ns;
+	u64 running_ns;
+	u64 lost;
+	u64 owed;
+	struct vpmu_file *file;
+	struct list_head family;
+	u64 turn;
+	bool pinned;
+	int flushed;
+	struct vpmu_trace *trace;
+	bool tracks;
+};
+
+/* vpmu_create.c */
+int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
+
+/* vpmu_event.c */
+void vpmu_event_pin(struct perf_event *event);
+void vpmu_event_unpin(struct perf_event *event);
+void vpmu_event_anchor(struct vpmu_event *own);
+void vpmu_event_read(struct perf_event *event);
+bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
+bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
+void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
+
+/* vpmu_context.c */
+void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
+void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
+
+/* vpmu_trace.c */
+struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);
+
+/* vpmu_area.c */
+void vpmu_area_close(struct vpmu_event *own);
+
+#endif /* _VPMU_EVENT_H */

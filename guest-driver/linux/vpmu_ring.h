@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Where events of /dev/vpmu write to: rings, the areas beside them, and whose pages they are.
+ */
+#ifndef _VPMU_RING_H
+#define _VPMU_RING_H
+
+#include <linux/fs.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/poll.h>
+#include <linux/types.h>
+
+struct mm_struct;
+struct user_struct;
+struct vpmu_device;
+struct vpmu_file;
+struct vpmu_notice;
+struct vpmu_persistent_event;
+
+/**
+ * struct vpmu_charge - on whose account pages are
+ * @user: the user, up to the module's mlock_kb
+ * @mm: has the rest of them
+ * @extra: so many
+ * @count: all of them
+ */
+struct vpmu_charge {
+	struct user_struct *user;
+	struct mm_struct *mm;
+	unsigned long extra;
+	unsigned long count;
+};
+
+/**
+ * struct vpmu_aux - pages beside a ring that the host writes traces to
+ * @mapped: how many maps there are, through whichever event
+ * @pgoff: where, behind the ring
+ * @charge: on whose account they are
+ * @count: how many
+ * @pages: they
+ */
+struct vpmu_aux {
+	unsigned int mapped;
+	unsigned long pgoff;
+	struct vpmu_charge charge;
+	u32 count;
+	struct page *pages[];
+};
+
+/**
+ * struct vpmu_ring - pages that the host writes and programs map
+ * @mapped: how many maps there are, of @aux too, through whichever event
+ * @id: of the event that it was first mapped with, for the device
+ * @writers: the files whose records go there
+ * @wakeup: which of vpmu_device::wakeups was its last
+ * @kept: it stays without maps, for its event is persistent
+ * @window: it lies in the window, from @pfn on
+ * @ended: the device has it no more
+ * @pfn: of its first page there; 0 once the device may give it to others
+ * @aux: the AUX area, while anybody maps it
+ * @charge: on whose account the pages are
+ * @count: how many pages
+ * @pages: the metadata page, then the data pages; none of the window
+ */
+struct vpmu_ring {
+	unsigned int mapped;
+	u64 id;
+	struct list_head writers;
+	loff_t wakeup;
+	bool kept;
+	bool window;
+	bool ended;
+	unsigned long pfn;
+	struct vpmu_aux *aux;
+	struct vpmu_charge charge;
+	u32 count;
+	struct page *pages[];
+};
+
+/* vpmu_ring.c */
+void vpmu_ring_mapped(struct vpmu_file *file);
+void vpmu_ring_unmapped(struct vpmu_file *file);
+int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *event);
+bool vpmu_ring_forget(struct vpmu_file *file);
+void vpmu_ring_ended(struct vpmu_file *file);
+void vpmu_ring_close(struct vpmu_file *file);
+void vpmu_ring_vma(struct vm_area_struct *vma, const struct vm_operations_struct *ops);
+int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma);
+
+/* vpmu_aux.c */
+int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma);
+void vpmu_aux_destroy(struct vpmu_device *dev, struct vpmu_ring *ring);
+
+/* vpmu_charge.c */
+int vpmu_charge(struct vpmu_charge *charge, unsigned long count);
+void vpmu_uncharge(struct vpmu_charge *charge);
+
+/* vpmu_window.c */
+int vpmu_window_init(struct vpmu_device *dev);
+void vpmu_window_exit(struct vpmu_device *dev);
+unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count);
+vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf);
+void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring);
+
+/* vpmu_output.c */
+void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring);
+void vpmu_output_unmapped(struct vpmu_file *file);
+void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring);
+int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target);
+int vpmu_output_pause(struct vpmu_file *file, bool paused);
+void vpmu_output_ended(struct vpmu_file *file);
+__poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
+void vpmu_output_gone(struct vpmu_file *file);
+void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notice);
+
+#endif /* _VPMU_RING_H */
