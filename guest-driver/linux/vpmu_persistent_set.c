@@ -103,7 +103,8 @@ static struct vpmu_file *persistent_adopt(struct vpmu_device *dev,
 	err = vpmu_ring_adopt(file, event);
 	if (err)
 		goto put;
-	err = xa_err(xa_store_irq(&dev->files, file->id, file, GFP_KERNEL));
+	/* -EBUSY: the device calls an event of ours, which nobody made persistent, by that id. */
+	err = xa_insert_irq(&dev->files, file->id, file, GFP_KERNEL);
 	if (!err)
 		return file;
 	vpmu_ring_forget(file);
@@ -116,7 +117,6 @@ put:
 static void persistent_gone(struct vpmu_file *file)
 {
 	vpmu_persistent_remove(file);
-	file->persistent = false;
 	vpmu_output_ended(file);
 	vpmu_link_close(file);
 	if (!file->handles) {

@@ -297,6 +297,7 @@ void vpmu_ring_ended(struct vpmu_file *file)
 
 	mutex_lock(&dev->output_lock);
 	file->ended = true;
+	file->persistent = false;
 	ring = file->ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
