@@ -16,6 +16,7 @@ mod own {
         a_ring_keeps_its_size_without_maps,
         a_forgotten_reader_loses_nothing_that_fits,
         every_handle_switches_the_one_event,
+        it_waits_for_its_cpu,
         handles_come_and_go_while_it_counts,
         a_task_is_not_outlived,
         who_is_in_a_group_is_not_detached,

@@ -71,6 +71,7 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	raw_spin_unlock_irq(&event->ctx->lock);
 
 	file->direct = true;
+	file->inherits = false;
 	file->on_exec = false;
 	file->limited = false;
 	file->event = NULL;
@@ -98,13 +99,27 @@ void vpmu_direct_close(struct vpmu_file *file)
 	xa_erase_irq(&dev->files, file->id);
 }
 
+/* The device tells on any CPU what an event has counted on one that is away. */
+static void direct_call_anywhere(struct direct_call *call)
+{
+	get_cpu();
+	local_irq_disable();
+	direct_here(call);
+	local_irq_enable();
+	put_cpu();
+}
+
 static int direct_read(struct vpmu_file *file)
 {
 	struct direct_call call = { .file = file, .op = VPMU_COMMAND_READ };
 	int err = direct_call(&call);
 
+	if (err == -ENODEV) {
+		direct_call_anywhere(&call);
+		err = call.err;
+	}
 	if (err) {
-		/* What cannot be reached because its CPU has gone stands as it was. */
+		/* Without any CPU that has a queue it stands as it was. */
 		if (err != -ENODEV)
 			WRITE_ONCE(file->error, true);
 		return err;

@@ -1,5 +1,6 @@
 //! How a persistent event lives: without a handle, beyond its creator, until its last user.
 
+use std::fs;
 use std::thread;
 
 use crate::ensure::{ensure, ensure_eq};
@@ -56,6 +57,7 @@ pub(crate) const TESTS: &[Test] = &[
         "every_handle_switches_the_one_event",
         every_handle_switches_the_one_event,
     ),
+    ("it_waits_for_its_cpu", it_waits_for_its_cpu),
     (
         "handles_come_and_go_while_it_counts",
         handles_come_and_go_while_it_counts,
@@ -350,7 +352,9 @@ fn a_forgotten_reader_loses_nothing_that_fits() -> Outcome {
 fn every_handle_switches_the_one_event() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
-    let attr = sequence(&device);
+    // What tasks inherit has no limit; nobody inherits what is persistent.
+    let mut attr = sequence(&device);
+    attr.set_inherit(1);
     let (first, id) = persistent(&device, &attr, 1, "switched")?;
     let second = device.reopen(id, 1)?;
     let mut ring = Pages::map(&second, 1, READ_WRITE)?;
@@ -387,6 +391,39 @@ fn every_handle_switches_the_one_event() -> Outcome {
     ensure_eq!(ring.take()?.len(), 4, "records of a limit of 4");
     ensure_eq!(second.count()?, 30, "the count when the limit was reached");
     first.attach()?;
+    Ok(())
+}
+
+fn it_waits_for_its_cpu() -> Outcome {
+    const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let (event, id) = persistent(&device, &sequence(&device), 1, "patient")?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    device.place(2, 5)?;
+    cpu::pin(0)?;
+    fs::write(ONLINE, "0")?;
+    let away = (|| -> Outcome {
+        // Nobody has read it before: what is told is the device's word.
+        ensure_eq!(event.count()?, 5, "its count while its CPU is away");
+        ensure_eq!(device.reopen(id, 1)?.count()?, 5, "by another handle");
+        ensure_eq!(ring.take()?.len(), 5, "records");
+        ensure_eq!(
+            refused(event.disable(0)),
+            Some(libc::ENODEV),
+            "switching it meanwhile"
+        );
+        device.place(2, 3)?;
+        ensure_eq!(event.count()?, 5, "after marks on the other CPU");
+        Ok(())
+    })();
+    fs::write(ONLINE, "1")?;
+    away?;
+    cpu::pin(1)?;
+    device.place(2, 4)?;
+    ensure_eq!(event.count()?, 9, "its count when its CPU is back");
+    ensure_eq!(ring.take()?.len(), 4, "records");
+    event.attach()?;
     Ok(())
 }
 
