@@ -188,6 +188,7 @@ fn wait() -> Outcome {
     cpu::pin(0)?;
     let (event, mut ring) = own(&device)?;
     sequence(1)?;
+    cpu::pin(0)?;
     device.place(OWN_VALUE, OWN.into())?;
     ensure_eq!(event.poll(0)?, 0, "poll before the host's flush");
     say("ready");

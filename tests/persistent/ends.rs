@@ -30,7 +30,11 @@ until_said() {
 	while ! grep -q "@guest $1" /tmp/wait.console 2> /dev/null; do
 		sleep 0.1
 		tries=$((tries + 1))
-		[ $tries -lt 1200 ] || return 1
+		if [ $tries -gt 1000 ] || grep -q "@guest failed" /tmp/wait.console 2> /dev/null; then
+			echo "the guest did not say: $1"
+			cat /tmp/wait.console /tmp/wait.log
+			exit 1
+		fi
 	done
 }
 by_hand() {
