@@ -93,7 +93,8 @@ pub struct RunArgs {
     pub persistent: Vec<Spec>,
 
     /// What persistent events hold goes to this file, for 'perf script', whenever the guest ends or
-    /// resets; an older one is kept as FILE.old [default: perf.data]
+    /// resets; an older one is kept as FILE.old. Events of the guest's own alone are recorded only if
+    /// this is given [default: perf.data]
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,
 

@@ -21,7 +21,6 @@ pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 const DEFAULT_MEMORY_MIB: u64 = 256;
 const DEFAULT_WINDOW: u64 = 16 << 20;
-const DEFAULT_RECORDING: &str = "perf.data";
 
 /// What a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +45,8 @@ pub struct Config {
     pub window: u64,
     /// Persistent events that the run begins with.
     pub persistent: Vec<Spec>,
-    /// Where recordings go.
-    pub recording: PathBuf,
+    /// Where recordings go, if that was said.
+    pub recording: Option<PathBuf>,
     /// Names of the guest kernel's functions.
     pub symbols: Option<PathBuf>,
     /// Most persistent events of the guest's own.
@@ -228,10 +227,7 @@ impl TryFrom<&RunArgs> for Config {
             max_aux_pages,
             window,
             persistent,
-            recording: args
-                .recording
-                .or(file.recording)
-                .unwrap_or_else(|| DEFAULT_RECORDING.into()),
+            recording: args.recording.or(file.recording),
             symbols: args.symbols.or(file.symbols),
             max_persistent: args
                 .max_persistent

@@ -12,6 +12,9 @@ use crate::persistent::{Spec, SpecError};
 use crate::recording::{self, Recorder, RecordingError};
 use crate::report;
 
+/// Where recordings go unless that is said.
+const DEFAULT_RECORDING: &str = "perf.data";
+
 /// Why it is not done.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
@@ -63,6 +66,8 @@ pub enum OperatorError {
 pub struct Operator {
     vpmu: Arc<Vpmu>,
     vcpus: u32,
+    /// Said to be written, be it of the guest's own events alone.
+    asked: bool,
     /// One recording at a time, for they may go to one file.
     recorder: Mutex<Recorder>,
 }
@@ -73,13 +78,17 @@ impl Operator {
     /// # Errors
     /// [`OperatorError`]; a recording that could not be written in the end is told now.
     pub fn new(config: &Config, vpmu: &Arc<Vpmu>) -> Result<Self, OperatorError> {
-        let recorder = Recorder::new(&config.recording, config.symbols.as_deref())?;
-        if !config.persistent.is_empty() {
+        let asked = config.recording.is_some();
+        let path = config.recording.as_deref();
+        let path = path.unwrap_or_else(|| Path::new(DEFAULT_RECORDING));
+        let recorder = Recorder::new(path, config.symbols.as_deref())?;
+        if asked || !config.persistent.is_empty() {
             recorder.check()?;
         }
         let operator = Self {
             vpmu: Arc::clone(vpmu),
             vcpus: config.vcpus.into(),
+            asked,
             recorder: Mutex::new(recorder),
         };
         for spec in &config.persistent {
@@ -89,9 +98,11 @@ impl Operator {
     }
 
     /// No vCPU runs, and the guest's memory is still there: writes the recording, if there is anything
-    /// to be recorded. What goes wrong is told, and changes nothing about how the run ends.
+    /// to be recorded. Events of the guest's own alone make no file that nobody asked for. What goes wrong is told, and changes nothing about how the run ends.
     pub fn record(&self) -> Option<Recorded> {
-        if self.vpmu.persistent().is_empty() {
+        let events = self.vpmu.persistent();
+        let wanted = self.asked || events.iter().any(|event| event.operator);
+        if events.is_empty() || !wanted {
             return None;
         }
         self.dump(None)

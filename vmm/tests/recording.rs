@@ -11,10 +11,12 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
+use common::driver::opening;
 use common::{Bench, TRIPLE_FAULT, messages, outs, power_off, run, vmm};
 use linux_perf_data::linux_perf_event_reader::EventRecord;
 use linux_perf_data::{PerfFileReader, PerfFileRecord};
 use vmm::arch::layout::DOORBELL;
+use vpmu::abi::OPEN_PERSISTENT;
 
 /// Marks of the values 1 to `count`.
 fn marks(count: u32) -> Vec<u8> {
@@ -196,4 +198,21 @@ fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
         assert!(text.contains(words), "{args:?}: {text}");
     }
     assert!(!bench.path("perf.data").exists());
+}
+
+#[test]
+fn a_guest_alone_has_no_file_written() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&opening(3, OPEN_PERSISTENT, &TRIPLE_FAULT));
+    let here = bench.path("here");
+    std::fs::create_dir(&here).expect("made");
+    let ended = |command: &mut Command| {
+        let output = command.current_dir(&here).output().expect("vmm starts");
+        assert_eq!(output.status.code(), Some(4), "{}", messages(&output));
+        assert_eq!(messages(&output), "");
+        std::fs::read_dir(&here).expect("a directory").count()
+    };
+    assert_eq!(ended(&mut run(&kernel)), 0);
+    assert_eq!(ended(run(&kernel).args(["--recording", "asked.data"])), 1);
+    assert_eq!(ended(run(&kernel).args(["--persistent", "marks"])), 2);
 }

@@ -1,5 +1,7 @@
 //! Guests of a few instructions, and the `vmm` program that runs them.
 
+pub(crate) mod driver;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
