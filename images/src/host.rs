@@ -5,10 +5,10 @@ use std::env;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use thiserror::Error;
 
+use crate::apt::{self, Apt, AptError, Stale};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::sys;
@@ -25,19 +25,23 @@ pub enum HostError {
         remedy: String,
     },
     /// The installation failed.
-    #[error(
-        "cannot install {packages}; see to it by hand: apt-get update && apt-get install {packages}"
-    )]
+    #[error("cannot install {packages}; try by hand: apt-get install {packages}")]
     Install {
         /// Separated by blanks.
         packages: String,
-        /// What apt said.
+        /// The output of apt.
         #[source]
         source: ProcessError,
     },
-    /// The package lists could not be fetched.
-    #[error("cannot fetch the package lists; as root, `apt-get update` must work")]
-    Update(#[source] ProcessError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
+}
+
+impl Stale for HostError {
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::Install { source, .. } if apt::blames_lists(source))
+    }
 }
 
 /// Something the host must have.
@@ -189,10 +193,10 @@ pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
     }
     if !sys::is_root() {
         return Err(refuse(format!(
-            "install with: sudo apt-get install -y {packages}"
+            "install with: sudo apt-get update && sudo apt-get install -y {packages}"
         )));
     }
-    install(&packages)?;
+    install(Apt::host(), &packages)?;
     match missing.iter().any(|need| !need.is_met()) {
         true => Err(refuse(format!(
             "though {packages} is installed; put it where PATH finds it"
@@ -201,44 +205,24 @@ pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
     }
 }
 
-/// Fetches Debian's package lists.
-///
-/// # Errors
-/// [`HostError`] when not root, or when apt fails.
-pub fn update_lists() -> Result<(), HostError> {
-    if !sys::is_root() {
-        let what = "Debian's package lists".to_owned();
-        return Err(HostError::Missing {
-            what,
-            remedy: "run: sudo apt-get update".to_owned(),
-        });
-    }
-    let step = Step::new("fetching Debian's package lists");
-    process::output(Command::new("apt-get").arg("update")).map_err(HostError::Update)?;
-    step.done();
-    Ok(())
-}
-
-fn install(packages: &str) -> Result<(), HostError> {
-    let step = Step::new(format!("installing {packages}"));
-    let attempt = || {
-        let mut command = Command::new("apt-get");
+/// Installs `packages`, separated by blanks. Refreshes stale lists.
+fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
+    apt.refreshing(|| {
+        let step = Step::new(format!("installing {packages}"));
+        let mut command = apt.get();
         command.args(["install", "-y", "--no-install-recommends"]);
+        // Waits while another process installs, as new machines do by themselves.
+        command.args(["-o", "DPkg::Lock::Timeout=600"]);
         command
             .args(packages.split(' '))
             .env("DEBIAN_FRONTEND", "noninteractive");
-        process::output(&mut command)
-    };
-    if attempt().is_err() {
-        // Most likely the lists are missing, or older than the archive.
-        update_lists()?;
-        attempt().map_err(|source| HostError::Install {
+        process::output(&mut command).map_err(|source| HostError::Install {
             packages: packages.to_owned(),
             source,
         })?;
-    }
-    step.done();
-    Ok(())
+        step.done();
+        Ok(())
+    })
 }
 
 /// The static busybox of this host.
@@ -300,6 +284,63 @@ fn is_static(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apt::archive::{Archive, Deb, chain};
+
+    #[test]
+    fn installation_of_package_replaced_in_archive_refreshes_lists_once() {
+        let archive = Archive::new();
+        let versions = ["1", "2"].map(|version| [Deb::new("ninja-build", version)]);
+        archive.publish(&versions[0], &[]);
+        archive.update_lists();
+        archive.publish(&versions[1], &[]);
+        install(&archive.apt(), "ninja-build").unwrap();
+        let answers = versions.map(|deb| archive.answers_for(&deb[0]));
+        assert_eq!(answers, [[404], [200]]);
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn installation_without_lists_fetches_them_first() {
+        let archive = Archive::new();
+        let debs = [Deb::new("meson", "1"), Deb::new("ninja-build", "1")];
+        archive.publish(&debs, &[]);
+        install(&archive.apt(), "meson ninja-build").unwrap();
+        assert_eq!(debs.map(|deb| archive.answers_for(&deb)), [[200], [200]]);
+        assert_eq!(archive.updates(), 1);
+    }
+
+    #[test]
+    fn installation_with_lists_older_than_the_host_refreshes_them() {
+        // The library's headers need just its version, and the host has a newer one.
+        let library = |version| Deb::new("libglib2.0-0", version);
+        let headers = |version: &str| {
+            let mut deb = Deb::new("libglib2.0-dev", version);
+            deb.fields = format!("Depends: libglib2.0-0 (= {version})\n");
+            deb
+        };
+        let archive = Archive::new();
+        archive.publish(&[library("1"), headers("1")], &[]);
+        archive.update_lists();
+        archive.publish(&[library("2"), headers("2")], &[]);
+        archive.pretend_installed(&[library("2")]);
+        install(&archive.apt(), "libglib2.0-dev").unwrap();
+        assert_eq!(archive.answers_for(&headers("2")), [200]);
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn installation_that_fails_after_refresh_names_package_and_cause() {
+        let archive = Archive::new();
+        archive.publish(&[], &[]);
+        archive.update_lists();
+        let error = chain(&install(&archive.apt(), "meson").unwrap_err());
+        assert!(error.starts_with("cannot install meson; "), "{error}");
+        assert!(
+            error.ends_with("E: Unable to locate package meson"),
+            "{error}"
+        );
+        assert_eq!(archive.updates(), 2);
+    }
 
     #[test]
     fn programs_are_found_and_static_ones_told() {

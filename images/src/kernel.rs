@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::apt::{Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
 use crate::kallsyms;
-use crate::packages::{self, PackageError};
+use crate::packages::{self, KernelPackages, PackageError};
 use crate::progress::Step;
 use crate::vmlinux::{self, VmlinuxError};
 
@@ -23,6 +24,9 @@ pub enum KernelError {
     /// Its packages could not be had.
     #[error(transparent)]
     Package(#[from] PackageError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -58,6 +62,12 @@ pub enum KernelError {
     /// Headers that nothing can be built against.
     #[error("{0} is no kernel build directory: it must hold a Makefile and Module.symvers")]
     BadHeaders(PathBuf),
+}
+
+impl Stale for KernelError {
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::Package(error) if error.is_stale())
+    }
 }
 
 /// The user's own parts, in place of stock ones.
@@ -107,7 +117,15 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`].
     pub fn stock(cache: &Cache, series: &str) -> Result<Self, KernelError> {
-        let found = packages::resolve(cache, series)?;
+        Self::stock_from(Apt::host(), cache, series)
+    }
+
+    fn stock_from(apt: &Apt, cache: &Cache, series: &str) -> Result<Self, KernelError> {
+        // The refreshed lists may name another kernel.
+        apt.refreshing(|| Self::fetch(apt, cache, &packages::resolve(apt, cache, series)?))
+    }
+
+    fn fetch(apt: &Apt, cache: &Cache, found: &KernelPackages) -> Result<Self, KernelError> {
         let mut key = Key::new("kernel, layout 1");
         for package in &found.packages {
             key = key.text(&package.name, &package.version);
@@ -116,7 +134,7 @@ impl Kernel {
         let place = cache.get("kernel", &id, |root| {
             let step = Step::new(format!("getting kernel {}", found.release));
             for package in &found.packages {
-                packages::unpack(package, root, &step)?;
+                packages::unpack(apt, package, root, &step)?;
             }
             step.detail("taking the kernel out of its image");
             let image = bzimage(root, &found.release);
@@ -226,6 +244,145 @@ fn failed(path: &Path, source: io::Error) -> KernelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apt::archive::{Archive, Deb, chain};
+    use crate::vmlinux::tests::image;
+
+    /// The packages of a kernel, like Debian's.
+    fn debs(release: &str, version: &str) -> Vec<Deb> {
+        let abi = release.strip_suffix("-cloud-amd64").unwrap();
+        let common = format!("linux-headers-{abi}-common");
+        let makefile = format!("include /usr/src/{common}/Makefile\n");
+        let mut kernel = Deb::new(&format!("linux-image-{release}"), version);
+        kernel.files = vec![
+            (format!("boot/vmlinuz-{release}"), image(b"\x7fELF!")),
+            (format!("lib/modules/{release}/modules.dep"), Vec::new()),
+        ];
+        let mut headers = Deb::new(&format!("linux-headers-{release}"), version);
+        headers.fields = format!("Depends: {common} (= {version}), linux-kbuild-6.1, gcc-12\n");
+        headers.files = vec![(
+            format!("usr/src/linux-headers-{release}/Makefile"),
+            makefile.into_bytes(),
+        )];
+        let parts = [&*common, "linux-kbuild-6.1"].map(|name| Deb::new(name, version));
+        [kernel, headers].into_iter().chain(parts).collect()
+    }
+
+    const FIRST: &str = "6.1.0-1-cloud-amd64";
+    const SECOND: &str = "6.1.0-2-cloud-amd64";
+
+    /// An archive whose lists name the first kernel, which it has replaced by the second.
+    fn stale() -> (Archive, Cache) {
+        let archive = Archive::new();
+        archive.publish(&debs(FIRST, "6.1.1-1"), &[]);
+        archive.update_lists();
+        archive.publish(&debs(SECOND, "6.1.2-1"), &[]);
+        let cache = Cache::at(archive.root().join("cache"));
+        (archive, cache)
+    }
+
+    #[test]
+    fn stock_kernel_replaced_in_archive_is_the_new_one_after_one_refresh() {
+        let (archive, cache) = stale();
+        // The cache knows what the stale lists name.
+        let named = packages::resolve(&archive.apt(), &cache, "6.1").unwrap();
+        assert_eq!(named.release, FIRST);
+        let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
+        assert!(kernel.id.starts_with(SECOND), "{kernel:?}");
+        assert_eq!(fs::read(&kernel.image).unwrap(), b"\x7fELF!");
+        assert!(kernel.headers.join("Makefile").is_file() && kernel.modules.unwrap().is_dir());
+        assert_eq!(archive.answers_for(&debs(FIRST, "6.1.1-1")[0]), [404]);
+        for deb in debs(SECOND, "6.1.2-1") {
+            assert_eq!(archive.answers_for(&deb), [200], "{}", deb.name);
+        }
+        assert_eq!(archive.updates(), 2);
+        let again = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
+        assert_eq!((again.id, archive.updates()), (kernel.id, 2));
+    }
+
+    #[test]
+    fn stock_kernel_rebuilt_under_the_same_name_is_the_new_one() {
+        let archive = Archive::new();
+        let cache = Cache::at(archive.root().join("cache"));
+        archive.publish(&debs(FIRST, "6.1.1-1"), &[]);
+        archive.update_lists();
+        let first = packages::resolve(&archive.apt(), &cache, "6.1").unwrap();
+        archive.publish(&debs(FIRST, "6.1.1-2"), &[]);
+        Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
+        let second = packages::resolve(&archive.apt(), &cache, "6.1").unwrap();
+        let version = |found: KernelPackages| found.packages[0].version.clone();
+        assert_eq!([version(first), version(second)], ["6.1.1-1", "6.1.1-2"]);
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn stock_kernel_half_replaced_is_taken_from_one_version() {
+        // The archive still has the first image, but not the headers.
+        let (archive, cache) = stale();
+        let mut both = debs(SECOND, "6.1.2-1");
+        both.push(debs(FIRST, "6.1.1-1").remove(0));
+        archive.publish(&both, &[]);
+        let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
+        assert!(kernel.id.starts_with(SECOND), "{kernel:?}");
+        assert!(
+            !kernel
+                .headers
+                .with_file_name(format!("linux-headers-{FIRST}"))
+                .exists()
+        );
+        assert_eq!(archive.answers_for(&both[4]), [200]);
+        assert_eq!(
+            fs::read_dir(cache.directory().join("kernel"))
+                .unwrap()
+                .count(),
+            1
+        );
+    }
+
+    #[test]
+    fn stock_kernel_missing_from_archive_fails_with_package_and_cause() {
+        let (archive, cache) = stale();
+        archive.drop_file(&debs(SECOND, "6.1.2-1")[0]);
+        let error = chain(&Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap_err());
+        let package = format!("cannot fetch linux-image-{SECOND} 6.1.2-1: ");
+        assert!(
+            error.starts_with(&package) && error.contains("404"),
+            "{error}"
+        );
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn stock_kernel_of_unknown_series_fails_after_one_refresh() {
+        let (archive, cache) = stale();
+        let error = chain(&Kernel::stock_from(&archive.apt(), &cache, "9.9").unwrap_err());
+        assert!(
+            error.contains("no cloud kernel 9.9; there are: 6.1"),
+            "{error}"
+        );
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn stock_kernel_is_fetched_when_there_are_no_lists() {
+        let archive = Archive::new();
+        archive.publish(&debs(FIRST, "6.1.1-1"), &[]);
+        let cache = Cache::at(archive.root().join("cache"));
+        let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
+        assert!(kernel.id.starts_with(FIRST), "{kernel:?}");
+        assert_eq!(archive.updates(), 1);
+    }
+
+    #[test]
+    fn stock_kernel_installed_without_lists_is_fetched_after_one_refresh() {
+        // apt-cache then knows the installed packages, which apt-get has no source for.
+        let archive = Archive::new();
+        archive.publish(&debs(SECOND, "6.1.2-1"), &[]);
+        archive.pretend_installed(&debs(FIRST, "6.1.1-1"));
+        let cache = Cache::at(archive.root().join("cache"));
+        let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
+        assert!(kernel.id.starts_with(SECOND), "{kernel:?}");
+        assert_eq!(archive.updates(), 1);
+    }
 
     #[test]
     fn the_headers_find_their_other_half_beside_them() {

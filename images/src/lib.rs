@@ -5,6 +5,7 @@
 //! Everything made is kept under `images/cache` by the content of what it was made from.
 
 pub mod afterwards;
+pub mod apt;
 pub mod boot;
 pub mod cache;
 pub mod clock;

@@ -5,18 +5,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::apt::{self, Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
-const LISTS: &str = "/var/lib/apt/lists";
 const FLAVOUR: &str = "-cloud-amd64";
 
 /// Why packages could not be had.
@@ -31,17 +30,29 @@ pub enum PackageError {
         known: String,
     },
     /// A package that must exist does not.
-    #[error("Debian's lists have no package {0}; run `apt-get update` as root")]
+    #[error("Debian's lists have no package {0}")]
     NoPackage(String),
+    /// The lists could not be searched.
+    #[error("cannot look up {what} in Debian's lists")]
+    Lookup {
+        /// A package, or names.
+        what: String,
+        /// The output of apt.
+        #[source]
+        source: ProcessError,
+    },
+    /// The lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Fetching failed.
-    #[error("cannot fetch {package}; is the network up, are the lists fresh (`apt-get update`)?")]
+    #[error("cannot fetch {package}")]
     Fetch {
-        /// Its name.
+        /// Its name and version.
         package: String,
-        /// What apt said.
+        /// The output of apt.
         #[source]
         source: ProcessError,
     },
@@ -68,6 +79,16 @@ pub enum PackageError {
     },
 }
 
+impl Stale for PackageError {
+    fn is_stale(&self) -> bool {
+        match self {
+            Self::NoKernel { .. } | Self::NoPackage(_) => true,
+            Self::Fetch { source, .. } => apt::blames_lists(source),
+            _ => false,
+        }
+    }
+}
+
 /// One version of one package.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Package {
@@ -86,26 +107,20 @@ pub struct KernelPackages {
     pub packages: Vec<Package>,
 }
 
-/// The packages of the newest kernel whose version begins with `wanted`, say `6.1`.
+/// The packages of the newest kernel whose version begins with `wanted`, say `6.1`. Takes the
+/// lists as they are: call it within [`Apt::refreshing`].
 ///
 /// # Errors
 /// [`PackageError`].
-pub fn resolve(cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
+pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
     host::ensure(&[Need::Apt])?;
-    if !has_lists()? {
-        host::update_lists()?;
-    }
-    // apt takes most of a second to read its lists; what they say only changes with them.
-    let key = lists(Key::new("packages").text("wanted", wanted))?.hex();
+    // apt takes most of a second to read its lists; the result changes only with them.
+    let key = apt
+        .state(Key::new("packages").text("wanted", wanted))?
+        .hex();
     let place = cache.get("packages", &key, |dir| {
         let step = Step::new(format!("looking for kernel {wanted}"));
-        let found = ask(wanted).or_else(|error| match error {
-            PackageError::NoPackage(_) | PackageError::NoKernel { .. } if crate::sys::is_root() => {
-                host::update_lists()?;
-                ask(wanted)
-            }
-            other => Err(other),
-        })?;
+        let found = ask(apt, wanted)?;
         let file = dir.join("packages.json");
         let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
         text.and_then(|text| fs::write(&file, text))
@@ -118,22 +133,22 @@ pub fn resolve(cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageErr
     serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
 }
 
-/// Fetches `package` and unpacks it into `root`. Nothing but its files comes to lie there.
+/// Fetches `package` and unpacks it into `root`. Nothing but its files is stored there.
 ///
 /// # Errors
 /// [`PackageError`].
-pub fn unpack(package: &Package, root: &Path, step: &Step) -> Result<(), PackageError> {
+pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<(), PackageError> {
     let name = &package.name;
     step.detail(&format!("{name} {}", package.version));
     let download = tempfile::tempdir_in(root).map_err(|e| failed(root, e))?;
-    let mut fetch = Command::new("apt-get");
+    let mut fetch = apt.get();
     // The download runs as ourselves: apt's own user may not be able to write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
     fetch
         .arg(format!("{name}={}", package.version))
         .current_dir(download.path());
     process::output(&mut fetch).map_err(|source| PackageError::Fetch {
-        package: name.clone(),
+        package: format!("{name} {}", package.version),
         source,
     })?;
     let files = fs::read_dir(download.path()).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -149,10 +164,10 @@ pub fn unpack(package: &Package, root: &Path, step: &Step) -> Result<(), Package
 }
 
 /// Asks apt which packages make up the newest kernel `wanted`.
-fn ask(wanted: &str) -> Result<KernelPackages, PackageError> {
-    let names = process::output(Command::new("apt-cache").args(["pkgnames", "linux-image-"]));
-    let names = names.map_err(|source| PackageError::Fetch {
-        package: "the names of kernels".to_owned(),
+fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
+    let names = process::output(apt.cache().args(["pkgnames", "linux-image-"]));
+    let names = names.map_err(|source| PackageError::Lookup {
+        what: "the names of kernels".to_owned(),
         source,
     })?;
     let names = String::from_utf8_lossy(&names).into_owned();
@@ -162,11 +177,11 @@ fn ask(wanted: &str) -> Result<KernelPackages, PackageError> {
         known: known(&releases),
     })?;
     let headers = format!("linux-headers-{release}");
-    let (image, _) = show(&format!("linux-image-{release}"))?;
-    let (headers, depends) = show(&headers)?;
+    let (image, _) = candidate(apt, &format!("linux-image-{release}"))?;
+    let (headers, depends) = candidate(apt, &headers)?;
     let mut packages = vec![image, headers];
     for name in depends.iter().filter(|name| is_build_part(name)) {
-        packages.push(show(name)?.0);
+        packages.push(candidate(apt, name)?.0);
     }
     Ok(KernelPackages {
         release: release.to_owned(),
@@ -180,14 +195,12 @@ fn is_build_part(name: &str) -> bool {
 }
 
 /// The package's candidate version and the names it depends on.
-fn show(name: &str) -> Result<(Package, Vec<String>), PackageError> {
-    let unknown = || PackageError::NoPackage(name.to_owned());
-    let mut command = Command::new("apt-cache");
-    command.args(["show", "--no-all-versions", name]);
-    let text = process::output(&mut command).map_err(|_| unknown())?;
-    let text = String::from_utf8_lossy(&text);
+pub(crate) fn candidate(apt: &Apt, name: &str) -> Result<(Package, Vec<String>), PackageError> {
+    let text = show(apt, name)?;
     let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
-    let version = field("Version: ").ok_or_else(unknown)?.to_owned();
+    let version = field("Version: ")
+        .ok_or_else(|| PackageError::NoPackage(name.to_owned()))?
+        .to_owned();
     Ok((
         Package {
             name: name.to_owned(),
@@ -195,6 +208,20 @@ fn show(name: &str) -> Result<(Package, Vec<String>), PackageError> {
         },
         depends(field("Depends: ").unwrap_or("")),
     ))
+}
+
+/// The record of the package's candidate version.
+pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
+    let mut command = apt.cache();
+    command.args(["show", "--no-all-versions", name]);
+    match process::output(&mut command) {
+        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+        Err(source) if apt::blames_lists(&source) => Err(PackageError::NoPackage(name.to_owned())),
+        Err(source) => Err(PackageError::Lookup {
+            what: name.to_owned(),
+            source,
+        }),
+    }
 }
 
 /// The first alternative of each dependency, by name.
@@ -250,34 +277,6 @@ fn known(releases: &[&str]) -> String {
         true => "none".to_owned(),
         false => series.iter().map(text).collect::<Vec<_>>().join(", "),
     }
-}
-
-fn list_files() -> Result<Vec<fs::DirEntry>, PackageError> {
-    let lists = Path::new(LISTS);
-    let mut entries = fs::read_dir(lists)
-        .and_then(Iterator::collect::<io::Result<Vec<_>>>)
-        .map_err(|source| failed(lists, source))?;
-    entries.retain(|entry| entry.file_name().to_string_lossy().contains("Packages"));
-    entries.sort_by_key(fs::DirEntry::file_name);
-    Ok(entries)
-}
-
-pub(crate) fn has_lists() -> Result<bool, PackageError> {
-    Ok(!list_files()?.is_empty())
-}
-
-/// The state of apt's lists: their names, sizes and times.
-pub(crate) fn lists(mut key: Key) -> Result<Key, PackageError> {
-    for entry in list_files()? {
-        let meta = entry.metadata().map_err(|e| failed(&entry.path(), e))?;
-        let time = meta
-            .modified()
-            .ok()
-            .and_then(|t| t.duration_since(UNIX_EPOCH).ok());
-        let state = format!("{} {:?}", meta.len(), time);
-        key = key.text(&entry.file_name().to_string_lossy(), &state);
-    }
-    Ok(key)
 }
 
 pub(crate) fn failed(path: &Path, source: io::Error) -> PackageError {

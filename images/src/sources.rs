@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use crate::apt::{self, Apt};
 use crate::cache::Cache;
 use crate::digest::Key;
 use crate::host::{self, Need};
@@ -15,22 +16,19 @@ use crate::progress::Step;
 /// What of apt's own lists tells where Debian is fetched from.
 const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
 
-/// The version of the source that the newest `package` was built from.
+/// The version of the source that the newest `package` was built from. Takes the lists as they
+/// are: call it within [`Apt::refreshing`].
 ///
 /// # Errors
 /// [`PackageError`].
-pub fn version(cache: &Cache, package: &str) -> Result<String, PackageError> {
+pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, PackageError> {
     host::ensure(&[Need::Apt])?;
-    if !packages::has_lists()? {
-        host::update_lists()?;
-    }
-    let key = packages::lists(Key::new("source").text("package", package))?.hex();
+    let key = apt
+        .state(Key::new("source").text("package", package))?
+        .hex();
     let place = cache.get("sources", &key, |dir| {
-        let unknown = || PackageError::NoPackage(package.to_owned());
-        let mut show = Command::new("apt-cache");
-        show.args(["show", "--no-all-versions", package]);
-        let text = process::output(&mut show).map_err(|_| unknown())?;
-        let version = source(&String::from_utf8_lossy(&text)).ok_or_else(unknown)?;
+        let version = source(&packages::show(apt, package)?)
+            .ok_or_else(|| PackageError::NoPackage(package.to_owned()))?;
         let file = dir.join("version");
         fs::write(&file, version).map_err(|e| packages::failed(&file, e))
     })?;
@@ -42,14 +40,20 @@ pub fn version(cache: &Cache, package: &str) -> Result<String, PackageError> {
 ///
 /// # Errors
 /// [`PackageError`].
-pub fn unpack(name: &str, version: &str, dir: &Path, step: &Step) -> Result<(), PackageError> {
+pub fn unpack(
+    apt: &Apt,
+    name: &str,
+    version: &str,
+    dir: &Path,
+    step: &Step,
+) -> Result<(), PackageError> {
     host::ensure(&[Need::DpkgSource, Need::Xz])?;
     step.detail(&format!("fetching the source of {name} {version}"));
     let fetch = |source| PackageError::Fetch {
         package: format!("the source of {name} {version}"),
         source,
     };
-    let mut targets = Command::new("apt-get");
+    let mut targets = apt.get();
     targets.args(["indextargets", "--format", TARGETS, "Created-By: Packages"]);
     let targets = process::output(&mut targets).map_err(fetch)?;
     let list = dir.join("sources.list");
@@ -58,9 +62,9 @@ pub fn unpack(name: &str, version: &str, dir: &Path, step: &Step) -> Result<(), 
     fs::create_dir_all(lists.join("partial"))
         .and_then(|()| fs::write(&list, text))
         .map_err(|e| packages::failed(&list, e))?;
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        apt.arg("-q")
+    let get = |arguments: &[&str]| {
+        let mut get = apt.get();
+        get.arg("-q")
             .arg("-o")
             .arg(format!("Dir::Etc::sourcelist={}", list.display()))
             .args(["-o", "Dir::Etc::sourceparts=-"])
@@ -71,10 +75,12 @@ pub fn unpack(name: &str, version: &str, dir: &Path, step: &Step) -> Result<(), 
             .args(["-o", "APT::Sandbox::User=root"])
             .args(arguments)
             .current_dir(dir);
-        process::output(&mut apt)
+        process::output(&mut get)
     };
-    apt(&["update"]).map_err(fetch)?;
-    apt(&["source", "--download-only", &format!("{name}={version}")]).map_err(fetch)?;
+    // A source that cannot be found may be on a list that could not be fetched.
+    let update = get(&["-o", apt::UPDATE_OR_FAIL, "update"]);
+    get(&["source", "--download-only", &format!("{name}={version}")])
+        .map_err(|error| fetch(update.err().unwrap_or(error)))?;
     step.detail(&format!("unpacking the source of {name}"));
     let mut unpack = Command::new("dpkg-source");
     unpack

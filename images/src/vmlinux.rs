@@ -122,10 +122,11 @@ fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn image(payload: &[u8]) -> Vec<u8> {
+    /// A bzImage.
+    pub(crate) fn image(payload: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 2 * SECTOR];
         image[SETUP_SECTORS] = 1;
         image[SIGNATURE].copy_from_slice(b"HdrS");

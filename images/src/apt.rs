@@ -1,0 +1,425 @@
+//! Debian's package tools. Owns how they are called, and refreshes their lists where an operation
+//! fails because the lists are stale. Knows nothing of the packages.
+
+use std::error::Error as StdError;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use thiserror::Error;
+
+use crate::cache::{Cache, CacheError};
+use crate::digest::Key;
+use crate::process::{self, ProcessError};
+use crate::progress::Step;
+use crate::sys;
+
+#[cfg(test)]
+pub(crate) mod archive;
+
+const LISTS: &str = "/var/lib/apt/lists";
+
+/// The option of `apt-get update` without which it succeeds even if it reaches no archive.
+pub(crate) const UPDATE_OR_FAIL: &str = "APT::Update::Error-Mode=any";
+
+/// apt's errors when its lists name a file that the archive dropped, lack a package or a version,
+/// or are older than an installed package.
+const STALE: [&str; 10] = [
+    "Failed to fetch",
+    "Unable to locate package",
+    "has no installation candidate",
+    "No packages found",
+    "was not found",
+    "Can't find a source to download",
+    "Can not find version",
+    "Unable to find a source package",
+    "You must put some 'deb-src' URIs",
+    "Unable to correct problems",
+];
+
+/// Its errors when the archive does not answer. Fresh lists would not help.
+const UNREACHABLE: [&str; 6] = [
+    "Could not resolve",
+    "Temporary failure resolving",
+    "Could not connect",
+    "Unable to connect",
+    "Cannot initiate the connection",
+    "Connection failed",
+];
+
+/// Why the package lists could not be refreshed.
+#[derive(Debug, Error)]
+pub enum AptError {
+    /// Only root may refresh them.
+    #[error("{problem}: run `sudo apt-get update`, then try again")]
+    NotRoot {
+        /// The problem with the lists.
+        problem: &'static str,
+        /// The failure that shows it.
+        #[source]
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    /// The update failed, and so did the operation after it.
+    #[error("{operation}; `apt-get update` failed before that")]
+    Update {
+        /// The operation's failure.
+        operation: String,
+        /// The update's failure.
+        #[source]
+        source: ProcessError,
+    },
+    /// The directory of the lists could not be read.
+    #[error("cannot read apt's lists {path}")]
+    Lists {
+        /// A list, or their directory.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The lock between processes could not be taken.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// An error that stale package lists may cause.
+pub trait Stale: StdError + From<AptError> + Send + Sync + 'static {
+    /// Whether they did.
+    fn is_stale(&self) -> bool;
+}
+
+/// Whether apt failed because of its lists.
+pub fn blames_lists(error: &ProcessError) -> bool {
+    let ProcessError::Failed(failure) = error else {
+        return false;
+    };
+    let has = |line: &str, errors: &[&str]| errors.iter().any(|error| line.contains(error));
+    failure
+        .everything
+        .lines()
+        .any(|line| line.starts_with("E: ") && has(line, &STALE) && !has(line, &UNREACHABLE))
+}
+
+/// apt with one set of lists.
+#[derive(Debug)]
+pub struct Apt {
+    /// Read before the host's configuration; `None`: nothing is.
+    config: Option<PathBuf>,
+    lists: PathBuf,
+    may_update: bool,
+    locks: Cache,
+    updated: Mutex<bool>,
+}
+
+impl Apt {
+    /// The host's own; the same one throughout the process.
+    pub fn host() -> &'static Self {
+        static HOST: LazyLock<Apt> = LazyLock::new(|| Apt {
+            config: None,
+            lists: LISTS.into(),
+            may_update: sys::is_root(),
+            locks: Cache::project(),
+            updated: Mutex::new(false),
+        });
+        &HOST
+    }
+
+    /// An `apt-get` without arguments.
+    pub fn get(&self) -> Command {
+        self.command("apt-get")
+    }
+
+    /// An `apt-cache` without arguments.
+    pub fn cache(&self) -> Command {
+        self.command("apt-cache")
+    }
+
+    /// Adds the state of the lists. It changes when apt replaces one, also by one of the same
+    /// size and date.
+    ///
+    /// # Errors
+    /// [`AptError::Lists`].
+    pub fn state(&self, mut key: Key) -> Result<Key, AptError> {
+        for path in self.list_files()? {
+            let meta = match fs::metadata(&path) {
+                // Another process is updating the lists.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                meta => meta.map_err(|e| failed(&path, e))?,
+            };
+            let state = format!("{} {}.{:09}", meta.len(), meta.ctime(), meta.ctime_nsec());
+            key = key.text(&path.to_string_lossy(), &state);
+        }
+        Ok(key)
+    }
+
+    /// Runs `operation`. If it fails because the lists are stale, refreshes them and runs it
+    /// again: it must look up afresh all that it takes from the lists. A process refreshes the
+    /// lists once.
+    ///
+    /// # Errors
+    /// Those of `operation`, and [`AptError`].
+    pub fn refreshing<T, E: Stale>(
+        &self,
+        mut operation: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let before = self.state(Key::new("lists"))?.hex();
+        let error = match operation() {
+            Err(error) if error.is_stale() => error,
+            done => return done,
+        };
+        let update = self.refresh(&before, error)?;
+        // Sources that the operation does not need may have failed the update.
+        operation().map_err(|error| match update {
+            Err(source) if error.is_stale() => E::from(AptError::Update {
+                operation: error.to_string(),
+                source,
+            }),
+            _ => error,
+        })
+    }
+
+    /// Updates the lists, unless their state is another than `before` already. Returns the
+    /// update's result. Fails with `error` if a retry is of no use.
+    fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
+        let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = self.may_update.then(|| self.locks.lock("apt"));
+        let _lock = lock.transpose().map_err(AptError::from)?;
+        if self.state(Key::new("lists"))?.hex() != before {
+            return Ok(Ok(())); // another thread or process refreshed them
+        }
+        if *updated {
+            return Err(error);
+        }
+        let problem = match self.list_files()?.is_empty() {
+            true => "there are no package lists",
+            false => "package lists are stale",
+        };
+        if !self.may_update {
+            let source = error.into();
+            return Err(AptError::NotRoot { problem, source }.into());
+        }
+        *updated = true;
+        let step = Step::new(format!("{error}; {problem}: running apt-get update"));
+        let mut update = self.get();
+        update.args(["-q", "-o", UPDATE_OR_FAIL, "update"]);
+        let result = process::output(&mut update).map(drop);
+        step.done();
+        Ok(result)
+    }
+
+    fn list_files(&self) -> Result<Vec<PathBuf>, AptError> {
+        let entries = match fs::read_dir(&self.lists) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.and_then(Iterator::collect::<io::Result<Vec<_>>>),
+        };
+        let mut files: Vec<PathBuf> = entries
+            .map_err(|source| failed(&self.lists, source))?
+            .iter()
+            .filter(|entry| entry.file_name().to_string_lossy().contains("Packages"))
+            .map(fs::DirEntry::path)
+            .collect();
+        files.sort();
+        Ok(files)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("LC_ALL", "C"); // failures are told apart by their English messages
+        if let Some(config) = &self.config {
+            command.env("APT_CONFIG", config);
+        }
+        command
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> AptError {
+    AptError::Lists {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice::from_ref;
+
+    use super::archive::{Archive, Deb, chain};
+    use super::*;
+    use crate::packages::{self, PackageError};
+
+    const NAME: &str = "linux-kbuild-6.1";
+
+    /// Looks `NAME` up and fetches it; returns the version that its file holds.
+    fn fetch(apt: &Apt) -> Result<String, PackageError> {
+        let directory = tempfile::tempdir().unwrap();
+        apt.refreshing(|| {
+            let (package, _) = packages::candidate(apt, NAME)?;
+            packages::unpack(apt, &package, directory.path(), &Step::new("fetching"))
+        })?;
+        Ok(fs::read_to_string(directory.path().join("usr/share").join(NAME)).unwrap())
+    }
+
+    /// An archive whose lists name version 1, which it has replaced by version 2.
+    fn stale() -> (Archive, Deb, Deb) {
+        let archive = Archive::new();
+        let (first, second) = (Deb::new(NAME, "6.1.1-1"), Deb::new(NAME, "6.1.2-1"));
+        archive.publish(from_ref(&first), &[]);
+        archive.update_lists();
+        archive.publish(from_ref(&second), &[]);
+        (archive, first, second)
+    }
+
+    #[test]
+    fn package_replaced_in_archive_is_fetched_after_one_refresh() {
+        let (archive, first, second) = stale();
+        assert_eq!(fetch(&archive.apt()).unwrap(), "6.1.2-1");
+        assert_eq!(archive.answers_for(&first), [404]);
+        assert_eq!(archive.answers_for(&second), [200]);
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn package_missing_after_refresh_fails_with_name_and_cause() {
+        let (archive, _, second) = stale();
+        archive.drop_file(&second);
+        let apt = archive.apt();
+        for _ in 0..2 {
+            let error = fetch(&apt).unwrap_err();
+            assert!(matches!(error, PackageError::Fetch { .. }), "{error:?}");
+            let error = chain(&error);
+            assert!(
+                error.contains("cannot fetch linux-kbuild-6.1 6.1.2-1"),
+                "{error}"
+            );
+            assert!(error.contains("404"), "{error}");
+            assert_eq!(archive.updates(), 2, "one refresh for the whole process");
+        }
+        assert_eq!(archive.answers_for(&second), [404, 404]);
+    }
+
+    #[test]
+    fn package_is_fetched_when_there_are_no_lists() {
+        let archive = Archive::new();
+        let deb = Deb::new(NAME, "6.1.1-1");
+        archive.publish(from_ref(&deb), &[]);
+        assert_eq!(fetch(&archive.apt()).unwrap(), "6.1.1-1");
+        assert_eq!(archive.answers_for(&deb), [200]);
+        assert_eq!(archive.updates(), 1);
+    }
+
+    #[test]
+    fn package_is_fetched_when_the_directory_of_lists_is_missing() {
+        let archive = Archive::new();
+        archive.publish(&[Deb::new(NAME, "6.1.1-1")], &[]);
+        let apt = archive.apt();
+        fs::remove_dir_all(&apt.lists).unwrap();
+        assert_eq!(fetch(&apt).unwrap(), "6.1.1-1");
+    }
+
+    #[test]
+    fn package_unknown_to_fresh_lists_fails_after_one_refresh() {
+        let archive = Archive::new();
+        archive.publish(&[], &[]);
+        archive.update_lists();
+        let error = fetch(&archive.apt()).unwrap_err();
+        assert!(
+            matches!(&error, PackageError::NoPackage(name) if name == NAME),
+            "{error:?}"
+        );
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn stale_lists_of_ordinary_user_fail_with_remedy_and_cause() {
+        let (archive, ..) = stale();
+        let error = chain(&fetch(&archive.user_apt()).unwrap_err());
+        let remedy = "package lists are stale: run `sudo apt-get update`, then try again: \
+            cannot fetch linux-kbuild-6.1 6.1.1-1: ";
+        assert!(
+            error.starts_with(remedy) && error.contains("404"),
+            "{error}"
+        );
+        assert_eq!(archive.updates(), 1);
+    }
+
+    #[test]
+    fn missing_lists_of_ordinary_user_fail_with_remedy() {
+        let archive = Archive::new();
+        let error = chain(&fetch(&archive.user_apt()).unwrap_err());
+        let remedy = "there are no package lists: run `sudo apt-get update`, then try again: ";
+        assert!(error.starts_with(remedy), "{error}");
+        assert_eq!(archive.updates(), 0);
+    }
+
+    #[test]
+    fn lists_refreshed_by_another_process_are_not_fetched_again() {
+        let (archive, ..) = stale();
+        let apt = archive.apt();
+        let mut tries = 0;
+        let directory = tempfile::tempdir().unwrap();
+        apt.refreshing(|| {
+            let (package, _) = packages::candidate(&apt, NAME)?;
+            if tries == 0 {
+                archive.update_lists();
+            }
+            tries += 1;
+            packages::unpack(&apt, &package, directory.path(), &Step::new("fetching"))
+        })
+        .unwrap();
+        assert_eq!(tries, 2);
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn threads_with_stale_lists_refresh_them_once() {
+        let (archive, ..) = stale();
+        let apt = archive.apt();
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(|| fetch(&apt).unwrap()));
+            assert_eq!(threads.map(|t| t.join().unwrap()), ["6.1.2-1"; 2]);
+        });
+        assert_eq!(archive.updates(), 2);
+    }
+
+    #[test]
+    fn update_that_fails_for_another_source_does_not_stop_the_fetch() {
+        let (archive, ..) = stale();
+        archive.set_sources(&["debian", "no-such-archive"]);
+        assert_eq!(fetch(&archive.apt()).unwrap(), "6.1.2-1");
+        let mut update = archive.apt().get();
+        update.args(["-o", UPDATE_OR_FAIL, "update"]);
+        let failed = process::output(&mut update).unwrap_err();
+        assert!(failed.to_string().contains("no-such-archive"), "{failed}");
+    }
+
+    #[test]
+    fn failed_update_is_the_cause_when_the_fetch_fails_again() {
+        let archive = Archive::new(); // publishes nothing: the update meets 404
+        let error = chain(&fetch(&archive.apt()).unwrap_err());
+        let begin = "Debian's lists have no package linux-kbuild-6.1; \
+            `apt-get update` failed before that: apt-get failed";
+        assert!(error.starts_with(begin), "{error}");
+    }
+
+    #[test]
+    fn unreachable_archive_is_not_blamed_on_the_lists() {
+        let (mut archive, ..) = stale();
+        archive.shut_down();
+        let apt = archive.apt();
+        let error = fetch(&apt).unwrap_err();
+        assert!(!error.is_stale(), "{error:?}");
+        assert!(chain(&error).contains("Could not connect"), "{error:?}");
+        assert!(!*apt.updated.lock().unwrap());
+    }
+
+    #[test]
+    fn apt_reports_in_english_whatever_the_locale() {
+        for command in [Apt::host().get(), Apt::host().cache()] {
+            let set = command.get_envs().find(|(name, _)| *name == "LC_ALL");
+            assert_eq!(set.unwrap().1.unwrap(), "C");
+        }
+    }
+}
