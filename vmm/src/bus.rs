@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use vpmu::Registers;
+use vpmu::{Registers, VcpuSession};
 
 /// The vCPU that makes an access, on its own thread.
 #[expect(
@@ -15,6 +15,8 @@ pub struct Caller<'a> {
     pub vcpu: u32,
     /// Its registers, asked for only where a device needs them.
     pub registers: &'a mut dyn Registers,
+    /// Its session with the paravirtual PMU, unless that is switched off.
+    pub pmu: Option<&'a mut VcpuSession>,
 }
 
 /// What can be put on a [`Bus`]. Accesses come from any vCPU's thread, at once.
@@ -119,6 +121,7 @@ pub(crate) mod tests {
         f(&mut Caller {
             vcpu,
             registers: &mut NoRegisters,
+            pmu: None,
         })
     }
 

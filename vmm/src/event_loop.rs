@@ -16,7 +16,6 @@ use vpmu::{Vpmu, abi};
 
 use crate::devices::console::Keys;
 use crate::devices::serial::Serial;
-use crate::devices::vpmu::DrainTimer;
 use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
 
@@ -32,7 +31,6 @@ const ROOM: u32 = 3;
 const OUTPUT: u32 = 4;
 const CONTROL: u32 = 5;
 const NOTICES: u32 = 6;
-const DRAIN: u32 = 7;
 
 /// Why the loop cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -65,8 +63,6 @@ pub struct Queues {
     pub control: Arc<EventFd>,
     /// Of the event queue.
     pub notices: Arc<EventFd>,
-    /// When the device's samples are to be collected.
-    pub drain: Arc<DrainTimer>,
 }
 
 #[derive(Debug)]
@@ -165,7 +161,6 @@ impl Wakeups {
         if let Some(queues) = &self.queues {
             add(queues.control.as_raw_fd(), CONTROL)?;
             add(queues.notices.as_raw_fd(), NOTICES)?;
-            add(queues.drain.as_raw_fd(), DRAIN)?;
         }
         Ok(())
     }
@@ -208,20 +203,13 @@ impl MutEventSubscriber for Wakeups {
             CONTROL => {
                 if let Some(queues) = &self.queues {
                     take(&queues.control);
-                    queues.vpmu.notify(abi::QUEUE_CONTROL, None);
+                    queues.vpmu.notify(abi::QUEUE_CONTROL);
                 }
             }
             NOTICES => {
                 if let Some(queues) = &self.queues {
                     take(&queues.notices);
-                    queues.vpmu.notify(abi::QUEUE_EVENT, None);
-                }
-            }
-            DRAIN => {
-                if let Some(queues) = &self.queues
-                    && queues.drain.take()
-                {
-                    queues.vpmu.drain();
+                    queues.vpmu.notify(abi::QUEUE_EVENT);
                 }
             }
             // The end itself: `run` looks.

@@ -94,7 +94,7 @@ pub fn plug_vpmu(
     memory: &GuestMemoryMmap,
     interrupt: Arc<Interrupt>,
 ) -> Result<Arc<VirtioMmio>, PlugError> {
-    let doorbell = Arc::new(Doorbell(Arc::clone(&pmu.vpmu)));
+    let doorbell = Arc::new(Doorbell);
     let transport = VirtioMmio::new(Arc::new(pmu), memory.clone(), interrupt)?;
     let transport = Arc::new(transport);
     buses

@@ -25,6 +25,11 @@ impl Errno {
         Self(number.unsigned_abs())
     }
 
+    /// The host's errno, `EIO` for an error without one.
+    pub(crate) fn from_raw(error: &io::Error) -> Self {
+        error.raw_os_error().map_or(Self::EIO, Self::of)
+    }
+
     pub(crate) fn get(self) -> u32 {
         self.0
     }
@@ -32,7 +37,7 @@ impl Errno {
 
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
-        error.raw_os_error().map_or(Self::EIO, Self::of)
+        Self::from_raw(&error)
     }
 }
 

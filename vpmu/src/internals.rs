@@ -14,7 +14,7 @@ use crate::record::{
     Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
     SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
 };
-use crate::ring::{Author, Manner, Ring, Wakeup};
+use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
 
 pub use areas::{AuxArea, Tracer, aux_memory};
 pub use callers::Callers;
@@ -47,11 +47,11 @@ impl Producer {
         let addresses: Vec<_> = (0..=pages as u64)
             .map(|page| GuestAddress(page * PAGE_SIZE as u64))
             .collect();
-        let manner = Manner {
+        let mode = RingMode {
             writable: true,
             backward: false,
         };
-        let ring = Ring::new(&memory, &addresses, manner, Clock::new(1_000_000)?).ok()?;
+        let ring = Ring::new(&memory, &addresses, mode, Clock::new(1_000_000)?).ok()?;
         Some(Self {
             memory,
             ring,
@@ -101,7 +101,7 @@ impl Producer {
                 chain: &self.chain,
                 ..Sample::default()
             };
-            let author = Author {
+            let context = WriteContext {
                 layout: &layout,
                 origin: &origin,
                 wakeup: Wakeup::Page,
@@ -110,7 +110,7 @@ impl Producer {
                 break;
             };
             self.head += size_of_val(record) as u64;
-            written += u64::from(session.write(record, &author).written);
+            written += u64::from(session.write(record, &context).written);
         }
         written
     }

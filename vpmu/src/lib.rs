@@ -1,39 +1,47 @@
-//! The paravirtual PMU: the device, for any rust-vmm VMM.
+//! The paravirtual PMU: the device, for VMMs that keep guest memory in vm-memory's
+//! `GuestMemoryMmap` and virtqueues in virtio-queue's `Queue`.
 //!
-//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (what the device asks of it) and a
-//! [`Source`] (what counts: [`host::PerfSource`] on a real host), carries it on a virtio
-//! transport, and tells it when each vCPU enters and leaves the guest. Persistent events are its
-//! operator's way in: they live on over every reset, in a window of the VMM's memory. The crate
-//! knows guest memory and perf; it knows nothing of KVM, event loops or command lines.
+//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (the services that the device asks of it)
+//! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
+//! transport. Each vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
+//! notifications to its [`VcpuSession`]. The operator's persistent events live on over every reset,
+//! in a window of the VMM's memory. The crate knows guest memory and perf; it knows nothing of KVM,
+//! event loops or command lines.
+//!
+//! Events belong to the vCPU that they are placed on. A vCPU's work takes the lock of that vCPU's
+//! shard alone; the order of all locks is written in `locks`.
 
 pub mod abi;
 mod aux;
+mod backend;
 mod catalogue;
 mod clock;
-mod command;
 mod control;
 mod device;
 mod errno;
 mod event;
+mod flush;
 pub mod host;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
 mod links;
+mod locks;
 mod machine;
-mod merge;
 mod metrics;
-mod notice;
-mod output;
+mod notices;
 mod pages;
 mod period;
 mod persistent;
 mod queues;
 mod record;
 mod ring;
+mod session;
 mod settings;
+mod shard;
+mod shared;
+mod sink;
 pub mod source;
-mod state;
 mod tasks;
 mod throttle;
 mod trace;
@@ -47,5 +55,6 @@ pub use machine::{
 };
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
+pub use session::VcpuSession;
 pub use settings::{Engines, Limits, Settings};
 pub use source::Source;

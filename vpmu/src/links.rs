@@ -21,9 +21,9 @@ pub(crate) enum Effect {
 /// Why two events cannot be linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("they are linked so")]
+    #[error("already linked")]
     Linked,
-    #[error("the target has another of that role")]
+    #[error("the target already has a starter, or a stopper")]
     Taken,
 }
 
@@ -105,10 +105,14 @@ impl Links {
         })
     }
 
-    /// An event is gone: its links go, whichever end it was.
-    pub(crate) fn forget(&mut self, event: u64) {
+    /// An event is gone: its links go, whichever end it was. The triggers that it was a target of.
+    pub(crate) fn forget(&mut self, event: u64) -> Vec<u64> {
+        let ends = self.links.keys();
+        let triggers = ends.filter(|&&(_, target)| target == event);
+        let triggers = triggers.map(|&(trigger, _)| trigger).collect();
         self.links
             .retain(|&(trigger, target), _| trigger != event && target != event);
+        triggers
     }
 }
 

@@ -95,15 +95,17 @@ impl From<ExitReason> for Exit {
     }
 }
 
-/// What the device asks of the machine that carries it.
+/// The services that the device asks of the machine that carries it.
 ///
-/// Called with the device's lock held: an implementation must not call back into
-/// [`Vpmu`](crate::Vpmu), except for its metrics.
+/// An implementation must not call back into [`Vpmu`](crate::Vpmu) or a
+/// [`VcpuSession`](crate::VcpuSession), not even for metrics: the device calls
+/// [`exits`](Machine::exits), [`halts`](Machine::halts) and [`draining`](Machine::draining) with locks
+/// held, which those take.
 pub trait Machine: Send + Sync + Debug {
-    /// Raises the used-buffer interrupt.
+    /// Raises the used-buffer interrupt. Called without a lock of the device's.
     ///
     /// # Errors
-    /// The transport's; the device counts it and goes on.
+    /// The transport's; the device logs it and goes on.
     fn interrupt(&self) -> io::Result<()>;
     /// Every exit of the vCPU so far, from the hypervisor's statistics, only growing, over a restart of
     /// the machine too; `None` when it cannot tell, and then the catalogue has no such event.
@@ -112,24 +114,25 @@ pub trait Machine: Send + Sync + Debug {
     fn halts(&self, vcpu: u32) -> Option<u64>;
     /// Whether samples that the host takes of a vCPU's thread while it runs the guest carry the
     /// guest's instruction pointer and mode, kernel and user. Asked once, when an event is opened
-    /// for which it matters, and without the device's lock: finding it out may take a while.
+    /// for which it matters, and without a lock of the device's: finding it out may take a while.
     ///
     /// By default they do not, and every sample costs an exit.
     fn reports_guest_ips(&self) -> bool {
         false
     }
-    /// From now on, or no longer, [`Vpmu::drain`](crate::Vpmu::drain) is to be called about every
-    /// ten milliseconds, from any thread that is no vCPU's.
+    /// Starts or stops periodic draining. While it is on, call [`Vpmu::drain`](crate::Vpmu::drain)
+    /// about every ten milliseconds from a thread that is no vCPU's.
     ///
     /// By default nobody calls it; samples of the batched engine then come to the guest when it
     /// stops or reads their event, and one that is throttled goes on when its vCPU leaves the guest.
     fn draining(&self, wanted: bool) {
         let _ = wanted;
     }
-    /// Makes a vCPU that is in its run call, or between [`Vpmu::enter`](crate::Vpmu::enter) and it,
-    /// leave the guest; of one that is elsewhere nothing comes. Called without the device's lock, by
-    /// whoever calls [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
-    /// [`Vpmu::leave`](crate::Vpmu::leave).
+    /// Makes a vCPU leave the guest that is in its run call, or between
+    /// [`VcpuSession::enter`](crate::VcpuSession::enter) and it. No effect on a vCPU that is elsewhere.
+    /// Called without a lock of the device's, by the thread that calls
+    /// [`Vpmu::flush`](crate::Vpmu::flush), which then waits for
+    /// [`VcpuSession::leave`](crate::VcpuSession::leave).
     ///
     /// # Errors
     /// The host's, and by default that it cannot be done; the vCPU is not waited for then.

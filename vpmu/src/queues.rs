@@ -1,104 +1,146 @@
-//! The virtqueues: takes chains off them and gives them back. Knows nothing of what they carry.
+//! One virtqueue: takes buffers off it and gives them back. Knows nothing of their content.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+use zerocopy::{Immutable, IntoBytes};
 
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
 
-/// The queues of one activation; by default none.
+/// A virtqueue of one activation; by default the device has none.
 #[derive(Debug, Default)]
-pub(crate) struct Queues {
+pub(crate) struct DeviceQueue(Option<Active>);
+
+#[derive(Debug)]
+struct Active {
     memory: Arc<GuestMemoryMmap>,
-    queues: Vec<Queue>,
-    /// Queues whose rings made no sense; they stay silent until a reset.
-    broken: Vec<bool>,
+    index: usize,
+    queue: Queue,
+    /// Its rings made no sense; it stays silent until a reset.
+    broken: bool,
+    /// The room of the last buffer that was given back.
+    spare: Vec<Part>,
 }
 
-/// One buffer of the driver's, taken off a queue.
+/// A driver's buffer, taken off a queue. Its descriptors are walked once: a notification costs most of
+/// its time here.
 #[derive(Debug)]
 pub(crate) struct Chain {
     memory: Arc<GuestMemoryMmap>,
-    chain: DescriptorChain<Arc<GuestMemoryMmap>>,
+    head: u16,
+    /// Each lies in guest memory, unless the buffer is `broken`: outside memory, or too long.
+    parts: Vec<Part>,
+    broken: bool,
 }
 
-/// A buffer that lies outside memory or has too little room.
+/// One descriptor.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    address: GuestAddress,
+    len: usize,
+    writable: bool,
+}
+
+/// A buffer outside memory, or too short.
 #[derive(Debug, thiserror::Error)]
 #[error("the buffer is not guest memory, or too short")]
 pub(crate) struct BadChain;
 
-impl Queues {
-    pub(crate) fn new(memory: Arc<GuestMemoryMmap>, queues: Vec<Queue>) -> Self {
-        let broken = vec![false; queues.len()];
-        Self {
-            memory,
-            queues,
-            broken,
-        }
+impl DeviceQueue {
+    pub(crate) fn new(memory: &Arc<GuestMemoryMmap>, index: usize, queue: Queue) -> Self {
+        Self(Some(Active {
+            memory: Arc::clone(memory),
+            index,
+            queue,
+            broken: false,
+            spare: Vec::new(),
+        }))
     }
 
-    /// Most chains that one notification serves: what the queue can hold.
-    pub(crate) fn bound(&self, index: usize) -> u16 {
-        self.queues.get(index).map_or(0, QueueT::size)
+    /// Most buffers that one notification serves: the queue's size.
+    pub(crate) fn bound(&self) -> u16 {
+        self.0.as_ref().map_or(0, |active| active.queue.size())
     }
 
-    /// The next chain that the driver made available.
-    pub(crate) fn take(&mut self, index: usize) -> Option<Chain> {
-        let queue = self.queues.get_mut(index)?;
-        if self.broken[index] || !queue.ready() {
+    /// The next buffer that the driver made available.
+    pub(crate) fn take(&mut self) -> Option<Chain> {
+        let active = self.0.as_mut()?;
+        if active.broken || !active.queue.ready() {
             return None;
         }
-        let size = queue.size();
-        let next = queue
-            .iter(Arc::clone(&self.memory))
+        let size = active.queue.size();
+        let next = active
+            .queue
+            .iter(&*active.memory)
             .map(|mut chains| chains.next());
-        match next {
-            Ok(None) => None,
-            Ok(Some(chain)) if chain.head_index() < size => Some(Chain {
-                memory: Arc::clone(&self.memory),
-                chain,
-            }),
+        let chain = match next {
+            Ok(None) => return None,
+            Ok(Some(chain)) if chain.head_index() < size => chain,
             Ok(Some(_)) | Err(_) => {
+                let index = active.index;
                 log::warn!("queue {index} makes no sense: it stays silent until a reset");
-                self.broken[index] = true;
-                None
+                active.broken = true;
+                return None;
             }
+        };
+        let head = chain.head_index();
+        let mut parts = std::mem::take(&mut active.spare);
+        parts.clear();
+        // No chain is longer than the queue: indirect descriptors, which could make it so, were never
+        // offered.
+        let most = usize::from(size);
+        parts.extend(chain.take(most + 1).map(|descriptor| Part {
+            address: descriptor.addr(),
+            len: descriptor.len() as usize,
+            writable: descriptor.is_write_only(),
+        }));
+        let is_memory = |part: &Part| {
+            let access = Permissions::ReadWrite;
+            active.memory.check_range(part.address, part.len, access)
+        };
+        let broken = parts.len() > most || !parts.iter().all(is_memory);
+        Some(Chain {
+            memory: Arc::clone(&active.memory),
+            head,
+            parts,
+            broken,
+        })
+    }
+
+    /// Lets the buffer that was taken last be taken again.
+    pub(crate) fn put_back(&mut self) {
+        if let Some(active) = &mut self.0 {
+            active.queue.go_to_previous_position();
         }
     }
 
-    /// Lets the chain that was taken last be taken again.
-    pub(crate) fn put_back(&mut self, index: usize) {
-        if let Some(queue) = self.queues.get_mut(index) {
-            queue.go_to_previous_position();
-        }
-    }
-
-    /// Gives a chain back with `len` bytes written.
-    pub(crate) fn give_back(&mut self, index: usize, chain: &Chain, len: u32) {
-        let Some(queue) = self.queues.get_mut(index) else {
+    /// Gives a buffer back with `len` bytes written.
+    pub(crate) fn give_back(&mut self, chain: Chain, len: u32) {
+        let Some(active) = &mut self.0 else {
             return;
         };
-        let head = chain.chain.head_index();
-        if let Err(error) = queue.add_used(&*self.memory, head, len) {
+        if let Err(error) = active.queue.add_used(&*active.memory, chain.head, len) {
+            let index = active.index;
             log::warn!("queue {index} takes nothing back, it stays silent: {error}");
-            self.broken[index] = true;
+            active.broken = true;
         }
+        active.spare = chain.parts;
     }
 
     /// Whether the driver wants an interrupt for what it got back.
-    pub(crate) fn wants_interrupt(&self, index: usize) -> bool {
-        let Some(queue) = self.queues.get(index) else {
+    pub(crate) fn wants_interrupt(&self) -> bool {
+        let Some(active) = &self.0 else {
             return false;
         };
         // Pairs with the driver's barrier between clearing the flag and looking at the ring.
         std::sync::atomic::fence(Ordering::SeqCst);
-        let flags = GuestAddress(queue.avail_ring());
-        self.memory
+        let flags = GuestAddress(active.queue.avail_ring());
+        active
+            .memory
             .load::<u16>(flags, Ordering::Relaxed)
             .is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
@@ -107,32 +149,81 @@ impl Queues {
 impl Chain {
     /// The driver's bytes: how many there are, and a reader of them.
     pub(crate) fn reader(&self) -> Result<(usize, impl Read + use<'_>), BadChain> {
-        let reader = self
-            .chain
-            .clone()
-            .reader(&self.memory)
-            .map_err(|_| BadChain)?;
-        Ok((reader.available_bytes(), reader))
+        self.cursor(false).map(|cursor| (cursor.left(), cursor))
     }
 
     /// Room for the device's bytes: how much there is, and a writer to it.
     pub(crate) fn writer(&self) -> Result<(usize, impl Write + use<'_>), BadChain> {
-        let writer = self
-            .chain
-            .clone()
-            .writer(&self.memory)
-            .map_err(|_| BadChain)?;
-        Ok((writer.available_bytes(), writer))
+        self.cursor(true).map(|cursor| (cursor.left(), cursor))
+    }
+
+    fn cursor(&self, writable: bool) -> Result<Cursor<'_>, BadChain> {
+        match self.broken {
+            true => Err(BadChain),
+            false => Ok(Cursor {
+                chain: self,
+                writable,
+                part: 0,
+                offset: 0,
+            }),
+        }
     }
 }
 
-/// Copies the next `T` out of the driver's bytes.
-pub(crate) fn take<T: FromBytes + IntoBytes>(reader: &mut impl Read) -> Result<T, BadChain> {
-    let mut value = T::new_zeroed();
-    reader
-        .read_exact(value.as_mut_bytes())
-        .map_err(|_| BadChain)?;
-    Ok(value)
+/// A place in the readable or the writable parts of a buffer.
+struct Cursor<'a> {
+    chain: &'a Chain,
+    writable: bool,
+    part: usize,
+    /// Bytes of that part that were passed.
+    offset: usize,
+}
+
+impl Cursor<'_> {
+    fn left(&self) -> usize {
+        let parts = self.chain.parts.iter();
+        let own = parts.filter(|part| part.writable == self.writable);
+        // A queue has 2^15 descriptors of 2^32 bytes at most.
+        own.map(|part| part.len).sum()
+    }
+
+    /// The next bytes in memory, `most` of them at most: where, and how many; zero at the end.
+    fn advance(&mut self, most: usize) -> (GuestAddress, usize) {
+        while let Some(part) = self.chain.parts.get(self.part) {
+            let left = part.len - self.offset;
+            if part.writable != self.writable || left == 0 {
+                self.part += 1;
+                self.offset = 0;
+                continue;
+            }
+            // Inside guest memory, so it does not wrap.
+            let address = GuestAddress(part.address.0 + self.offset as u64);
+            let len = left.min(most);
+            self.offset += len;
+            return (address, len);
+        }
+        (GuestAddress(0), 0)
+    }
+}
+
+impl Read for Cursor<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let (address, len) = self.advance(bytes.len());
+        let read = self.chain.memory.read_slice(&mut bytes[..len], address);
+        read.map(|()| len).map_err(io::Error::other)
+    }
+}
+
+impl Write for Cursor<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (address, len) = self.advance(bytes.len());
+        let written = self.chain.memory.write_slice(&bytes[..len], address);
+        written.map(|()| len).map_err(io::Error::other)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Copies `value` to the device's bytes.

@@ -29,8 +29,9 @@ pub enum Engines {
 /// What one guest may use up of its host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Most events open at once; each may hold one host file descriptor and, if it
-    /// samples, two pages per vCPU, some of them more, but never more than 8 MiB together.
+    /// Most events open at once. Events that only count share one host file descriptor per vCPU and
+    /// kind; each event that samples holds one, and two pages, per vCPU that it ran on, some of them
+    /// more, but never more than 8 MiB together.
     pub max_events: u32,
     /// Most data pages of one ring, a power of two.
     pub max_ring_pages: u32,

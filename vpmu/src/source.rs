@@ -19,6 +19,8 @@ pub trait Source: Send + Sync + Debug {
     /// # Errors
     /// The host's: none for what [`Source::offers`] lists, but descriptors and counters run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
+    /// The counters of `thread` that only count; none yet.
+    fn counters(&self, thread: i32) -> Box<dyn CounterSet>;
 }
 
 /// An event that a source can count.
@@ -113,6 +115,36 @@ pub trait Counter: Send + Debug {
     /// not over stays behind while the counter runs.
     fn drain(&mut self, into: &mut Overflows);
 }
+
+/// The counters of one vCPU's thread that only count, read together. Dropping it ends them all.
+///
+/// A counter runs from its [`add`](CounterSet::add) to its [`remove`](CounterSet::remove). Users
+/// subtract two of its readings; the times of a reading mean nothing else, as counters may share
+/// them.
+pub trait CounterSet: Send + Debug {
+    /// Starts to count `what`, which does not sample, from zero. Each call makes a new counter;
+    /// sharing one among events is the caller's task. The first reading is of this call.
+    ///
+    /// # Errors
+    /// As [`Source::open`]; `EINVAL` for a request that samples or traces.
+    fn add(&mut self, what: &Request) -> io::Result<CounterKey>;
+    /// Ends a counter and closes its descriptor; the host may keep that open as long as counters
+    /// that are read with this one. An unknown key changes nothing.
+    fn remove(&mut self, key: CounterKey);
+    /// Reads every counter as of now: one system call for all that the host keeps in one group,
+    /// none for a group that the calling thread can read in its counter pages.
+    fn refresh(&mut self);
+    /// The counter as of the last [`refresh`](CounterSet::refresh).
+    ///
+    /// # Errors
+    /// `EIO` if the host could not read the counter, such as a pinned one that lost its place, and
+    /// for an unknown key.
+    fn reading(&self, key: CounterKey) -> io::Result<Reading>;
+}
+
+/// Names a counter in its [`CounterSet`], which chooses the number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CounterKey(pub u32);
 
 /// A count and its times, each only growing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -24,60 +24,53 @@ pub(crate) struct Task {
     pub(crate) tid: u32,
 }
 
-/// The task page of each vCPU, where the driver has named one.
-#[derive(Debug)]
-pub(crate) struct Tasks(Vec<Option<GuestAddress>>);
+/// The task page of one vCPU, where the driver has named one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tasks(Option<GuestAddress>);
 
 impl Tasks {
-    pub(crate) fn new(vcpus: usize) -> Self {
-        Self(vec![None; vcpus])
+    /// `page` has been found to be guest memory; `None` without one.
+    pub(crate) fn new(page: Option<GuestAddress>) -> Self {
+        Self(page)
     }
 
-    /// `vcpu` is in range; the page was found to be guest memory.
-    pub(crate) fn set_page(&mut self, vcpu: u32, page: Option<GuestAddress>) {
-        self.0[vcpu as usize] = page;
-    }
-
-    /// Nobody has named a page.
-    pub(crate) fn clear(&mut self) {
-        self.0.fill(None);
-    }
-
-    /// Who runs on `vcpu`, which stands still meanwhile.
-    pub(crate) fn running(&self, memory: &GuestMemoryMmap, vcpu: u32) -> Task {
-        let word =
-            self.0[vcpu as usize].and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
+    /// The task that runs on the vCPU, which stands still meanwhile.
+    pub(crate) fn running(self, memory: &GuestMemoryMmap) -> Task {
+        let word = self
+            .0
+            .and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
         task(word.unwrap_or(0))
     }
 
-    /// Where the kernel keeps the registers with which the task that runs on `vcpu` entered it:
-    /// a guest-virtual address that nobody has checked; zero where there are none.
-    pub(crate) fn user_regs(&self, memory: &GuestMemoryMmap, vcpu: u32) -> u64 {
-        let word = self.0[vcpu as usize]
+    /// The guest-virtual address of the registers with which the running task entered the kernel.
+    /// The guest wrote it: check it before use. Zero if there are none.
+    pub(crate) fn user_regs(self, memory: &GuestMemoryMmap) -> u64 {
+        let word = self
+            .0
             .and_then(|page| page.checked_add(USER_REGS))
             .and_then(|at| memory.load::<u64>(at, Ordering::Relaxed).ok());
         u64::from_le(word.unwrap_or(0))
     }
 
-    /// Who has run on `vcpu` until now, while it may run on.
-    pub(crate) fn history(&self, memory: &GuestMemoryMmap, vcpu: u32) -> History {
-        self.0[vcpu as usize]
+    /// The tasks that have run on the vCPU until now, while it may run on.
+    pub(crate) fn history(self, memory: &GuestMemoryMmap) -> TaskHistory {
+        self.0
             .and_then(|page| memory.get_slice(page, PAGE_SIZE).ok())
-            .and_then(|page| (0..TRIES).find_map(|_| History::read(&page)))
+            .and_then(|page| (0..TRIES).find_map(|_| TaskHistory::read(&page)))
             .unwrap_or_default()
     }
 }
 
 /// The tasks that ran on one vCPU up to a moment, as far back as its page tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct History {
+pub(crate) struct TaskHistory {
     /// Who ran when there was no switch yet.
     always: Option<Task>,
     /// Since when, and who: in the order of the switches.
     switches: Vec<(u64, Task)>,
 }
 
-impl History {
+impl TaskHistory {
     /// Who ran when the guest's TSC showed `tsc`; `None`: longer ago than the history tells.
     pub(crate) fn at(&self, tsc: u64) -> Option<Task> {
         let later = self.switches.partition_point(|&(since, _)| since <= tsc);
@@ -173,24 +166,22 @@ mod tests {
     }
 
     fn tasks() -> Tasks {
-        let mut tasks = Tasks::new(1);
-        tasks.set_page(0, Some(PAGE));
-        tasks
+        Tasks::new(Some(PAGE))
     }
 
     #[test]
     fn nobody_is_known_without_a_page() {
-        let tasks = Tasks::new(1);
-        assert_eq!(tasks.running(&memory(), 0), Task::default());
-        assert_eq!(tasks.history(&memory(), 0).at(5), None);
+        let tasks = Tasks::default();
+        assert_eq!(tasks.running(&memory()), Task::default());
+        assert_eq!(tasks.history(&memory()).at(5), None);
     }
 
     #[test]
     fn before_the_first_switch_it_is_who_runs() {
         let memory = memory();
         put(&memory, 0, word(7), Ordering::Relaxed);
-        assert_eq!(tasks().running(&memory, 0), named(7));
-        assert_eq!(tasks().history(&memory, 0).at(5), Some(named(7)));
+        assert_eq!(tasks().running(&memory), named(7));
+        assert_eq!(tasks().history(&memory).at(5), Some(named(7)));
     }
 
     #[test]
@@ -199,7 +190,7 @@ mod tests {
         for (n, since) in [(0, 100), (1, 200), (2, 300)] {
             switch(&memory, n, 10 + u32::try_from(n).expect("small"), since);
         }
-        let history = tasks().history(&memory, 0);
+        let history = tasks().history(&memory);
         let expected = [
             (99, None),
             (100, Some(named(10))),
@@ -210,7 +201,7 @@ mod tests {
         for (tsc, who) in expected {
             assert_eq!(history.at(tsc), who, "{tsc}");
         }
-        assert_eq!(tasks().running(&memory, 0), named(12));
+        assert_eq!(tasks().running(&memory), named(12));
     }
 
     #[test]
@@ -220,7 +211,7 @@ mod tests {
         for n in 0..all {
             switch(&memory, n, u32::try_from(n).expect("small"), 10 * n);
         }
-        let history = tasks().history(&memory, 0);
+        let history = tasks().history(&memory);
         // One entry fewer than there are: the next switch may be half written over it.
         let oldest = all - ENTRIES + 1;
         assert_eq!(history.at(10 * oldest - 1), None);
@@ -234,7 +225,7 @@ mod tests {
     fn a_guest_that_switches_all_the_time_is_never_named_wrongly() {
         let memory = memory();
         let stop = AtomicBool::new(false);
-        let histories: Vec<History> = std::thread::scope(|scope| {
+        let histories: Vec<TaskHistory> = std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut n = 0_u64;
                 while !stop.load(Ordering::Relaxed) {
@@ -247,7 +238,7 @@ mod tests {
                 .map(|_| {
                     // Lets the guest go on where both have one processor.
                     std::thread::yield_now();
-                    tasks().history(&memory, 0)
+                    tasks().history(&memory)
                 })
                 .collect();
             stop.store(true, Ordering::Relaxed);
@@ -273,7 +264,7 @@ mod tests {
             for (index, &value) in words.iter().enumerate() {
                 put(&memory, index * 8, value, Ordering::Relaxed);
             }
-            let history = tasks().history(&memory, 0);
+            let history = tasks().history(&memory);
             let _ = history.at(tsc);
             prop_assert!(history.switches.len() <= TASK_HISTORY);
         }

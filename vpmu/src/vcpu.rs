@@ -1,55 +1,96 @@
-//! What vCPU threads touch on every entry and exit, without a lock: counts that only the vCPU's
-//! own thread writes, and how many events want what there.
+//! One vCPU as its own thread touches it on every entry and exit, without a lock: counts that only
+//! that thread writes, the exit that lasts, and which events want to see an exit.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER};
-use crate::machine::ExitReason;
+use crate::machine::{Access, Exit, ExitReason, GuestRegs};
 use crate::metrics::ExitCounts;
 use crate::source::Source;
 
-/// What an active event makes its vCPU's thread do at each exit or entry.
+/// The work that active events give their vCPU's thread at each exit or entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// Thread CPU time round the run call.
+pub(crate) enum Hook {
+    /// Reads thread CPU time round the run call.
     GuestTime,
-    /// Lets exit events see it.
+    /// Lets exit events see each exit.
     Exits,
-    /// Has traces hold it, with the time until the next entry.
+    /// Lets traces hold each exit, with the time until the next entry.
     Traced,
     /// Looks for overflows of host counters.
     HostSamples,
-    /// Nothing: what the host records is collected by others.
+    /// Nothing: the drain collects the host's records.
     Collecting,
     /// Looks whether a throttled event may sample again.
     Throttled,
     /// Nothing but that registers will be asked for.
     Registers,
-    /// All of the state will be, where an overflow is found.
+    /// All of the state will be, at an overflow.
     State,
+}
+
+/// Number of hooks.
+pub(crate) const HOOKS: usize = Hook::State as usize + 1;
+
+/// A set of hooks, read with one load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Hooks(u32);
+
+impl Hooks {
+    pub(crate) fn has(self, hook: Hook) -> bool {
+        self.0 & 1 << hook as u32 != 0
+    }
+
+    /// Whether an exit needs the shard: events count it, or the host's overflows are looked for.
+    pub(crate) fn needs_shard(self) -> bool {
+        self.has(Hook::Exits) || self.has(Hook::HostSamples) || self.has(Hook::Throttled)
+    }
+
+    #[must_use]
+    pub(crate) fn with(self, hook: Hook) -> Self {
+        Self(self.0 | 1 << hook as u32)
+    }
+
+    #[must_use]
+    pub(crate) fn without(self, hook: Hook) -> Self {
+        Self(self.0 & !(1 << hook as u32))
+    }
 }
 
 /// One vCPU, as seen by its own thread and, for reading, by any.
 ///
-/// Everything but its visits is relaxed: each figure stands for itself, and what a thread reads of its
-/// own vCPU it wrote itself.
+/// All but its visits and its open exit is relaxed: each figure stands for itself, and a thread wrote
+/// itself what it reads of its own vCPU. Its cache lines are its own.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct Vcpu {
+    /// A session of it lives.
+    taken: AtomicBool,
     thread: AtomicI32,
     tsc_offset: AtomicU64,
     exits: [AtomicU64; 5],
-    needs: [AtomicU32; Need::State as usize + 1],
+    hooks: AtomicU32,
     guest_time: AtomicU64,
     entered: AtomicU64,
     inside: AtomicBool,
     /// Odd while the vCPU visits the guest, until its exit is handled; never the same again.
     visits: AtomicU64,
-    /// A trace waits for the end of the exit.
-    traced: AtomicBool,
+    open_exit: OpenExitCell,
     kicks: AtomicU64,
+    marks: AtomicU64,
 }
 
 impl Vcpu {
+    /// Takes it for a session; `false`: another session has it.
+    pub(crate) fn take(&self) -> bool {
+        !self.taken.swap(true, Ordering::Acquire)
+    }
+
+    /// The session is over.
+    pub(crate) fn give_back(&self) {
+        self.taken.store(false, Ordering::Release);
+    }
+
     /// `thread` runs it from now on; it has not been in the guest yet.
     pub(crate) fn attach(&self, thread: i32, tsc_offset: u64) {
         self.inside.store(false, Ordering::Relaxed);
@@ -63,7 +104,7 @@ impl Vcpu {
         self.thread.store(0, Ordering::Relaxed);
     }
 
-    /// The vCPU's thread once it has introduced itself, until it ends.
+    /// The vCPU's thread while it is attached.
     pub(crate) fn thread(&self) -> Option<i32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread != 0)
     }
@@ -78,24 +119,33 @@ impl Vcpu {
         tsc.wrapping_add(self.tsc_offset.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn needs(&self, need: Need) -> bool {
-        self.needs[need as usize].load(Ordering::Relaxed) != 0
+    pub(crate) fn hooks(&self) -> Hooks {
+        Hooks(self.hooks.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn add_needs(&self, needs: impl Iterator<Item = Need>) {
-        needs.for_each(|need| {
-            self.needs[need as usize].fetch_add(1, Ordering::Relaxed);
-        });
+    /// Published by the shard, under its lock.
+    pub(crate) fn set_hooks(&self, hooks: Hooks) {
+        self.hooks.store(hooks.0, Ordering::Relaxed);
     }
 
-    pub(crate) fn drop_needs(&self, needs: impl Iterator<Item = Need>) {
-        needs.for_each(|need| {
-            self.needs[need as usize].fetch_sub(1, Ordering::Relaxed);
-        });
+    /// The exit that lasts, for those who end a trace meanwhile.
+    pub(crate) fn open_exit(&self) -> &OpenExitCell {
+        &self.open_exit
     }
 
     pub(crate) fn count_kick(&self) {
         self.kicks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A mark was placed; on the vCPU's thread.
+    pub(crate) fn count_mark(&self) {
+        // The only writer: no read-modify-write needed.
+        let marks = self.marks.load(Ordering::Relaxed);
+        self.marks.store(marks + 1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn marks(&self) -> u64 {
+        self.marks.load(Ordering::Relaxed)
     }
 
     pub(crate) fn kicks(&self) -> u64 {
@@ -109,7 +159,7 @@ impl Vcpu {
         // they see it.
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) | 1, Ordering::SeqCst);
-        if self.needs(Need::GuestTime) {
+        if self.hooks().has(Hook::GuestTime) {
             let now = source.thread_time().unwrap_or(0);
             self.entered.store(now, Ordering::Relaxed);
         }
@@ -130,22 +180,8 @@ impl Vcpu {
         }
     }
 
-    /// A trace is to know when the vCPU enters again; on the vCPU's thread.
-    pub(crate) fn await_entry(&self) {
-        self.traced.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a trace waits for this entry, which it then does no longer; on the vCPU's thread.
-    pub(crate) fn take_awaited(&self) -> bool {
-        let awaited = self.traced.load(Ordering::Relaxed);
-        if awaited {
-            self.traced.store(false, Ordering::Relaxed);
-        }
-        awaited
-    }
-
     /// The exit is handled; on the vCPU's thread.
-    pub(crate) fn handled(&self) {
+    pub(crate) fn exit_done(&self) {
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) & !1, Ordering::SeqCst);
     }
@@ -204,5 +240,158 @@ pub(crate) fn exit_config(reason: ExitReason) -> u64 {
         ExitReason::Hlt => EXIT_HLT,
         ExitReason::Signal => EXIT_SIGNAL,
         ExitReason::Other => EXIT_OTHER,
+    }
+}
+
+/// An exit as it lasts: when it began, why, and where the vCPU stood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExitStamp {
+    pub(crate) exit: Exit,
+    /// The guest's TSC when it began.
+    pub(crate) tsc: u64,
+    /// `None` where the hypervisor would not tell.
+    pub(crate) regs: Option<GuestRegs>,
+}
+
+/// The exit that a vCPU's session holds open, readable by others while it lasts: a thread that ends a
+/// trace meanwhile writes its packet.
+///
+/// The session alone writes it. It publishes without a lock and withdraws under the shard's, so who
+/// holds the shard reads a whole stamp or, while one is being published, none.
+#[derive(Debug, Default)]
+pub(crate) struct OpenExitCell {
+    /// Number of the open exit; zero without one.
+    number: AtomicU64,
+    /// The next number.
+    next: AtomicU64,
+    words: [AtomicU64; 6],
+}
+
+const HAS_REGS: u64 = 1 << 8;
+const IS_USER: u64 = 1 << 9;
+const HAS_ACCESS: u64 = 1 << 10;
+const IS_WRITE: u64 = 1 << 11;
+
+impl OpenExitCell {
+    /// An exit begins; on the vCPU's thread. The one before was withdrawn.
+    pub(crate) fn publish(&self, stamp: &ExitStamp) {
+        let access = stamp.exit.access;
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let flags = exit_config(stamp.exit.reason)
+            | flag(stamp.regs.is_some(), HAS_REGS)
+            | flag(stamp.regs.is_some_and(|regs| regs.user), IS_USER)
+            | flag(access.is_some(), HAS_ACCESS)
+            | flag(access.is_some_and(|access| access.write), IS_WRITE);
+        let words = [
+            flags,
+            stamp.tsc,
+            stamp.regs.map_or(0, |regs| regs.ip),
+            access.map_or(0, |access| access.address),
+            access.map_or(0, |access| access.size.into()),
+            access.map_or(0, |access| access.count.into()),
+        ];
+        for (to, word) in self.words.iter().zip(words) {
+            to.store(word, Ordering::Relaxed);
+        }
+        let number = self.next.load(Ordering::Relaxed) + 1;
+        self.next.store(number, Ordering::Relaxed);
+        // Pairs with the load in `get`: the words stand before the number.
+        self.number.store(number, Ordering::Release);
+    }
+
+    /// The exit is over; on the vCPU's thread, which holds the shard.
+    pub(crate) fn withdraw(&self) {
+        self.number.store(0, Ordering::Relaxed);
+    }
+
+    /// The number of the exit that lasts, and its stamp. The caller holds the shard.
+    pub(crate) fn get(&self) -> Option<(u64, ExitStamp)> {
+        let number = self.number.load(Ordering::Acquire);
+        if number == 0 {
+            return None;
+        }
+        let word = |index: usize| self.words[index].load(Ordering::Relaxed);
+        let flags = word(0);
+        let small = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
+        let access = (flags & HAS_ACCESS != 0).then(|| Access {
+            address: word(3),
+            size: u8::try_from(word(4)).unwrap_or(u8::MAX),
+            write: flags & IS_WRITE != 0,
+            count: small(word(5)),
+        });
+        let regs = (flags & HAS_REGS != 0).then(|| GuestRegs {
+            ip: word(2),
+            user: flags & IS_USER != 0,
+        });
+        let exit = Exit {
+            reason: exit_reason(flags & 0xff),
+            access,
+        };
+        let stamp = ExitStamp {
+            exit,
+            tsc: word(1),
+            regs,
+        };
+        Some((number, stamp))
+    }
+}
+
+/// The reason that the `EXIT_*` value `config` means.
+fn exit_reason(config: u64) -> ExitReason {
+    match config {
+        EXIT_IO => ExitReason::Io,
+        EXIT_MMIO => ExitReason::Mmio,
+        EXIT_HLT => ExitReason::Hlt,
+        EXIT_SIGNAL => ExitReason::Signal,
+        _ => ExitReason::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_exit_is_read_as_published() {
+        let cell = OpenExitCell::default();
+        assert_eq!(cell.get(), None);
+        let access = Access {
+            address: 0x3f8,
+            size: 2,
+            write: true,
+            count: 7,
+        };
+        let reasons = [
+            ExitReason::Io,
+            ExitReason::Mmio,
+            ExitReason::Hlt,
+            ExitReason::Signal,
+            ExitReason::Other,
+        ];
+        let mut number = 0;
+        for reason in reasons {
+            for access in [None, Some(access)] {
+                for regs in [None, Some(GuestRegs { ip: 5, user: true })] {
+                    let exit = Exit { reason, access };
+                    let stamp = ExitStamp { exit, tsc: 9, regs };
+                    cell.publish(&stamp);
+                    number += 1;
+                    assert_eq!(cell.get(), Some((number, stamp)));
+                    cell.withdraw();
+                    assert_eq!(cell.get(), None);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hooks_are_a_set() {
+        let hooks = Hooks::default().with(Hook::Traced).with(Hook::State);
+        assert!(hooks.has(Hook::Traced) && hooks.has(Hook::State));
+        assert!(!hooks.has(Hook::GuestTime) && !hooks.needs_shard());
+        assert_eq!(
+            hooks.without(Hook::Traced).without(Hook::State),
+            Hooks::default()
+        );
     }
 }

@@ -75,13 +75,13 @@ fn device() -> Vpmu {
 fn boot(vpmu: &Vpmu, host: &PerfSource) {
     thread::scope(|scope| {
         scope.spawn(|| {
-            vpmu.attach(0, 0).expect("a vCPU of it");
+            let mut vcpu = vpmu.attach(0, 0).expect("a vCPU of it");
             let clock = || Duration::from_nanos(host.thread_time().expect("a clock"));
             let start = clock();
             while clock() - start < SPENT {
-                vpmu.enter(0);
+                vcpu.enter();
                 black_box(());
-                vpmu.leave(0, ExitReason::Signal, &mut Still);
+                vcpu.leave(ExitReason::Signal, &mut Still);
             }
         });
     });

@@ -100,7 +100,7 @@ pub trait Backend: Send + Sync + Debug {
     /// The driver is gone: memory and queues are not touched any more.
     fn reset(&self);
     /// `vcpu` notified `queue` and waits until this returns.
-    fn notify(&self, queue: u16, vcpu: u32);
+    fn notify(&self, queue: u16, caller: &mut Caller<'_>);
 }
 
 #[derive(Debug)]
@@ -358,7 +358,7 @@ impl Device for VirtioMmio {
         match offset {
             QUEUE_NOTIFY => {
                 if let (true, Ok(queue)) = (self.live.load(Ordering::Acquire), value.try_into()) {
-                    self.backend.notify(queue, caller.vcpu);
+                    self.backend.notify(queue, caller);
                 }
             }
             register::INTERRUPT_ACK => {

@@ -2,13 +2,12 @@
 //! asks of KVM.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::timerfd::TimerFd;
 use vpmu::{Machine, Vpmu, abi};
 
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
@@ -30,58 +29,88 @@ pub struct Carrier {
     pub stats: Arc<Statistics>,
     /// Where each vCPU runs.
     pub threads: Arc<Threads>,
-    /// Goes off when the device is to be drained.
-    pub drain: Arc<DrainTimer>,
+    /// Whether the device wants to be drained.
+    pub drain: Arc<Drain>,
     /// Whether the host's samples carry guest addresses, once somebody has asked.
     pub guest_ips: OnceLock<bool>,
 }
 
-/// How often the batched engine's samples are collected.
+/// Time between two drains.
 const DRAIN_PERIOD: Duration = Duration::from_millis(10);
 
-/// The timer of the batched engine; armed only while there is something to collect.
-#[derive(Debug)]
-pub struct DrainTimer {
-    fd: RawFd,
-    timer: Mutex<TimerFd>,
+/// Whether the device wants to be drained, for the thread that does it.
+#[derive(Debug, Default)]
+pub struct Drain {
+    state: Mutex<DrainState>,
+    changed: Condvar,
 }
 
-impl DrainTimer {
-    /// A timer at rest.
+#[derive(Debug, Default)]
+struct DrainState {
+    wanted: bool,
+    over: bool,
+}
+
+impl Drain {
+    fn change(&self, change: impl FnOnce(&mut DrainState)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until the next drain is due; `false` when the machine is gone.
+    fn wait(&self) -> bool {
+        let idle = |state: &mut DrainState| !state.wanted && !state.over;
+        let state = self.changed.wait_while(self.lock(), idle);
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        let going = |state: &mut DrainState| !state.over;
+        let state = self.changed.wait_timeout_while(state, DRAIN_PERIOD, going);
+        let (state, _) = state.unwrap_or_else(PoisonError::into_inner);
+        !state.over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DrainState> {
+        // Two flags: a panic elsewhere does not spoil them.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that drains the device, until dropped.
+#[derive(Debug)]
+pub struct DrainThread {
+    drain: Arc<Drain>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DrainThread {
+    /// Starts the thread; it waits while nothing is to be drained.
     ///
     /// # Errors
-    /// The host has no descriptors left.
-    pub fn new() -> io::Result<Self> {
-        let timer = TimerFd::new()?;
+    /// The host has no threads left.
+    pub fn start(drain: Arc<Drain>, vpmu: Arc<Vpmu>) -> io::Result<Self> {
+        let thread = thread::Builder::new().name("vpmu drain".to_owned());
+        let waits = Arc::clone(&drain);
+        let thread = thread.spawn(move || {
+            while waits.wait() {
+                vpmu.drain();
+            }
+        })?;
         Ok(Self {
-            fd: timer.as_raw_fd(),
-            timer: Mutex::new(timer),
+            drain,
+            thread: Some(thread),
         })
-    }
-
-    fn set(&self, going: bool) {
-        // A timer has no state that a panic could spoil.
-        let mut timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner);
-        let set = match going {
-            true => timer.reset(DRAIN_PERIOD, Some(DRAIN_PERIOD)),
-            false => timer.clear(),
-        };
-        if let Err(error) = set {
-            log::error!("samples come late: the timer cannot be set: {error}");
-        }
-    }
-
-    /// Whether it has gone off since the last call.
-    pub fn take(&self) -> bool {
-        let mut timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner);
-        // At rest it has nothing to read, and nobody is to wait for it.
-        timer.is_armed().unwrap_or(false) && timer.wait().is_ok()
     }
 }
 
-impl AsRawFd for DrainTimer {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd
+impl Drop for DrainThread {
+    fn drop(&mut self) {
+        self.drain.change(|state| state.over = true);
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            log::error!("the thread that drains the PMU device panicked");
+        }
     }
 }
 
@@ -107,7 +136,7 @@ impl Machine for Carrier {
     }
 
     fn draining(&self, wanted: bool) {
-        self.drain.set(wanted);
+        self.drain.change(|state| state.wanted = wanted);
     }
 }
 
@@ -159,16 +188,18 @@ impl Backend for VirtioPmu {
         self.vpmu.reset();
     }
 
-    fn notify(&self, queue: u16, vcpu: u32) {
-        // The control and event queues belong to no vCPU, whoever kicked.
-        let vcpu = (queue >= abi::QUEUE_VCPU).then_some(vcpu);
-        self.vpmu.notify(queue, vcpu);
+    fn notify(&self, queue: u16, caller: &mut Caller<'_>) {
+        // The control and event queues belong to no vCPU.
+        match &mut caller.pmu {
+            Some(session) if queue >= abi::QUEUE_VCPU => session.kick(queue),
+            _ => self.vpmu.notify(queue),
+        }
     }
 }
 
 /// The doorbell page: a 32-bit write at its start is a mark by the vCPU that writes.
 #[derive(Debug)]
-pub struct Doorbell(pub Arc<Vpmu>);
+pub struct Doorbell;
 
 impl Device for Doorbell {
     fn read(&self, _offset: u64, data: &mut [u8]) {
@@ -176,9 +207,8 @@ impl Device for Doorbell {
     }
 
     fn write(&self, offset: u64, data: &[u8], caller: &mut Caller<'_>) {
-        if let (0, Ok(value)) = (offset, data.try_into()) {
-            self.0
-                .mark(caller.vcpu, u32::from_le_bytes(value), caller.registers);
+        if let (0, Ok(value), Some(session)) = (offset, data.try_into(), &mut caller.pmu) {
+            session.mark(u32::from_le_bytes(value), caller.registers);
         }
     }
 }

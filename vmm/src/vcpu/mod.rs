@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuFd};
-use vpmu::{ExitReason, Registers, Vpmu};
+use vpmu::{ExitReason, Registers, VcpuSession, Vpmu};
 
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
@@ -120,20 +120,12 @@ impl Vcpu {
         let _kickable = self.page.kickable();
         let shared = Arc::clone(&self.shared);
         let _joined = shared.threads.join(self.index);
-        let vpmu = shared.vpmu.as_deref();
-        if let Some(vpmu) = vpmu {
-            vpmu.attach(self.index, self.tsc_offset())
-                .map_err(|source| VcpuError::Attach {
-                    vcpu: self.index,
-                    source,
-                })?;
-        }
-        let _attached = vpmu.map(|vpmu| Attached(self.index, vpmu));
+        let mut pmu = self.attach(shared.vpmu.as_deref())?;
         shared.progress.started();
         while !shared.end.reached() {
-            self.choose_sync(vpmu);
-            if let Some(vpmu) = vpmu {
-                vpmu.enter(self.index);
+            self.choose_sync(pmu.as_ref());
+            if let Some(pmu) = &mut pmu {
+                pmu.enter();
             }
             let exit = match self.fd.run().map(|_| ()) {
                 Ok(()) => self.page.exit(),
@@ -145,7 +137,7 @@ impl Vcpu {
                     }
                     libc::EAGAIN => Exit::Again,
                     _ => {
-                        self.left(vpmu);
+                        self.left(pmu.as_mut());
                         return Err(VcpuError::Run {
                             vcpu: self.index,
                             source: error,
@@ -154,10 +146,15 @@ impl Vcpu {
                 },
             };
             let mut registers = ExitRegisters::new(&self.fd, self.synced);
-            if let Some(vpmu) = vpmu {
-                vpmu.leave(self.index, &exit, &mut registers);
+            if let Some(pmu) = &mut pmu {
+                pmu.leave(&exit, &mut registers);
             }
-            match serve(self.index, exit, &mut self.page, &mut registers, &shared)? {
+            let mut caller = Caller {
+                vcpu: self.index,
+                registers: &mut registers,
+                pmu: pmu.as_mut(),
+            };
+            match serve(exit, &mut self.page, &mut caller, &shared)? {
                 Next::Enter => {}
                 Next::End(ending) => shared.end.announce(Ok(ending)),
             }
@@ -170,11 +167,20 @@ impl Vcpu {
         Ok(())
     }
 
-    /// It has come back for no reason of the guest's; whoever waits for it is to know.
-    fn left(&self, vpmu: Option<&Vpmu>) {
-        if let Some(vpmu) = vpmu {
+    /// The vCPU's session with the PMU device, unless that is switched off.
+    fn attach(&self, vpmu: Option<&Vpmu>) -> Result<Option<VcpuSession>, VcpuError> {
+        let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.tsc_offset()));
+        attached.transpose().map_err(|source| VcpuError::Attach {
+            vcpu: self.index,
+            source,
+        })
+    }
+
+    /// KVM_RUN failed: reports the exit all the same, or a flush would wait for it.
+    fn left(&self, pmu: Option<&mut VcpuSession>) {
+        if let Some(pmu) = pmu {
             let mut registers = ExitRegisters::new(&self.fd, false);
-            vpmu.leave(self.index, ExitReason::Other, &mut registers);
+            pmu.leave(ExitReason::Other, &mut registers);
         }
     }
 
@@ -190,8 +196,8 @@ impl Vcpu {
     }
 
     /// Has KVM leave the registers in the run page while records want them at every exit.
-    fn choose_sync(&mut self, vpmu: Option<&Vpmu>) {
-        let wanted = self.can_sync && vpmu.is_some_and(|vpmu| vpmu.wants_registers(self.index));
+    fn choose_sync(&mut self, pmu: Option<&VcpuSession>) {
+        let wanted = self.can_sync && pmu.is_some_and(VcpuSession::wants_registers);
         if wanted == self.synced {
             return;
         }
@@ -203,15 +209,6 @@ impl Vcpu {
             }
         }
         self.synced = wanted;
-    }
-}
-
-/// A vCPU's thread as the device knows it.
-struct Attached<'a>(u32, &'a Vpmu);
-
-impl Drop for Attached<'_> {
-    fn drop(&mut self) {
-        self.1.detach(self.0);
     }
 }
 
@@ -227,20 +224,16 @@ impl Drop for AnnouncePanic<'_> {
 }
 
 fn serve(
-    vcpu: u32,
     exit: Exit,
     page: &mut RunPage,
-    registers: &mut ExitRegisters<'_>,
+    caller: &mut Caller<'_>,
     shared: &Shared,
 ) -> Result<Next, VcpuError> {
     match exit {
-        Exit::Port(access) => serve_port(vcpu, access, page, registers, &shared.ports),
+        Exit::Port(access) => serve_port(access, page, caller, &shared.ports),
         Exit::Memory(access) => {
             if access.write {
-                let mut caller = Caller { vcpu, registers };
-                shared
-                    .memory
-                    .write(access.address, access.bytes(), &mut caller);
+                shared.memory.write(access.address, access.bytes(), caller);
             } else {
                 let mut data = [0; 8];
                 let data = data.get_mut(..access.len).unwrap_or_default();
@@ -254,32 +247,27 @@ fn serve(
                 KVM_SYSTEM_EVENT_SHUTDOWN => Ok(Next::End(Ending::Poweroff)),
                 KVM_SYSTEM_EVENT_RESET => Ok(Next::End(Ending::Reset)),
                 KVM_SYSTEM_EVENT_CRASH => Ok(Next::End(Ending::GuestPanic)),
-                other => Err(stopped(vcpu, registers, format!("system event {other}"))),
+                other => Err(stopped(caller, format!("system event {other}"))),
             };
         }
-        Exit::Broken(what) => return Err(stopped(vcpu, registers, what)),
+        Exit::Broken(what) => return Err(stopped(caller, what)),
         Exit::Halt | Exit::Signal | Exit::Again => {}
     }
     Ok(Next::Enter)
 }
 
-fn stopped(vcpu: u32, registers: &mut ExitRegisters<'_>, what: String) -> VcpuError {
-    let ip = registers.registers().map_or(0, |regs| regs.ip);
+fn stopped(caller: &mut Caller<'_>, what: String) -> VcpuError {
+    let ip = caller.registers.registers().map_or(0, |regs| regs.ip);
+    let vcpu = caller.vcpu;
     VcpuError::Stopped { vcpu, ip, what }
 }
 
 /// A string instruction brings many accesses in one exit; devices see them one by one.
-fn serve_port(
-    vcpu: u32,
-    access: PortAccess,
-    page: &mut RunPage,
-    registers: &mut ExitRegisters<'_>,
-    ports: &Bus,
-) {
+fn serve_port(access: PortAccess, page: &mut RunPage, caller: &mut Caller<'_>, ports: &Bus) {
     let port = u64::from(access.port);
     for data in page.port_data(&access).chunks_exact_mut(access.size.max(1)) {
         if access.write {
-            ports.write(port, data, &mut Caller { vcpu, registers });
+            ports.write(port, data, caller);
         } else {
             ports.read(port, data);
         }

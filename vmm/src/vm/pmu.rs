@@ -13,7 +13,7 @@ use crate::cli::Engine;
 use crate::config::Config;
 use crate::ctl::{Server, Socket};
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
-use crate::devices::vpmu::{Carrier, DrainTimer, VirtioPmu};
+use crate::devices::vpmu::{Carrier, Drain, DrainThread, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::kvm;
 use crate::operator::Operator;
@@ -30,6 +30,8 @@ pub(super) struct Pmu {
     pub(super) operator: Arc<Operator>,
     /// Serves the control socket for as long as the machine is there.
     _server: Option<Server>,
+    /// Drains the device for as long.
+    _drain: DrainThread,
     interrupt: Arc<Interrupt>,
     transport: Arc<VirtioMmio>,
 }
@@ -55,8 +57,7 @@ impl Pmu {
         buses: &mut Buses,
     ) -> Result<Self, VmError> {
         let interrupt = Arc::new(Interrupt::new(event()?));
-        let drain = DrainTimer::new().map_err(|e| VmError::Host("timers", e))?;
-        let drain = Arc::new(drain);
+        let drain = Arc::new(Drain::default());
         let carrier = Carrier {
             interrupt: Arc::clone(&interrupt),
             stats: Arc::clone(parts.stats),
@@ -93,8 +94,9 @@ impl Pmu {
             control: Arc::new(event()?),
             notices: Arc::new(event()?),
             vpmu: Arc::clone(&vpmu),
-            drain,
         };
+        let drain = DrainThread::start(drain, Arc::clone(&vpmu));
+        let drain = drain.map_err(|e| VmError::Host("threads", e))?;
         let operator = Arc::new(Operator::new(config, &vpmu)?);
         let server = parts.socket.map(|socket| {
             let operator = Arc::clone(&operator);
@@ -105,6 +107,7 @@ impl Pmu {
             queues,
             operator,
             _server: server.transpose()?,
+            _drain: drain,
             interrupt,
             transport,
         })

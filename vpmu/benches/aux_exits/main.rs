@@ -27,7 +27,9 @@ use std::sync::Arc;
 use kvm_ioctls::{Kvm, SyncReg, VcpuExit};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
-use vpmu::{Access, Engines, Exit, ExitReason, Limits, Machine, Settings, Source, Vpmu};
+use vpmu::{
+    Access, Engines, Exit, ExitReason, Limits, Machine, Settings, Source, VcpuSession, Vpmu,
+};
 
 use guest::{Exited, Guest};
 use trace::Trace;
@@ -93,19 +95,19 @@ fn measure() -> io::Result<()> {
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let mut guest = Guest::new(&kvm, &LOOP)?;
-    vpmu.attach(0, 0).map_err(io::Error::other)?;
+    let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
     let mut trace = Trace::open(&vpmu, &guest.memory);
     let mut slice = |on: bool| -> io::Result<f64> {
         if on {
-            trace.turn(&vpmu, true);
+            trace.turn(&mut session, true);
         }
-        choose_sync(&vpmu, &mut guest);
+        choose_sync(&session, &mut guest);
         let (rounds, spent) = (guest.count(), clock.thread_time().unwrap_or(0));
-        run(&vpmu, &mut guest)?;
+        run(&mut session, &mut guest)?;
         let spent = clock.thread_time().unwrap_or(0) - spent;
         assert_eq!(guest.count() - rounds, EXITS, "an exit each round");
         if on {
-            trace.turn(&vpmu, false);
+            trace.turn(&mut session, false);
             trace.check(EXITS);
         }
         Ok(spent as f64 / EXITS as f64)
@@ -141,9 +143,9 @@ fn measure() -> io::Result<()> {
 }
 
 /// A slice of the guest's life, as a VMM lives it.
-fn run(vpmu: &Vpmu, guest: &mut Guest) -> io::Result<()> {
+fn run(session: &mut VcpuSession, guest: &mut Guest) -> io::Result<()> {
     for _ in 0..EXITS {
-        vpmu.enter(0);
+        session.enter();
         let access = match guest.vcpu.run().map_err(system)? {
             VcpuExit::IoOut(port, data) => Access {
                 address: port.into(),
@@ -157,16 +159,16 @@ fn run(vpmu: &Vpmu, guest: &mut Guest) -> io::Result<()> {
             reason: ExitReason::Io,
             access: Some(access),
         };
-        vpmu.leave(0, exit, &mut Exited(&guest.vcpu));
+        session.leave(exit, &mut Exited(&guest.vcpu));
     }
     // The last one is over, too.
-    vpmu.enter(0);
+    session.enter();
     Ok(())
 }
 
 /// Registers come with each exit while a trace wants them, and else not.
-fn choose_sync(vpmu: &Vpmu, guest: &mut Guest) {
-    let wanted = vpmu.wants_registers(0);
+fn choose_sync(session: &VcpuSession, guest: &mut Guest) {
+    let wanted = session.wants_registers();
     for set in [SyncReg::Register, SyncReg::SystemRegister] {
         if wanted {
             guest.vcpu.set_sync_valid_reg(set);

@@ -1,8 +1,8 @@
 //! The guest's side: a trace with its ring and area, turned on and off, and read after each slice.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vpmu::Vpmu;
 use vpmu::abi::*;
+use vpmu::{VcpuSession, Vpmu};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::DriverQueue;
@@ -54,7 +54,7 @@ impl Trace {
             config: EXIT_USER.into(),
             ..OpenRequest::default()
         };
-        let answer = trace.exchange(vpmu, 0, open.as_bytes(), size_of::<OpenReply>());
+        let answer = trace.ask(vpmu, open.as_bytes(), size_of::<OpenReply>());
         let reply = OpenReply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.status.get(), 0, "opened");
         trace.event = reply.id.get();
@@ -64,13 +64,16 @@ impl Trace {
     }
 
     /// Turns it on or off.
-    pub(crate) fn turn(&mut self, vpmu: &Vpmu, on: bool) {
+    pub(crate) fn turn(&mut self, session: &mut VcpuSession, on: bool) {
         let command = Command {
             op: if on { COMMAND_ENABLE } else { COMMAND_DISABLE }.into(),
             event: self.event.into(),
             ..Command::default()
         };
-        let answer = self.exchange(vpmu, QUEUE_VCPU, command.as_bytes(), size_of::<Reply>());
+        let queue = &mut self.queues[usize::from(QUEUE_VCPU)];
+        queue.request(command.as_bytes(), size_of::<Reply>());
+        session.kick(QUEUE_VCPU);
+        let answer = queue.answer().expect("answered at once");
         let reply = Reply::read_from_bytes(&answer).expect("a reply");
         assert_eq!((reply.status.get(), reply.lost.get()), (0, 0), "{reply:?}");
         self.count = reply.value.get();
@@ -104,15 +107,15 @@ impl Trace {
         for page in 0..pages {
             bytes.extend((from + page * PAGE_SIZE as u64).to_le_bytes());
         }
-        let answer = self.exchange(vpmu, 0, &bytes, size_of::<ControlReply>());
+        let answer = self.ask(vpmu, &bytes, size_of::<ControlReply>());
         let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.status.get(), 0, "mapped");
     }
 
-    fn exchange(&mut self, vpmu: &Vpmu, index: u16, request: &[u8], room: usize) -> Vec<u8> {
-        let queue = &mut self.queues[usize::from(index)];
+    fn ask(&mut self, vpmu: &Vpmu, request: &[u8], room: usize) -> Vec<u8> {
+        let queue = &mut self.queues[usize::from(QUEUE_CONTROL)];
         queue.request(request, room);
-        vpmu.notify(index, (index >= QUEUE_VCPU).then_some(0));
+        vpmu.notify(QUEUE_CONTROL);
         queue.answer().expect("answered at once")
     }
 }

@@ -30,12 +30,12 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Vpmu};
+use vpmu::{Engines, ExitReason, Limits, Machine, Settings, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use driver::DriverQueue;
 use guest::{Exited, Guest};
-use watched::{Acted, Watch, Watched};
+use watched::{Acted, TARGET, Watch, Watched};
 
 /// `inc qword [rdi]`, so often, and then back: a position in it tells how far the guest went.
 const INC: [u8; 3] = [0x48, 0xff, 0x07];
@@ -108,17 +108,17 @@ fn measure() -> io::Result<()> {
         watch: watch.clone(),
     };
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
-    vpmu.attach(0, 0).map_err(io::Error::other)?;
-    link(&vpmu, &guest.memory);
+    let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
+    link(&vpmu, &mut session, &guest.memory);
     while watch.len() < OVERFLOWS {
-        vpmu.enter(0);
+        session.enter();
         match guest.vcpu.run() {
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(system(error)),
             Ok(exit) => return Err(io::Error::other(format!("the guest left: {exit:?}"))),
         }
         watch.left(guest.vcpu.sync_regs().regs.rip);
-        vpmu.leave(0, ExitReason::Signal, &mut Exited(&guest.vcpu));
+        session.leave(ExitReason::Signal, &mut Exited(&guest.vcpu));
     }
     report(&watch.acted(), tsc_khz);
     Ok(())
@@ -133,7 +133,7 @@ fn program() -> Vec<u8> {
 }
 
 /// A clock that counts, and one whose overflows start it when it rests and stop it when it goes.
-fn link(vpmu: &Vpmu, memory: &GuestMemoryMmap) {
+fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
         .map(|index| {
             let buffers = BUFFERS + index * 2 * DriverQueue::BUFFER;
@@ -153,8 +153,9 @@ fn link(vpmu: &Vpmu, memory: &GuestMemoryMmap) {
         ..OpenRequest::default()
     };
     let target = control.open(&OpenRequest {
-        // perf's task-clock.
-        config: 1.into(),
+        config: TARGET.into(),
+        // It never overflows; with a period it has a host counter of its own, which is watched.
+        period: (u64::MAX >> 1).into(),
         flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
         ..open
     });
@@ -181,7 +182,7 @@ fn link(vpmu: &Vpmu, memory: &GuestMemoryMmap) {
     };
     let vcpu = &mut drivers[1];
     vcpu.request(enable.as_bytes(), size_of::<Reply>());
-    vpmu.notify(QUEUE_VCPU, Some(0));
+    session.kick(QUEUE_VCPU);
     assert!(vcpu.answer().is_some(), "answered at once");
 }
 
@@ -194,7 +195,7 @@ struct Control<'a> {
 impl Control<'_> {
     fn ask(&mut self, request: &(impl IntoBytes + Immutable)) -> Vec<u8> {
         self.queue.request(request.as_bytes(), 64);
-        self.vpmu.notify(QUEUE_CONTROL, None);
+        self.vpmu.notify(QUEUE_CONTROL);
         self.queue.answer().expect("answered at once")
     }
 

@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vpmu::Source;
 use vpmu::host::PerfSource;
-use vpmu::source::{Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Request};
+use vpmu::source::{Counter, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Request};
+
+/// perf's task-clock, the event that overflows start and stop.
+pub(crate) const TARGET: u64 = 1;
 
 /// An overflow, and what came of it.
 #[derive(Debug, Clone, Copy)]
@@ -135,7 +138,11 @@ impl Source for Watched {
             counter: self.source.open(what, thread)?,
             clock: PerfSource::new(vmm_sys_util::signal::SIGRTMIN()).map_err(io::Error::other)?,
             watch: self.watch.clone(),
-            is_target: what.sampling.is_none(),
+            is_target: what.config == TARGET,
         }))
+    }
+
+    fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
+        self.source.counters(thread)
     }
 }

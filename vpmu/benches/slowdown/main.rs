@@ -10,6 +10,8 @@
 
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
+#[path = "../common/driver.rs"]
+mod common;
 mod driver;
 mod guest;
 
@@ -28,7 +30,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT, KIND_SOFTWARE};
 use vpmu::host::PerfSource;
 use vpmu::source::{Engine, Rate, Request, Sampling};
-use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Source, Vpmu};
+use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Source, VcpuSession, Vpmu};
 
 use driver::Driver;
 use guest::{Exited, Guest};
@@ -37,8 +39,12 @@ use guest::{Exited, Guest};
 const LOOP: [u8; 5] = [0x48, 0xff, 0x07, 0xeb, 0xfb];
 const EVENTS: [u64; 3] = [1, 6, 10];
 const SLICE: Duration = Duration::from_millis(50);
-/// Slices with sampling, each between two without.
-const SLICES: usize = 24;
+/// Slices with sampling in a run, each between two without.
+const SLICES: usize = 8;
+/// Runs of each kind, taken in turns: the machine drifts while others use it.
+const RUNS: usize = 4;
+/// The cost of the batched engine, relative to the host's own events, that is aimed at.
+const LIMIT: f64 = 1.2;
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
 /// A record of IP, TID and TIME.
 const RECORD: u64 = 32;
@@ -108,31 +114,39 @@ impl Run {
         Ok(run)
     }
 
-    /// Percent that each sampled slice was slower than its neighbours, least first.
-    fn slowdowns(&self) -> Vec<f64> {
-        let mut all: Vec<f64> = self
-            .with
-            .iter()
-            .zip(self.without.windows(2))
-            .map(|(with, without)| {
-                let beside = (without[0].speed + without[1].speed) / 2.0;
-                100.0 * (1.0 - with.speed / beside)
-            })
-            .collect();
+    /// Percent that each sampled slice was slower than its neighbours.
+    fn slowdowns(&self) -> impl Iterator<Item = f64> {
+        let pairs = self.with.iter().zip(self.without.windows(2));
+        pairs.map(|(with, without)| {
+            let beside = (without[0].speed + without[1].speed) / 2.0;
+            100.0 * (1.0 - with.speed / beside)
+        })
+    }
+}
+
+/// Runs of one kind.
+#[derive(Debug)]
+struct Runs(Vec<Run>);
+
+impl Runs {
+    /// Quartiles of the slowdowns, in percent.
+    fn quartiles(&self) -> [f64; 3] {
+        let mut all: Vec<f64> = self.0.iter().flat_map(Run::slowdowns).collect();
         all.sort_by(f64::total_cmp);
-        all
+        [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
+    }
+
+    fn median(&self) -> f64 {
+        self.quartiles()[1]
     }
 
     fn print(&self, what: &str, events: u64) {
-        let slowdowns = self.slowdowns();
-        let at = |quarter: usize| slowdowns[(slowdowns.len() - 1) * quarter / 4];
-        let samples: u64 = self.with.iter().map(|slice| slice.samples).sum();
-        let returns: u64 = self.with.iter().map(|slice| slice.returns).sum();
+        let [low, median, high] = self.quartiles();
+        let slices = || self.0.iter().flat_map(|run| &run.with);
+        let samples: u64 = slices().map(|slice| slice.samples).sum();
+        let returns: u64 = slices().map(|slice| slice.returns).sum();
         print!(
-            "{what:<8} {events:>2} x 1 kHz: {:>6.2} % slower (quartiles {:.2} to {:.2})",
-            at(2),
-            at(1),
-            at(3),
+            "{what:<8} {events:>2} x 1 kHz: {median:>6.2} % slower (quartiles {low:.2} to {high:.2})"
         );
         if samples > 0 {
             print!(
@@ -178,10 +192,19 @@ fn measure() -> io::Result<()> {
         .map_or("", |name| name.trim_start_matches([' ', '\t', ':']));
     println!("slowdown of a ring-3 loop on /dev/kvm ({module}), {model}");
     for events in EVENTS {
-        host_alone(events)?.print("host", events);
-        for (name, engine) in [("batched", ENGINE_BATCHED), ("exit", ENGINE_EXIT)] {
-            guest(events, engine)?.print(name, events);
+        let [mut host, mut batched, mut exit] = [const { Runs(Vec::new()) }; 3];
+        for _ in 0..RUNS {
+            host.0.push(host_alone(events)?);
+            batched.0.push(guest(events, ENGINE_BATCHED)?);
+            exit.0.push(guest(events, ENGINE_EXIT)?);
         }
+        host.print("host", events);
+        batched.print("batched", events);
+        exit.print("exit", events);
+        println!(
+            "         the batched engine costs {:.2} of the host's own events (aim: at most {LIMIT})",
+            batched.median() / host.median(),
+        );
     }
     println!("host: the same events on a thread without a guest, their records taken by nobody");
     Ok(())
@@ -238,19 +261,19 @@ fn run_slices(
 ) -> io::Result<Run> {
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let mut guest = Guest::new(kvm, &LOOP)?;
-    vpmu.attach(0, 0).map_err(io::Error::other)?;
+    let mut session = vpmu.attach(0, 0).map_err(io::Error::other)?;
     let mut driver = Driver::new(vpmu, &guest.memory)?;
     driver.open(events, engine)?;
     let run = Run::of(|sample| {
         if sample {
-            driver.turn(true)?;
+            driver.turn(&mut session, true)?;
         }
         let before = (guest.count(), clock.thread_time().unwrap_or(0));
-        let returns = run_slice(vpmu, shared, &mut guest)?;
+        let returns = run_slice(&mut session, shared, &mut guest)?;
         let rounds = guest.count() - before.0;
         let spent = clock.thread_time().unwrap_or(0) - before.1;
         if sample {
-            driver.turn(false)?;
+            driver.turn(&mut session, false)?;
         }
         Ok(Slice {
             speed: rounds as f64 / spent as f64,
@@ -263,18 +286,18 @@ fn run_slices(
 }
 
 /// Runs the guest for a slice; returns from the run call but for the last.
-fn run_slice(vpmu: &Vpmu, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
+fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> io::Result<u64> {
     shared.slices.fetch_add(1, Ordering::Release);
     let end = Instant::now() + SLICE;
     let mut returns = 0;
     loop {
-        vpmu.enter(0);
+        session.enter();
         match guest.vcpu.run() {
             Err(error) if error.errno() == libc::EINTR => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.errno())),
             Ok(exit) => return Err(io::Error::other(format!("the guest left: {exit:?}"))),
         }
-        vpmu.leave(0, ExitReason::Signal, &mut Exited(&guest.vcpu));
+        session.leave(ExitReason::Signal, &mut Exited(&guest.vcpu));
         if Instant::now() >= end {
             return Ok(returns);
         }

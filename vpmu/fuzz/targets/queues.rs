@@ -303,13 +303,15 @@ fn chain(rig: &mut Rig, input: &mut Unstructured<'_>) -> Result<()> {
     }
     queue.offer(input.int_in_range(0..=3)?);
     let index_on_bus = u16::try_from(index).expect("few");
-    // Told by nobody first, or by another vCPU; at last by its own, who gets everything back.
-    let by = input.arbitrary::<bool>()?.then_some(vcpu(input)?);
-    rig.vpmu.notify(index_on_bus, by);
-    rig.vpmu.notify(
-        index_on_bus,
-        index_on_bus.checked_sub(QUEUE_VCPU).map(u32::from),
-    );
+    // Notified by no vCPU first, or by another one; at last by its own, which gets everything back.
+    match input.arbitrary()? {
+        true => rig.vcpus.kick(vcpu(input)?, index_on_bus),
+        false => rig.vpmu.notify(index_on_bus),
+    }
+    match index_on_bus.checked_sub(QUEUE_VCPU) {
+        Some(own) => rig.vcpus.kick(own.into(), index_on_bus),
+        None => rig.vpmu.notify(index_on_bus),
+    }
     while rig.queues[index].reclaim().is_some() {}
     Ok(())
 }
@@ -398,9 +400,9 @@ fn run(rig: &mut Rig, window: &GuestMemoryMmap, input: &mut Unstructured<'_>) ->
             12 => tables(rig, input)?,
             13 => {
                 let (vcpu, mut regs) = (vcpu(input)?, full(input)?);
-                rig.vpmu.leave(vcpu, ExitReason::Mmio, &mut regs);
-                rig.vpmu.mark(vcpu, 5, &mut regs);
-                rig.vpmu.enter(vcpu);
+                rig.vcpus.leave(vcpu, ExitReason::Mmio, &mut regs);
+                rig.vcpus.mark(vcpu, 5, &mut regs);
+                rig.vcpus.enter(vcpu);
             }
             _ => match input.int_in_range(0..=9)? {
                 0 => rig.activate(input.arbitrary::<u64>()? & 31 | 1 << 32),

@@ -1,144 +1,397 @@
-//! The control queue: takes requests apart and answers them. Every number here comes from the
-//! guest and is checked before use.
+//! The control plane: which events, rings and names there are, whose they are and where. It serves the
+//! control queue and the operator, and carries what the events of one vCPU do to those of another.
+//! Every number of a request comes from the guest and is checked before use.
 
-mod aux;
-mod links;
-mod open;
-mod persistent;
-mod rings;
+mod reply;
+mod request;
+mod sinks;
 
-use std::io::{Read, Write};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use vm_memory::GuestAddress;
-use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-pub(crate) use self::open::Maker;
-use self::persistent::changes;
-use crate::abi::{
-    CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH, CONTROL_LINK, CONTROL_MAP,
-    CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT, CONTROL_REDIRECT,
-    CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry, CatalogueRequest,
-    ControlHeader, ControlReply, F_TASK_PAGE, MapRequest, OpenReply, OpenRequest, PersistentEvent,
-    QUEUE_CONTROL, TaskPageRequest,
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryMmap, GuestRegionCollectionError, Permissions,
 };
-use crate::catalogue::Catalogue;
-use crate::errno::{Errno, status};
-use crate::event::Host;
-use crate::queues::{BadChain, Chain, put};
-use crate::state::State;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// What serving the control queue came to.
+use self::reply::Room;
+use self::request::{Maker, Terms, needs_guest_ips, period, steers};
+use self::sinks::{Extinct, Moved, Sinks};
+use crate::abi::{
+    COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
+    CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT,
+    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry,
+    CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_RING, F_TASK_PAGE, F_WINDOW,
+    LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW, MAP_WRITABLE, MapRequest,
+    OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED, OpenRequest, PAGE_SIZE,
+    PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest, PersistentEvent, PersistentRequest,
+    QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest, Reply, TaskPageRequest,
+};
+use crate::aux::Area;
+use crate::backend::Backend;
+use crate::errno::Errno;
+use crate::event::{Context, Event, EventSpec, Group, GroupEvent, LastCounts, Persistent};
+use crate::flush::Visit;
+use crate::links::{Links, Refused, Role};
+use crate::metrics::Metrics;
+use crate::notices::Notices;
+use crate::persistent::{
+    History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
+};
+use crate::queues::{BadChain, Chain, DeviceQueue};
+use crate::record::{Layout, SAMPLE_READ, admits, read_size};
+use crate::ring::{Ring, RingMode, Wakeup};
+use crate::shard::{Errand, Shard, State, View, event_command};
+use crate::sink::{HeldBytes, Sink};
+use crate::source::Rate;
+use crate::tasks::Tasks;
+use crate::window::Window;
+
+/// Bytes of a group's counts, as many as perf allows: the other fields of a record need room too.
+const LONGEST_READING: usize = 16 << 10;
+
+/// An event as the control plane knows it.
+#[derive(Debug)]
+struct Entry {
+    spec: EventSpec,
+    /// Of a task event, not where its task runs.
+    context: Context,
+    /// The shard that has it.
+    shard: u32,
+    /// It overflows.
+    samples: bool,
+    leader: Option<u64>,
+    /// The events that it leads, oldest first.
+    members: Vec<u64>,
+    /// Of a leader: whether it is on.
+    on: Arc<AtomicBool>,
+    counts: Arc<LastCounts>,
+    persistence: Option<Persistence>,
+}
+
+impl Entry {
+    fn is_operators(&self) -> bool {
+        let known = self.persistence.as_ref();
+        known.is_some_and(|persistence| persistence.operator)
+    }
+}
+
+/// The bytes of an event's ring, to be looked through when nobody has to wait.
+#[derive(Debug)]
+pub(crate) struct HeldRecords {
+    event: PersistentStatus,
+    layout: Layout,
+    bytes: Vec<u8>,
+    newest_first: bool,
+}
+
+impl HeldRecords {
+    /// The records among them.
+    pub(crate) fn history(self) -> History {
+        let is_own = |record: &[u8]| admits(&self.layout, record, self.event.id);
+        History {
+            records: whole(&self.bytes, self.newest_first, is_own),
+            event: self.event,
+        }
+    }
+}
+
+/// The result of serving the control queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Served {
     /// The driver wants an interrupt for it.
     pub(crate) interrupt: bool,
-    /// A request stands there still: it needs [`Host::guest_ips`].
-    pub(crate) asks_guest_ips: bool,
+    /// A request waits for [`Backend::ask_guest_ips`].
+    pub(crate) needs_guest_ips: bool,
 }
 
-impl State {
+/// The control plane of one device. A driver's part of it goes with its reset: before the first driver
+/// and between two of them no feature is negotiated, and there is no queue and no guest memory.
+#[derive(Debug)]
+pub(crate) struct Control {
+    backend: Arc<Backend>,
+    shards: Arc<[Shard]>,
+    notices: Arc<Notices>,
+    features: u64,
+    queue: DeviceQueue,
+    /// The guest's RAM, as the driver brought it.
+    guest: Arc<GuestMemoryMmap>,
+    events: BTreeMap<u64, Entry>,
+    sinks: Sinks,
+    persistent: BTreeSet<u64>,
+    /// Which events start and stop which others.
+    links: Links,
+    /// The next event's id: ids are never used again.
+    next_id: u64,
+    /// Counts the resets, as each shard does.
+    resets: u64,
+    metrics: Metrics,
+}
+
+impl Control {
+    pub(crate) fn new(
+        backend: &Arc<Backend>,
+        shards: &Arc<[Shard]>,
+        notices: &Arc<Notices>,
+    ) -> Self {
+        Self {
+            backend: Arc::clone(backend),
+            shards: Arc::clone(shards),
+            notices: Arc::clone(notices),
+            features: 0,
+            queue: DeviceQueue::default(),
+            guest: Arc::default(),
+            events: BTreeMap::new(),
+            sinks: Sinks::default(),
+            persistent: BTreeSet::new(),
+            links: Links::default(),
+            next_id: 1,
+            resets: 0,
+            metrics: Metrics::default(),
+        }
+    }
+
+    // The device's life.
+
+    /// There is memory that outlives a reset; said before any driver is there.
+    pub(crate) fn set_window(&mut self, window: Window) {
+        self.sinks.set_window(window);
+    }
+
+    pub(crate) fn has_window(&self) -> bool {
+        self.sinks.window().is_some()
+    }
+
+    /// A driver is there, with features and queues that have been checked.
+    ///
+    /// # Errors
+    /// The window lies in its memory.
+    pub(crate) fn activate(
+        &mut self,
+        memory: GuestMemoryMmap,
+        features: u64,
+        queues: Vec<virtio_queue::Queue>,
+    ) -> Result<(), GuestRegionCollectionError> {
+        if let Some(window) = self.sinks.window() {
+            memory.insert_region(window.region())?;
+        }
+        for (index, queue) in queues.into_iter().enumerate() {
+            // Chains count their references to it: a count of its own for each vCPU, or its cache
+            // line goes from one to the other at every notification.
+            let memory = Arc::new(memory.clone());
+            let queue = DeviceQueue::new(&memory, index, queue);
+            if index == usize::from(QUEUE_CONTROL) {
+                self.queue = queue;
+            } else if index == usize::from(QUEUE_EVENT) {
+                self.notices.activate(queue);
+            } else if let Some(shard) = self.shards.get(index - usize::from(QUEUE_VCPU)) {
+                shard.with(|state| state.activate(memory, queue));
+            }
+        }
+        self.guest = Arc::new(memory);
+        self.features = features;
+        Ok(())
+    }
+
+    /// Forgets the driver and its memory, without a write there, and closes every event that needs
+    /// them.
+    pub(crate) fn reset(&mut self) {
+        self.resets += 1;
+        self.features = 0;
+        self.queue = DeviceQueue::default();
+        let ids = self.events.keys().copied();
+        let kept: BTreeSet<u64> = ids.filter(|&id| self.outlives(id)).collect();
+        let mut errands = Vec::new();
+        for shard in self.shards.iter() {
+            let ((), more) = shard.with(|state| state.reset(|id| kept.contains(&id)));
+            errands.extend(more);
+        }
+        let gone: Vec<u64> = self.events.keys().copied().collect();
+        for id in gone.into_iter().filter(|id| !kept.contains(id)) {
+            self.events.remove(&id);
+            self.persistent.remove(&id);
+            self.forget_links(id);
+        }
+        self.sinks.retain(&kept);
+        self.notices.reset();
+        self.guest = Arc::default();
+        self.run(errands);
+    }
+
+    /// Whether an event needs nothing of a driver's.
+    fn outlives(&self, id: u64) -> bool {
+        let in_window = self.sinks.window_page(id).is_some();
+        let shape = self.sinks.shape(id);
+        self.persistent.contains(&id) && shape.is_none_or(|shape| in_window && !shape.has_area)
+    }
+
+    /// `thread` runs a vCPU from now on, with guest TSC = host TSC + `tsc_offset`.
+    pub(crate) fn attach(&mut self, vcpu: u32, thread: i32, tsc_offset: u64) {
+        for (index, shard) in (0..).zip(self.shards.iter()) {
+            if index != vcpu {
+                // Task events that ran on the vCPU, and are elsewhere now.
+                shard.with(|state| state.forget_thread(vcpu));
+            }
+        }
+        self.on(vcpu, |state| state.attach(thread, tsc_offset));
+    }
+
+    /// Adds its own figures to those of the device.
+    pub(crate) fn add_to(&self, metrics: &mut Metrics) {
+        metrics.events_opened += self.metrics.events_opened;
+        metrics.control_requests += self.metrics.control_requests;
+        metrics.bad_requests += self.metrics.bad_requests;
+    }
+
+    // Between shards.
+
+    /// Acts on a shard, then carries out the work that this leaves for others.
+    fn on<T>(&mut self, shard: u32, act: impl FnOnce(&mut State) -> T) -> T {
+        let (result, errands) = self.shards[shard as usize].with(act);
+        self.run(errands);
+        result
+    }
+
+    /// Acts on the shard that has an event, if there is such an event.
+    fn with_event<T>(&mut self, id: u64, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let shard = self.events.get(&id)?.shard;
+        Some(self.on(shard, act))
+    }
+
+    /// Carries out what events of some shards left for others, and what comes of that.
+    pub(crate) fn run(&mut self, errands: Vec<Errand>) {
+        let mut errands = VecDeque::from(errands);
+        while let Some(errand) = errands.pop_front() {
+            let shard = match errand {
+                Errand::Start(id) | Errand::Stop(id) | Errand::Trigger(id, _) => {
+                    self.events.get(&id).map(|entry| entry.shard)
+                }
+                Errand::Release(vcpu, _) => Some(vcpu),
+            };
+            let Some(shard) = shard.and_then(|shard| self.shards.get(shard as usize)) else {
+                continue;
+            };
+            let ((), more) = shard.with(|state| match errand {
+                Errand::Start(id) => log_refused(id, state.start(id)),
+                Errand::Stop(id) => {
+                    // Or other events' earlier samples would come after its last.
+                    state.settle();
+                    log_refused(id, state.stop_led(id));
+                }
+                Errand::Trigger(target, effect) => {
+                    state.settle();
+                    state.apply(target, effect);
+                }
+                Errand::Release(_, lease) => state.cpu.release(lease),
+            });
+            errands.extend(more);
+        }
+    }
+
+    /// Carries out a command that the vCPU `by` gave on the queue of the vCPU `of` after `resets` of the
+    /// device, about an event that the queue's shard did not have.
+    pub(crate) fn command(&mut self, command: &Command, of: u32, by: u32, resets: u64) -> Reply {
+        if resets != self.resets {
+            // Its driver is gone, and nobody reads the reply.
+            return Reply::default();
+        }
+        let id = command.event.get();
+        let own = of == by;
+        if own && command.op.get() == COMMAND_IN {
+            self.bring(id, by);
+        }
+        let shard = self.events.get(&id).map_or(of, |entry| entry.shard);
+        self.on(shard, |state| {
+            if shard != of {
+                state.settle();
+            }
+            event_command(state, command, by, own)
+        })
+    }
+
+    /// Has a task event, and the group that it is in, in the shard of `to`, unless a vCPU runs it.
+    fn bring(&mut self, id: u64, to: u32) {
+        let Some(entry) = self.events.get(&id) else {
+            return;
+        };
+        let leader = entry.leader.unwrap_or(id);
+        let led = self.events.get(&leader).map(|entry| entry.members.clone());
+        let mut group = led.unwrap_or_default();
+        group.push(leader);
+        for id in group {
+            let Some(entry) = self.events.get_mut(&id).filter(|entry| entry.shard != to) else {
+                continue;
+            };
+            let (given, _) = self.shards[entry.shard as usize].with(|state| state.give(id));
+            if let Some(event) = given {
+                self.shards[to as usize].with(|state| state.receive(event));
+                entry.shard = to;
+            }
+        }
+    }
+
+    /// Writes what the host has recorded for the sink that an event writes to, or that was mapped with
+    /// it, on every vCPU that writes there.
+    fn settle(&mut self, id: u64) {
+        let entry = self.events.get(&id);
+        let own = entry.and_then(|entry| self.sinks.of_family(entry.spec.owner));
+        let writers = self.sinks.writers(own.map_or(id, |sink| sink.id()));
+        let ids = writers.into_iter().chain([id]);
+        let entries = ids.filter_map(|id| self.events.get(&id));
+        let shards: BTreeSet<u32> = entries.map(|entry| entry.shard).collect();
+        for shard in shards {
+            self.on(shard, State::settle);
+        }
+    }
+
+    // The control queue.
+
     /// Serves the control queue.
-    pub(crate) fn serve_control(&mut self, host: &Host<'_>, catalogue: &Catalogue) -> Served {
-        let index = usize::from(QUEUE_CONTROL);
+    pub(crate) fn serve(&mut self) -> Served {
         let mut served = false;
-        let mut asks_guest_ips = false;
-        for _ in 0..self.queues.bound(index) {
-            let Some(chain) = self.queues.take(index) else {
+        let mut needs_guest_ips = false;
+        for _ in 0..self.queue.bound() {
+            let Some(chain) = self.queue.take() else {
                 break;
             };
-            if host.guest_ips.is_none() && self.asks_guest_ips(&chain) {
-                self.queues.put_back(index);
-                asks_guest_ips = true;
+            if self.backend.guest_ips().is_none() && self.waits_for_guest_ips(&chain) {
+                self.queue.put_back();
+                needs_guest_ips = true;
                 break;
             }
             self.metrics.control_requests += 1;
-            let len = self
-                .answer(host, catalogue, &chain)
-                .unwrap_or_else(|BadChain| {
-                    self.metrics.bad_requests += 1;
-                    0
-                });
-            self.queues.give_back(index, &chain, len);
+            let len = self.answer(&chain).unwrap_or_else(|BadChain| {
+                self.metrics.bad_requests += 1;
+                0
+            });
+            self.queue.give_back(chain, len);
             served = true;
         }
         Served {
-            interrupt: served && self.queues.wants_interrupt(index),
-            asks_guest_ips,
+            interrupt: served && self.queue.wants_interrupt(),
+            needs_guest_ips,
         }
     }
 
     /// Whether a request's answer depends on what the host reports of guests.
-    fn asks_guest_ips(&self, chain: &Chain) -> bool {
+    fn waits_for_guest_ips(&self, chain: &Chain) -> bool {
         self.copy_request(chain).is_ok_and(|request| {
-            OpenRequest::read_from_prefix(&request).is_ok_and(|(request, _)| {
-                request.header.op.get() == CONTROL_OPEN && self.engine_asks(&request)
-            })
+            let opens = |(request, _): &(OpenRequest, &[u8])| {
+                request.header.op.get() == CONTROL_OPEN
+                    && needs_guest_ips(request, self.backend.settings.engines)
+            };
+            OpenRequest::read_from_prefix(&request)
+                .as_ref()
+                .is_ok_and(opens)
         })
-    }
-
-    /// Carries out one request; bytes of the answer.
-    fn answer(
-        &mut self,
-        host: &Host<'_>,
-        catalogue: &Catalogue,
-        chain: &Chain,
-    ) -> Result<u32, BadChain> {
-        let request = self.copy_request(chain)?;
-        let (room, mut writer) = chain.writer()?;
-        let Ok((header, _)) = ControlHeader::read_from_prefix(&request) else {
-            return simple(room, &mut writer, || Err(Errno::EINVAL));
-        };
-        if header.reserved.get() != 0 {
-            return simple(room, &mut writer, || Err(Errno::EINVAL));
-        }
-        let event = header.event.get();
-        // What was sampled before the request is written as the request finds things.
-        self.settle(host);
-        match header.op.get() {
-            CONTROL_OPEN => {
-                enough(room, size_of::<OpenReply>())?;
-                let opened = self.open(host, catalogue, &request);
-                let (engine, id) = opened.unwrap_or_default();
-                let reply = OpenReply {
-                    status: status(&opened).into(),
-                    engine: engine.into(),
-                    id: id.into(),
-                };
-                put(&mut writer, &reply)?;
-                Ok(wire_len::<OpenReply>(1))
-            }
-            CONTROL_CATALOGUE => {
-                enough(room, size_of::<ControlReply>())?;
-                let fit = (room - size_of::<ControlReply>()) / size_of::<CatalogueEntry>();
-                entries(&mut writer, &part(catalogue, &request, fit))
-            }
-            CONTROL_PERSISTENT => {
-                enough(room, size_of::<ControlReply>())?;
-                let fit = (room - size_of::<ControlReply>()) / size_of::<PersistentEvent>();
-                entries(&mut writer, &self.list_part(&request, fit))
-            }
-            op if changes(op) && self.is_operators(event) => {
-                simple(room, &mut writer, || Err(Errno::EPERM))
-            }
-            CONTROL_DETACH => simple(room, &mut writer, || self.detach_as(&request)),
-            CONTROL_ATTACH => simple(room, &mut writer, || self.reattach(event)),
-            CONTROL_CLOSE => simple(room, &mut writer, || self.close(host, event)),
-            CONTROL_MAP => valued(room, &mut writer, || self.map(host, &request)),
-            CONTROL_UNMAP => simple(room, &mut writer, || self.unmap(host, event)),
-            CONTROL_REDIRECT => simple(room, &mut writer, || self.redirect(host, &request)),
-            CONTROL_PAUSE => simple(room, &mut writer, || self.pause(&request)),
-            CONTROL_MAP_AUX => simple(room, &mut writer, || self.map_aux(host, &request)),
-            CONTROL_UNMAP_AUX => simple(room, &mut writer, || self.unmap_aux(host, event)),
-            CONTROL_LINK => simple(room, &mut writer, || self.link(&request)),
-            CONTROL_TASK_PAGE => simple(room, &mut writer, || self.task_page(&request)),
-            _ => simple(room, &mut writer, || Err(Errno::EOPNOTSUPP)),
-        }
     }
 
     /// The request's bytes, of which no more are copied than the longest request has.
     fn copy_request(&self, chain: &Chain) -> Result<Vec<u8>, BadChain> {
-        let limits = &self.settings.limits;
+        let limits = &self.backend.settings.limits;
         let pages = (limits.max_ring_pages as usize + 1).max(limits.max_aux_pages as usize);
         let longest = size_of::<MapRequest>() + pages * size_of::<U64>();
         let longest = longest.max(size_of::<OpenRequest>());
@@ -151,86 +404,1075 @@ impl State {
         Ok(request)
     }
 
+    /// Carries out one request; bytes of the answer.
+    fn answer(&mut self, chain: &Chain) -> Result<u32, BadChain> {
+        let request = self.copy_request(chain)?;
+        let (bytes, writer) = chain.writer()?;
+        let room = Room { bytes, writer };
+        let header = ControlHeader::read_from_prefix(&request);
+        let Some((header, _)) = header.ok().filter(|(header, _)| header.reserved.get() == 0) else {
+            return room.simple(|| Err(Errno::EINVAL));
+        };
+        let event = header.event.get();
+        if event != 0 {
+            // Earlier samples are written before the request changes where they go.
+            self.settle(event);
+        }
+        match header.op.get() {
+            CONTROL_OPEN => room.opened(|| {
+                let request = parse::<OpenRequest>(&request)?;
+                self.open(&request, Maker::Guest)
+            }),
+            CONTROL_CATALOGUE => room.entries(|fit| self.catalogue(&request, fit)),
+            CONTROL_PERSISTENT => room.entries(|fit| self.list(&request, fit)),
+            op if changes(op) && self.is_operators(event) => room.simple(|| Err(Errno::EPERM)),
+            CONTROL_DETACH => room.simple(|| self.detach(&request)),
+            CONTROL_ATTACH => room.simple(|| self.reattach(event)),
+            CONTROL_CLOSE => room.simple(|| self.close(event)),
+            CONTROL_MAP => room.valued(|| self.map(&request)),
+            CONTROL_UNMAP => room.simple(|| self.unmap(event)),
+            CONTROL_REDIRECT => room.simple(|| self.redirect(&request)),
+            CONTROL_PAUSE => room.simple(|| self.pause(&request)),
+            CONTROL_MAP_AUX => room.simple(|| self.map_aux(&request)),
+            CONTROL_UNMAP_AUX => room.simple(|| self.unmap_aux(event)),
+            CONTROL_LINK => room.simple(|| self.link(&request)),
+            CONTROL_TASK_PAGE => room.simple(|| self.task_page(&request)),
+            _ => room.simple(|| Err(Errno::EOPNOTSUPP)),
+        }
+    }
+
+    /// The part of the catalogue that is asked for, `fit` entries at most.
+    fn catalogue(&self, request: &[u8], fit: usize) -> Result<Vec<CatalogueEntry>, Errno> {
+        let request = parse::<CatalogueRequest>(request)?;
+        if request.header.event.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let entries = self.backend.catalogue().entries();
+        let rest = entries.get(request.first.get() as usize..);
+        let count = fit.min(request.count.get() as usize);
+        let part = rest.ok_or(Errno::EINVAL)?.iter().take(count);
+        Ok(part.map(|entry| entry.wire()).collect())
+    }
+
     fn task_page(&mut self, request: &[u8]) -> Result<(), Errno> {
         if self.features & 1 << F_TASK_PAGE == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (request, _) = TaskPageRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
+        let request = parse::<TaskPageRequest>(request)?;
         let vcpu = request.vcpu.get();
         let page = Some(GuestAddress(request.address.get())).filter(|page| page.0 != 0);
         if request.header.event.get() != 0
             || request.reserved.get() != 0
-            || vcpu >= self.settings.vcpus
+            || vcpu >= self.backend.settings.vcpus
             || page.is_some_and(|page| !self.is_page(page))
         {
             return Err(Errno::EINVAL);
         }
-        self.output.set_task_page(vcpu, page);
+        self.on(vcpu, |state| {
+            // Earlier samples are of the tasks that the page before names.
+            state.settle();
+            state.set_tasks(Tasks::new(page));
+        });
         Ok(())
     }
-}
 
-/// The part of the catalogue that is asked for, `fit` entries at most.
-fn part(catalogue: &Catalogue, request: &[u8], fit: usize) -> Result<Vec<CatalogueEntry>, Errno> {
-    let (request, _) = CatalogueRequest::read_from_prefix(request).map_err(|_| Errno::EINVAL)?;
-    if request.header.event.get() != 0 {
-        return Err(Errno::EINVAL);
+    // Events.
+
+    /// Opens an event: its engine and id.
+    fn open(&mut self, request: &OpenRequest, maker: Maker) -> Result<(u32, u64), Errno> {
+        let operators = matches!(maker, Maker::Operator(_));
+        let backend = Arc::clone(&self.backend);
+        let terms = Terms {
+            catalogue: backend.catalogue(),
+            settings: &backend.settings,
+            // The operator's are there before any driver is.
+            has_rings: operators || self.has_rings(),
+            has_areas: self.has_areas(),
+            guest_ips: backend.guest_ips(),
+        };
+        let context = terms.check_context(request)?;
+        let owner = self.owner(request)?;
+        let leader = self.leader(request, context)?;
+        let opening = terms.check(request)?;
+        let id = self.next_id;
+        if !operators {
+            self.check_events()?;
+        }
+        let persistence = match maker {
+            Maker::Guest if opening.persistent => Some(self.persistence(id)?),
+            Maker::Guest => None,
+            Maker::Operator(persistence) => Some(persistence),
+        };
+        let spec = opening.spec(request, id, owner);
+        let mut event = Event::new(spec, context, period(request));
+        event.persistent = persistence.as_ref().map(|known| match known.operator {
+            true => Persistent::Operator,
+            false => Persistent::Guest,
+        });
+        let persistent = event.persistent.is_some();
+        event.set_enabled(opening.flags & OPEN_ENABLED != 0);
+        event.sink = self.sinks.of_family(spec.owner).cloned();
+        if let Some(leader) = leader {
+            for role in opening.steers() {
+                self.links.steer(id, leader, role);
+            }
+        }
+        event.effects = self.links.effects(id).collect();
+        let shard = self.first_shard(context);
+        self.next_id += 1;
+        self.events.insert(
+            id,
+            Entry {
+                spec,
+                context,
+                shard,
+                samples: event.period.is_some(),
+                leader,
+                members: Vec::new(),
+                on: Arc::default(),
+                counts: Arc::default(),
+                persistence,
+            },
+        );
+        if let Some(leader) = leader {
+            event.join(self.grow_group(leader, id));
+        }
+        let opened = self.on(shard, |state| state.open(event));
+        if let Err(errno) = opened {
+            self.events.remove(&id);
+            self.forget_links(id);
+            if let Some(leader) = leader {
+                self.leave_group(leader, id);
+            }
+            return Err(errno);
+        }
+        if persistent {
+            self.persistent.insert(id);
+        }
+        self.sinks.join(spec.owner, id);
+        self.metrics.events_opened += 1;
+        Ok((opening.engine, id))
     }
-    let rest = catalogue
-        .entries()
-        .get(request.first.get() as usize..)
-        .ok_or(Errno::EINVAL)?;
-    let count = fit.min(request.count.get() as usize);
-    Ok(rest.iter().take(count).map(|entry| entry.wire()).collect())
+
+    /// The shard that a new event goes to: of a task event the likeliest to be used.
+    fn first_shard(&self, context: Context) -> u32 {
+        match context {
+            Context::Vcpu(vcpu) | Context::Task(Some(vcpu)) => vcpu,
+            Context::Task(None) => (0..)
+                .zip(self.shards.iter())
+                .find(|(_, shard)| shard.vcpu.thread().is_some())
+                .map_or(0, |(index, _)| index),
+        }
+    }
+
+    /// Whether the operator lets the guest have one more event.
+    fn check_events(&self) -> Result<(), Errno> {
+        let operators = self.persistent.iter().filter(|&&id| self.is_operators(id));
+        let guests = self.events.len() - operators.count();
+        match guests < self.backend.settings.limits.max_events as usize {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC),
+        }
+    }
+
+    /// The owner of the family that it joins, if it is a child.
+    fn owner(&self, request: &OpenRequest) -> Result<Option<u64>, Errno> {
+        let parent = match request.parent.get() {
+            0 => return Ok(None),
+            parent => self.events.get(&parent).ok_or(Errno::EINVAL)?,
+        };
+        if parent.is_operators() {
+            return Err(Errno::EPERM);
+        }
+        // It is not specified which of the family would be read.
+        if request.sample_type.get() & SAMPLE_READ != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Some(parent.spec.owner))
+    }
+
+    /// The leader of the group that it joins, if any.
+    fn leader(&self, request: &OpenRequest, context: Context) -> Result<Option<u64>, Errno> {
+        let id = match request.leader.get() {
+            0 if steers(request) => return Err(Errno::EINVAL),
+            0 => return Ok(None),
+            id => id,
+        };
+        let leader = self.events.get(&id).ok_or(Errno::EINVAL)?;
+        if steers(request) && !leader.spec.is_trace() {
+            return Err(Errno::EINVAL);
+        }
+        let format = request.read_format.get();
+        let pinned = request.flags.get() & OPEN_PINNED != 0;
+        let persistent = request.flags.get() & OPEN_PERSISTENT != 0 || leader.persistence.is_some();
+        if persistent || leader.leader.is_some() || !leader.context.is_like(context) || pinned {
+            return Err(Errno::EINVAL);
+        }
+        let size = leader.members.len() + 2;
+        let led = leader.members.iter().chain([&id]);
+        let led = led.filter_map(|id| self.events.get(id));
+        let mut formats = led
+            .map(|event| event.spec.layout.read_format)
+            .chain([format]);
+        if formats.any(|format| read_size(format, size) > LONGEST_READING) {
+            return Err(Errno::E2BIG);
+        }
+        Ok(Some(id))
+    }
+
+    /// A new event joins the group of `leader`, whose other events learn of it.
+    fn grow_group(&mut self, leader: u64, id: u64) -> Option<Arc<Group>> {
+        if let Some(entry) = self.events.get_mut(&leader) {
+            entry.members.push(id);
+        }
+        self.publish_group(leader, Some(id))
+    }
+
+    /// An event leaves the group of `leader`.
+    fn leave_group(&mut self, leader: u64, id: u64) {
+        if let Some(entry) = self.events.get_mut(&leader) {
+            entry.members.retain(|&member| member != id);
+            self.publish_group(leader, None);
+        }
+    }
+
+    /// Tells the events of a group who is in it, but for `except`; the group, unless its leader is alone.
+    fn publish_group(&mut self, leader: u64, except: Option<u64>) -> Option<Arc<Group>> {
+        let entry = self.events.get(&leader)?;
+        let on = Arc::clone(&entry.on);
+        let ids: Vec<u64> = [leader]
+            .into_iter()
+            .chain(entry.members.iter().copied())
+            .collect();
+        let events = ids.iter().filter_map(|&id| {
+            let entry = self.events.get(&id)?;
+            Some(GroupEvent {
+                id,
+                owner: entry.spec.owner,
+                counts: Arc::clone(&entry.counts),
+            })
+        });
+        let group = Group {
+            leader,
+            on,
+            events: events.collect(),
+        };
+        let group = (ids.len() > 1).then(|| Arc::new(group));
+        for &id in ids.iter().filter(|&&id| Some(id) != except) {
+            let group = group.clone();
+            self.with_event(id, |state| state.join(id, group));
+        }
+        group
+    }
+
+    /// Closes an event; its ring goes with the last event that writes to it.
+    fn close(&mut self, id: u64) -> Result<(), Errno> {
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if entry.persistence.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        self.end(id);
+        Ok(())
+    }
+
+    /// Ends an event, persistent or not.
+    fn end(&mut self, id: u64) {
+        self.with_event(id, |state| state.end(id));
+        let Some(entry) = self.events.remove(&id) else {
+            return;
+        };
+        self.persistent.remove(&id);
+        for member in entry.members {
+            if let Some(entry) = self.events.get_mut(&member) {
+                entry.leader = None;
+            }
+            self.with_event(member, |state| state.join(member, None));
+        }
+        if let Some(leader) = entry.leader {
+            self.leave_group(leader, id);
+        }
+        self.forget_links(id);
+        self.retire(id, entry.spec.owner);
+    }
+
+    /// An event of `owner` is gone: what only it kept goes too.
+    fn retire(&mut self, id: u64, owner: u64) {
+        let Some(Extinct { heir }) = self.sinks.leave(owner, id) else {
+            return;
+        };
+        let mut due = self.notices.due();
+        if due.take_wakeup(owner)
+            && let Some(heir) = heir
+        {
+            due.wake(heir);
+        }
+    }
+
+    /// Links two events, from the next overflow of the first on.
+    fn link(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<LinkRequest>(request)?;
+        let role = match request.role.get() {
+            LINK_STARTER => Role::Starter,
+            LINK_STOPPER => Role::Stopper,
+            _ => return Err(Errno::EINVAL),
+        };
+        if request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let (id, target) = (request.header.event.get(), request.target.get());
+        let trigger = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let other = self.events.get(&target).ok_or(Errno::ENOENT)?;
+        if other.is_operators() {
+            return Err(Errno::EPERM);
+        }
+        // The driver alone knows which tasks they are of.
+        if id == target || !trigger.context.is_like(other.context) || !trigger.samples {
+            return Err(Errno::EINVAL);
+        }
+        if trigger.spec.is_batched() {
+            // Its overflows are found when the guest has run on.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let linked = self.links.link(id, target, role);
+        linked.map_err(|refused| match refused {
+            Refused::Linked => Errno::EEXIST,
+            Refused::Taken => Errno::EBUSY,
+        })?;
+        self.publish_links(id);
+        Ok(())
+    }
+
+    /// An event is gone, and its links with it.
+    fn forget_links(&mut self, id: u64) {
+        for trigger in self.links.forget(id) {
+            self.publish_links(trigger);
+        }
+    }
+
+    /// Gives an event the effects of its overflows.
+    fn publish_links(&mut self, trigger: u64) {
+        let effects = self.links.effects(trigger).collect();
+        self.with_event(trigger, |state| {
+            if let Some(event) = state.event_mut(trigger) {
+                event.effects = effects;
+            }
+        });
+    }
+
+    // Rings and areas.
+
+    fn has_rings(&self) -> bool {
+        self.features & 1 << F_RING != 0
+    }
+
+    /// Areas are reported in rings, so that they take both.
+    fn has_areas(&self) -> bool {
+        self.has_rings() && self.features & 1 << F_AUX != 0
+    }
+
+    /// Gives events the sink that they write to from now on.
+    fn publish_sink(&mut self, moved: &Moved) {
+        for &id in &moved.events {
+            let sink = moved.sink.clone();
+            self.with_event(id, |state| state.set_sink(id, sink));
+        }
+    }
+
+    /// Takes a sink away: nothing writes to its pages any more.
+    fn remove_sink(&mut self, id: u64) {
+        let moved = self.sinks.abandon(id);
+        self.publish_sink(&moved);
+        self.sinks.remove(id);
+    }
+
+    /// Lays a ring over pages of the guest, or of the window: then the number of the first of these.
+    fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
+        if !self.has_rings() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        let id = request.header.event.get();
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let (spec, persistent) = (entry.spec, entry.persistence.is_some());
+        let flags = request.flags.get();
+        let in_window = flags & MAP_WINDOW != 0;
+        if in_window && self.features & 1 << F_WINDOW == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if flags & !(MAP_WRITABLE | MAP_WINDOW) != 0
+            || in_window && !persistent
+            || spec.is_child()
+            || self.sinks.is_redirected(id)
+            || self.sinks.is_driven(id)
+        {
+            return Err(Errno::EINVAL);
+        }
+        let count = request.pages.get();
+        self.check_size(count)?;
+        let writable = flags & MAP_WRITABLE != 0;
+        if in_window {
+            if self.sinks.has_ring(id) {
+                return Err(Errno::EBUSY);
+            }
+            return self.lay_in_window(&spec, count, writable);
+        }
+        let pages = self.check_addresses(count, rest)?;
+        if self.sinks.has_ring(id) {
+            return Err(Errno::EBUSY);
+        }
+        self.check_room(pages.len())?;
+        let memory = Arc::clone(&self.guest);
+        self.lay(&spec, &memory, &pages, writable, None)?;
+        Ok(0)
+    }
+
+    /// Lays the ring of an event that has none into the window, `count` pages in all: the number of the
+    /// first.
+    fn lay_in_window(
+        &mut self,
+        spec: &EventSpec,
+        count: u32,
+        writable: bool,
+    ) -> Result<u32, Errno> {
+        let (first, pages) = self.sinks.take_pages(count).ok_or(Errno::ENOSPC)?;
+        let memory = Arc::clone(self.sinks.window_memory());
+        self.lay(spec, &memory, &pages, writable, Some(first))?;
+        Ok(first)
+    }
+
+    /// Lays the ring of an event that has none over `pages` of `memory`, which have been checked.
+    fn lay(
+        &mut self,
+        spec: &EventSpec,
+        memory: &Arc<GuestMemoryMmap>,
+        pages: &[GuestAddress],
+        writable: bool,
+        window_page: Option<u32>,
+    ) -> Result<(), Errno> {
+        let mode = RingMode {
+            writable,
+            backward: spec.has(OPEN_BACKWARD),
+        };
+        let ring = Ring::new(memory, pages, mode, self.backend.clock);
+        let ring = ring.map_err(|_| Errno::EINVAL)?;
+        let sink = Sink::new(spec.id);
+        sink.set_ring(ring, memory);
+        let moved = self.sinks.add(sink, window_page);
+        self.publish_sink(&moved);
+        // The ring is there, also for an event that turns out to be in error.
+        self.with_event(spec.id, |state| state.update(spec.id));
+        Ok(())
+    }
+
+    /// Takes the ring away that was mapped with an event, its pending loss written if it fits.
+    fn unmap(&mut self, id: u64) -> Result<(), Errno> {
+        if !self.sinks.has_ring(id) {
+            return Err(self.not_mapped(id));
+        }
+        self.cut_traces(id);
+        self.remove_sink(id);
+        Ok(())
+    }
+
+    fn not_mapped(&self, id: u64) -> Errno {
+        match self.events.contains_key(&id) {
+            true => Errno::EINVAL,
+            false => Errno::ENOENT,
+        }
+    }
+
+    /// The traces that write to a sink hold the exits that their vCPUs are in up to now. The event that
+    /// is to flush the sink: a trace, or the event that it was mapped with.
+    fn cut_traces(&mut self, id: u64) -> Option<u64> {
+        let writers = self.sinks.writers(id);
+        let is_trace = |id: &u64| {
+            let entry = self.events.get(id);
+            entry.is_some_and(|entry| entry.spec.is_trace())
+        };
+        let traces: Vec<u64> = writers.iter().copied().filter(is_trace).collect();
+        for &id in &traces {
+            self.with_event(id, |state| state.cut(id));
+        }
+        let own = writers.iter().find(|&&writer| writer == id);
+        traces.first().or(own).or_else(|| writers.first()).copied()
+    }
+
+    /// Sends the records of an event, and of its children, to the ring of another.
+    fn redirect(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<RedirectRequest>(request)?;
+        let id = request.header.event.get();
+        let target = request.target.get();
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if self.is_operators(target) {
+            return Err(Errno::EPERM);
+        }
+        let ring = match target {
+            0 => None,
+            target => {
+                let target = self.events.get(&target).ok_or(Errno::ENOENT)?;
+                if target.spec.id == id
+                    || target.spec.is_child()
+                    || !target.context.is_like(event.context)
+                    || target.spec.has(OPEN_BACKWARD) != event.spec.has(OPEN_BACKWARD)
+                {
+                    return Err(Errno::EINVAL);
+                }
+                let sink = self.sinks.of_family(target.spec.owner);
+                let sink = sink.map(|sink| sink.id());
+                let ring = sink.filter(|&sink| self.sinks.has_ring(sink));
+                Some(ring.ok_or(Errno::EINVAL)?)
+            }
+        };
+        if self.sinks.has_ring(id)
+            || event.persistence.is_some()
+            || event.spec.is_child()
+            || self.sinks.is_driven(id)
+        {
+            return Err(Errno::EINVAL);
+        }
+        self.reroute(id, ring);
+        Ok(())
+    }
+
+    /// The events of `owner` write to `ring` from now on, or to their own.
+    fn reroute(&mut self, owner: u64, ring: Option<u64>) {
+        let before = self.sinks.of_family(owner).map(|sink| sink.id());
+        let events = self.sinks.family(owner);
+        let moved = self.sinks.move_family(owner, ring);
+        self.publish_sink(&moved);
+        for id in events {
+            self.with_event(id, |state| state.begin_area(id));
+        }
+        if let Some(before) = before {
+            self.sinks.remove_unused(before);
+        }
+    }
+
+    /// Stops or resumes writing to the ring of an event.
+    fn pause(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<PauseRequest>(request)?;
+        let id = request.header.event.get();
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let paused = match request.paused.get() {
+            0 => false,
+            1 => true,
+            _ => return Err(Errno::EINVAL),
+        };
+        if request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let sink = self.sinks.of_family(event.spec.owner);
+        let sink = sink.ok_or(Errno::EINVAL)?;
+        if sink.shape().data_pages.unwrap_or(0) == 0 {
+            return Err(Errno::EINVAL);
+        }
+        sink.pause(paused);
+        Ok(())
+    }
+
+    /// Lays an AUX area over pages of the guest, beside the ring of a trace or for the driver to keep.
+    fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        if !self.has_areas() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        let id = request.header.event.get();
+        let flags = request.flags.get();
+        let spec = self.events.get(&id).ok_or(Errno::ENOENT)?.spec;
+        if !spec.is_trace() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let driven = flags & MAP_DRIVEN != 0;
+        let ring = self.sinks.has_ring(id);
+        // A driver that keeps the area writes the records too: there is no ring to write them to.
+        let fits = match driven {
+            true => !self.sinks.is_redirected(id) && !ring,
+            false => ring,
+        };
+        if flags & !(MAP_WRITABLE | MAP_DRIVEN) != 0 || spec.is_child() || !fits {
+            return Err(Errno::EINVAL);
+        }
+        let count = request.pages.get();
+        if !count.is_power_of_two() || count > self.backend.settings.limits.max_aux_pages {
+            return Err(Errno::EINVAL);
+        }
+        let taken = self.sinks.get(id).map(|sink| sink.ring_addresses());
+        let taken: BTreeSet<GuestAddress> = taken.into_iter().flatten().collect();
+        let pages = self.check_addresses(count, rest)?;
+        if pages.iter().any(|page| taken.contains(page)) {
+            return Err(Errno::EINVAL);
+        }
+        let shape = self.sinks.shape(id);
+        if shape.is_some_and(|shape| shape.has_area) {
+            return Err(Errno::EBUSY);
+        }
+        self.check_room(pages.len())?;
+        let writable = flags & MAP_WRITABLE != 0;
+        let metadata = shape.and_then(|shape| shape.metadata);
+        let memory = self.area_memory(id);
+        let area = Area::new(&memory, pages, metadata, writable, spec.aux_watermark);
+        let area = area.map_err(|_| Errno::EINVAL)?;
+        match self.sinks.get(id) {
+            Some(sink) => sink.set_area(area, &memory),
+            None => {
+                let sink = Sink::new(id);
+                sink.set_area(area, &memory);
+                let moved = self.sinks.add(sink, None);
+                self.publish_sink(&moved);
+            }
+        }
+        for id in self.sinks.writers(id) {
+            self.with_event(id, |state| state.begin_area(id));
+        }
+        Ok(())
+    }
+
+    /// The memory that holds an area of the guest's and the metadata page of its ring, which can lie in
+    /// the window.
+    fn area_memory(&self, id: u64) -> Arc<GuestMemoryMmap> {
+        let in_window = self.sinks.window_page(id).is_some();
+        let window = self.sinks.window().filter(|_| in_window);
+        let both = window.and_then(|window| self.guest.insert_region(window.region()).ok());
+        both.map_or_else(|| Arc::clone(&self.guest), Arc::new)
+    }
+
+    /// Takes the area away that was mapped with an event, what was written to it shown and reported as
+    /// far as that fits.
+    fn unmap_aux(&mut self, id: u64) -> Result<(), Errno> {
+        let shape = self.sinks.shape(id).filter(|shape| shape.has_area);
+        let shape = shape.ok_or_else(|| self.not_mapped(id))?;
+        if let Some(writer) = self.cut_traces(id) {
+            self.with_event(writer, |state| state.close_area(writer));
+        }
+        if shape.metadata.is_none() {
+            self.remove_sink(id);
+        }
+        Ok(())
+    }
+
+    /// Whether the operator lets rings and areas hold `more` pages of the guest's.
+    fn check_room(&self, more: usize) -> Result<(), Errno> {
+        let pages = self.sinks.guest_pages() + more;
+        match pages > self.backend.settings.limits.max_pages as usize {
+            true => Err(Errno::ENOSPC),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a ring can have `count` pages.
+    fn check_size(&self, count: u32) -> Result<(), Errno> {
+        let data = count.checked_sub(1).ok_or(Errno::EINVAL)?;
+        let most = self.backend.settings.limits.max_ring_pages;
+        if data != 0 && !data.is_power_of_two() || data > most {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+
+    /// The addresses of `count` pages: aligned, in memory, each named once.
+    fn check_addresses(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
+        let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
+            .map_err(|_| Errno::EINVAL)?;
+        let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();
+        let distinct: BTreeSet<_> = pages.iter().collect();
+        let usable = pages.iter().all(|&page| self.is_page(page));
+        if distinct.len() == pages.len() && usable {
+            Ok(pages)
+        } else {
+            Err(Errno::EINVAL)
+        }
+    }
+
+    /// Whether a page of guest memory begins at `address`.
+    fn is_page(&self, address: GuestAddress) -> bool {
+        address.0.is_multiple_of(PAGE_SIZE as u64)
+            && self
+                .guest
+                .check_range(address, PAGE_SIZE, Permissions::ReadWrite)
+    }
+
+    // Persistent events.
+
+    /// Whether an event is the operator's: the guest reads it, and changes nothing about it.
+    fn is_operators(&self, id: u64) -> bool {
+        self.events.get(&id).is_some_and(Entry::is_operators)
+    }
+
+    /// Makes an event of the guest's persistent, under the name that the request has. Without one the
+    /// event keeps its name, or gets one of its own.
+    fn detach(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<DetachRequest>(request)?;
+        let name = match request.name.iter().all(|&byte| byte == 0) {
+            true => None,
+            false => Some(Name::from_wire(&request.name).ok_or(Errno::EINVAL)?),
+        };
+        let id = request.header.event.get();
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if entry.is_operators() {
+            return Err(Errno::EPERM);
+        }
+        let alone = entry.leader.is_none() && entry.members.is_empty();
+        let fits = alone && !entry.spec.is_child() && !self.sinks.is_redirected(id);
+        let of_vcpu = matches!(entry.context, Context::Vcpu(_));
+        let before = entry.persistence.as_ref().map(|known| known.name.clone());
+        let fresh = before.is_none();
+        let failed = self.with_event(id, |state| state.event(id).is_some_and(Event::has_failed));
+        if !of_vcpu || !fits || failed == Some(true) {
+            return Err(Errno::EINVAL);
+        }
+        let name = self.free_name(id, name.or(before))?;
+        if fresh {
+            self.check_persistent()?;
+        }
+        self.set_persistence(
+            id,
+            Some(Persistence {
+                name,
+                operator: false,
+            }),
+        );
+        Ok(())
+    }
+
+    /// Makes it an event that can be closed again.
+    fn reattach(&mut self, id: u64) -> Result<(), Errno> {
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if entry.persistence.is_none() {
+            return Err(Errno::EINVAL);
+        }
+        self.set_persistence(id, None);
+        Ok(())
+    }
+
+    /// Makes an event of the guest's persistent, or no longer.
+    fn set_persistence(&mut self, id: u64, persistence: Option<Persistence>) {
+        let persistent = persistence.as_ref().map(|_| Persistent::Guest);
+        match persistent {
+            Some(_) => self.persistent.insert(id),
+            None => self.persistent.remove(&id),
+        };
+        if let Some(entry) = self.events.get_mut(&id) {
+            entry.persistence = persistence;
+        }
+        self.with_event(id, |state| {
+            if let Some(event) = state.event_mut(id) {
+                event.persistent = persistent;
+            }
+        });
+    }
+
+    /// Name and owner of the guest's next event `id`, which opens persistent.
+    fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
+        self.check_persistent()?;
+        Ok(Persistence {
+            name: self.free_name(id, None)?,
+            operator: false,
+        })
+    }
+
+    /// The name of the event `id` to be, if no other persistent event has it; `None`: one of its own.
+    fn free_name(&self, id: u64, name: Option<Name>) -> Result<Name, Errno> {
+        let name = name.unwrap_or_else(|| Name::of(id));
+        let others = self.persistent.iter().filter(|&&other| other != id);
+        let mut others = others.filter_map(|id| self.events.get(id)?.persistence.as_ref());
+        match others.any(|other| other.name == name) {
+            true => Err(Errno::EEXIST),
+            false => Ok(name),
+        }
+    }
+
+    /// Whether the operator lets the guest have one more persistent event.
+    fn check_persistent(&self) -> Result<(), Errno> {
+        let guests = self.persistent.iter().filter(|&&id| !self.is_operators(id));
+        match guests.count() < self.backend.settings.limits.max_persistent as usize {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC),
+        }
+    }
+
+    /// The persistent events that are asked for, `fit` at most, by ascending id.
+    fn list(&mut self, request: &[u8], fit: usize) -> Result<Vec<PersistentEvent>, Errno> {
+        let request = parse::<PersistentRequest>(request)?;
+        if request.header.event.get() != 0 || request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let most = fit.min(request.count.get() as usize);
+        let after = request.after.get().saturating_add(1);
+        let later = self.persistent.range(after..).copied();
+        let ids: Vec<u64> = later.take(most).collect();
+        let listed = ids.into_iter().filter_map(|id| {
+            let view = self.with_event(id, |state| state.glance(id))??;
+            self.listed(id, &view)
+        });
+        Ok(listed.collect())
+    }
+
+    fn listed(&self, id: u64, view: &View) -> Option<PersistentEvent> {
+        let entry = self.events.get(&id)?;
+        let (shape, page) = (self.sinks.shape(id), self.sinks.window_page(id));
+        let flag = |on: bool, flag| if on { flag } else { 0 };
+        let map = flag(shape.is_some_and(|shape| shape.writable), MAP_WRITABLE)
+            | flag(page.is_some(), MAP_WINDOW);
+        // Bounded by a limit of 32 bits.
+        let pages = shape.and_then(|shape| u32::try_from(shape.ring_pages).ok());
+        let name = entry.persistence.as_ref().map(|known| known.name.to_wire());
+        Some(PersistentEvent {
+            id: id.into(),
+            open: open_request(entry, view),
+            pages: pages.unwrap_or(0).into(),
+            map: map.into(),
+            window_page: page.unwrap_or(0).into(),
+            flags: flag(entry.is_operators(), PERSISTENT_OPERATOR).into(),
+            name: name.unwrap_or([0; PERSISTENT_NAME]),
+        })
+    }
+
+    // The operator.
+
+    /// Whether the machine has to say first what the host reports of guests.
+    pub(crate) fn needs_guest_ips(&self, request: &OpenRequest) -> bool {
+        needs_guest_ips(request, self.backend.settings.engines)
+    }
+
+    /// Starts an event for the operator, with the `request` that follows from what was `asked` for: its
+    /// id.
+    pub(crate) fn persist(
+        &mut self,
+        asked: &Persist,
+        request: &OpenRequest,
+    ) -> Result<u64, PersistError> {
+        let (name, pages) = (asked.name.as_deref(), asked.pages);
+        let name = match name {
+            Some(text) => Name::new(text).ok_or_else(|| PersistError::BadName(text.to_owned()))?,
+            None => Name::of(self.next_id),
+        };
+        let persistence = Persistence {
+            name: self
+                .free_name(self.next_id, Some(name.clone()))
+                .map_err(|_| PersistError::NameTaken(name.to_string()))?,
+            operator: true,
+        };
+        let most = self.backend.settings.limits.max_ring_pages;
+        if pages != 0 && (!pages.is_power_of_two() || pages > most) {
+            return Err(PersistError::Pages { pages, most });
+        }
+        if pages != 0 && !self.has_window() {
+            return Err(PersistError::NoWindow);
+        }
+        let opened = self.open(request, Maker::Operator(persistence));
+        let (_, id) = opened.map_err(|errno| refused(asked, errno))?;
+        let spec = self.events.get(&id).map(|entry| entry.spec);
+        if let Some(spec) = spec.filter(|_| pages != 0)
+            && self.lay_in_window(&spec, pages + 1, false).is_err()
+        {
+            self.end(id);
+            return Err(PersistError::NoRoom(pages + 1));
+        }
+        let enabled = self.with_event(id, |state| state.enable(id));
+        if let Some(Err(errno)) = enabled {
+            self.end(id);
+            return Err(refused(asked, errno));
+        }
+        self.notices.due().list(id);
+        Ok(id)
+    }
+
+    /// Ends a persistent event, the guest's too.
+    pub(crate) fn end_persistent(&mut self, id: u64) -> Result<(), PersistError> {
+        self.check_exists(id)?;
+        self.settle(id);
+        self.end(id);
+        self.notices.due().list(id);
+        Ok(())
+    }
+
+    /// Every persistent event as it is now.
+    pub(crate) fn statuses(&mut self) -> Vec<PersistentStatus> {
+        let ids: Vec<u64> = self.persistent.iter().copied().collect();
+        let statuses = ids.into_iter().filter_map(|id| self.status(id));
+        statuses.collect()
+    }
+
+    /// A persistent event as it is now, with the records in its ring.
+    pub(crate) fn held(&mut self, id: u64) -> Result<HeldRecords, PersistError> {
+        self.check_exists(id)?;
+        self.settle(id);
+        let event = self.status(id).ok_or(PersistError::NoSuch(id))?;
+        let entry = self.events.get(&id).ok_or(PersistError::NoSuch(id))?;
+        let held = self.sinks.get(id).and_then(|sink| sink.held());
+        let HeldBytes {
+            bytes,
+            newest_first,
+        } = held.ok_or(PersistError::NoRing(id))?;
+        Ok(HeldRecords {
+            event,
+            layout: entry.spec.layout,
+            bytes: bytes.ok_or(PersistError::Unreadable(id))?,
+            newest_first,
+        })
+    }
+
+    fn check_exists(&self, id: u64) -> Result<(), PersistError> {
+        match self.persistent.contains(&id) {
+            true => Ok(()),
+            false => Err(PersistError::NoSuch(id)),
+        }
+    }
+
+    fn status(&mut self, id: u64) -> Option<PersistentStatus> {
+        let view = self.with_event(id, |state| state.view(id))??;
+        let entry = self.events.get(&id)?;
+        let spec = &entry.spec;
+        let enabled = if view.enabled { OPEN_ENABLED } else { 0 };
+        let known = entry.persistence.as_ref();
+        Some(PersistentStatus {
+            id,
+            name: known.map_or_else(String::new, |known| known.name.to_string()),
+            event: spelled(self.backend.catalogue(), spec.kind, spec.config, spec.flags),
+            operator: entry.is_operators(),
+            vcpu: match entry.context {
+                Context::Vcpu(vcpu) => vcpu,
+                Context::Task(_) => entry.shard,
+            },
+            kind: spec.kind,
+            config: spec.config,
+            rate: view.rate,
+            flags: spec.flags & !OPEN_ENABLED | enabled | OPEN_PERSISTENT,
+            engine: spec.engine,
+            sample_type: spec.layout.sample_type,
+            read_format: spec.layout.read_format,
+            regs_user: spec.layout.regs_user,
+            regs_intr: spec.layout.regs_intr,
+            stack_user: spec.layout.stack_user,
+            state: view.state,
+            count: view.counts.count,
+            time_enabled: view.counts.time_enabled,
+            time_running: view.counts.time_running,
+            lost: view.lost,
+            pages: self.sinks.shape(id).and_then(|shape| shape.data_pages),
+            window: self.sinks.window_page(id).is_some(),
+        })
+    }
+
+    // The host's flushes.
+
+    /// The events that a flush is about; `None`: there is no such event.
+    pub(crate) fn flushed(&self, event: Option<u64>) -> Option<Vec<u64>> {
+        match event {
+            Some(id) => self.events.contains_key(&id).then(|| vec![id]),
+            None => Some(self.persistent.iter().copied().collect()),
+        }
+    }
+
+    /// Writes what is held where vCPUs stand still; the visits of those that do not.
+    pub(crate) fn begin_flush(&mut self, ids: &[u64]) -> BTreeSet<Visit> {
+        let mut inside = BTreeSet::new();
+        for &id in ids {
+            let visit = self.with_event(id, |state| {
+                if !state.holds(id) {
+                    return None;
+                }
+                let (vcpu, visit) = (state.cpu.index, state.cpu.vcpu.visit());
+                if visit.is_none() {
+                    // It does not enter before this is over.
+                    state.write_held(id);
+                }
+                visit.map(|number| Visit { vcpu, number })
+            });
+            inside.extend(visit.flatten());
+        }
+        inside
+    }
+
+    /// Shows what is written of an event, and wakes its reader.
+    ///
+    /// # Errors
+    /// The event is in error; `ENOENT`: it was closed meanwhile.
+    pub(crate) fn end_flush(&mut self, id: u64) -> Result<(), Errno> {
+        let shown = self.with_event(id, |state| {
+            state.settle();
+            state.show_all(id)
+        });
+        shown.unwrap_or(Err(Errno::ENOENT))
+    }
 }
 
-/// Answers with a [`ControlReply`] and the entries that it counts, for which there is room.
-fn entries<T: IntoBytes + Immutable>(
-    writer: &mut impl Write,
-    entries: &Result<Vec<T>, Errno>,
-) -> Result<u32, BadChain> {
-    let some = entries.as_deref().unwrap_or(&[]);
-    let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
-    let reply = ControlReply {
-        status: status(entries).into(),
-        value: count.into(),
-    };
-    put(writer, &reply)?;
-    some.iter().try_for_each(|entry| put(writer, entry))?;
-    Ok(wire_len::<ControlReply>(1) + wire_len::<T>(count))
+/// The request of fixed length at the beginning of `bytes`.
+fn parse<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Result<T, Errno> {
+    let parsed = T::read_from_prefix(bytes);
+    parsed
+        .map(|(request, _)| request)
+        .map_err(|_| Errno::EINVAL)
 }
 
-/// Answers with a [`ControlReply`] without a value, if there is room for it; nothing is done otherwise.
-fn simple(
-    room: usize,
-    writer: &mut impl Write,
-    act: impl FnOnce() -> Result<(), Errno>,
-) -> Result<u32, BadChain> {
-    valued(room, writer, || act().map(|()| 0))
+fn log_refused(id: u64, result: Result<(), Errno>) {
+    if let Err(errno) = result {
+        log::debug!("event {id}, with its leader: errno {}", errno.get());
+    }
 }
 
-/// As [`simple`], with the value that comes of it.
-fn valued(
-    room: usize,
-    writer: &mut impl Write,
-    act: impl FnOnce() -> Result<u32, Errno>,
-) -> Result<u32, BadChain> {
-    enough(room, size_of::<ControlReply>())?;
-    let acted = act();
-    let reply = ControlReply {
-        status: status(&acted).into(),
-        value: acted.unwrap_or(0).into(),
-    };
-    put(writer, &reply)?;
-    Ok(wire_len::<ControlReply>(1))
+/// Whether an operation changes the event that its header names.
+fn changes(op: u32) -> bool {
+    matches!(
+        op,
+        CONTROL_CLOSE
+            | CONTROL_MAP
+            | CONTROL_UNMAP
+            | CONTROL_REDIRECT
+            | CONTROL_PAUSE
+            | CONTROL_MAP_AUX
+            | CONTROL_UNMAP_AUX
+            | CONTROL_DETACH
+            | CONTROL_ATTACH
+            | CONTROL_LINK
+    )
 }
 
-fn enough(room: usize, needed: usize) -> Result<(), BadChain> {
-    if room < needed { Err(BadChain) } else { Ok(()) }
+/// The request that a persistent event would be opened with.
+fn open_request(entry: &Entry, view: &View) -> OpenRequest {
+    let spec = &entry.spec;
+    let flag = |on: bool, flag| if on { flag } else { 0 };
+    let flags = spec.flags & !(OPEN_ENABLED | OPEN_FREQ)
+        | flag(view.enabled, OPEN_ENABLED)
+        | flag(matches!(view.rate, Some(Rate::Frequency(_))), OPEN_FREQ)
+        | OPEN_PERSISTENT;
+    OpenRequest {
+        kind: spec.kind.into(),
+        context: match entry.context {
+            Context::Vcpu(vcpu) => vcpu,
+            Context::Task(_) => CONTEXT_TASK,
+        }
+        .into(),
+        config: spec.config.into(),
+        period: match view.rate {
+            Some(Rate::Period(rate) | Rate::Frequency(rate)) => rate,
+            None => 0,
+        }
+        .into(),
+        sample_type: spec.layout.sample_type.into(),
+        flags: flags.into(),
+        wakeup: match spec.wakeup {
+            Wakeup::Page => 0,
+            Wakeup::Records(every) | Wakeup::Bytes(every) => every,
+        }
+        .into(),
+        engine: spec.engine.into(),
+        max_stack: spec.max_stack.into(),
+        read_format: spec.layout.read_format.into(),
+        regs_user: spec.layout.regs_user.into(),
+        regs_intr: spec.layout.regs_intr.into(),
+        stack_user: spec.layout.stack_user.into(),
+        aux_watermark: spec.aux_watermark.into(),
+        ..OpenRequest::default()
+    }
 }
 
-/// Bytes of `count` structs of the wire.
-fn wire_len<T>(count: u32) -> u32 {
-    // Structs of the wire are small, and counts bounded by the room that the driver gave.
-    u32::try_from(size_of::<T>()).map_or(u32::MAX, |size| size.saturating_mul(count))
+fn refused(asked: &Persist, errno: Errno) -> PersistError {
+    match errno {
+        Errno::EOPNOTSUPP => PersistError::Refused {
+            event: asked.event.clone(),
+            why: "the engine that this device was given does not make such samples",
+        },
+        errno => PersistError::Host(io::Error::from(errno)),
+    }
 }

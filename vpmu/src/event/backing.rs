@@ -1,20 +1,21 @@
-//! What an event's count comes from: host counters, a vCPU's figures, or what happened.
+//! The source of an event's count: host counters, a vCPU's figures, or what the device sees happen.
 
 use std::io;
 
-use super::{Facts, Host};
+use super::EventSpec;
 use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
     KIND_SAMPLE_TRACE, KIND_TSC, PACE_EXITS,
 };
+use crate::shard::{Cpu, Lease};
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
 
 /// A period so long that no host counter overflows with it.
 const NEVER: u64 = u64::MAX >> 1;
 
-/// A host counter of one event on one vCPU's thread, with its last reading.
+/// A host counter of one event's own on one vCPU's thread, with its last reading.
 #[derive(Debug)]
-pub(super) struct HostCounter {
+pub(super) struct OwnCounter {
     vcpu: u32,
     pub(super) counter: Box<dyn Counter>,
     pub(super) last: Reading,
@@ -22,84 +23,96 @@ pub(super) struct HostCounter {
 
 #[derive(Debug)]
 pub(super) enum Backing {
-    Host(Vec<HostCounter>),
+    /// Host counters that overflow for this event alone, one on each vCPU that it ran on.
+    Own(Vec<OwnCounter>),
+    /// Host counters that all events of a vCPU share, one on each vCPU that it ran on.
+    Shared(Vec<(u32, Lease)>),
     Tsc,
     AllExits,
     /// Exits that reached the VMM, as the vCPU counts them by itself.
     Exits,
     Halts,
     GuestTime,
-    /// What the device sees happen, one by one: marks, exits of one mode, and those that pace a
+    /// Occurrences that the device sees one by one: marks, exits of one mode, exits that pace a
     /// trace.
     Happened(u64),
-    /// Nothing: what a trace counts is what it wrote.
+    /// Nothing: a trace counts the bytes that it wrote.
     Traced,
 }
 
 impl Backing {
-    pub(super) fn new(facts: &Facts) -> Self {
-        match (facts.kind, facts.config) {
+    /// `samples`: host counters overflow, or record, for this event.
+    pub(super) fn new(spec: &EventSpec, samples: bool) -> Self {
+        match (spec.kind, spec.config) {
             (KIND_TSC, _) => Self::Tsc,
             (KIND_EXITS, EXIT_ALL) => Self::AllExits,
-            (KIND_EXITS, _) if !facts.excludes_any() => Self::Exits,
+            (KIND_EXITS, _) if !spec.excludes_any() => Self::Exits,
             (KIND_MARK | KIND_EXITS, _) | (KIND_SAMPLE_TRACE, PACE_EXITS) => Self::Happened(0),
             (KIND_EXIT_TRACE, config) if config != EXIT_ALL => Self::Traced,
             (KIND_HALTS, _) => Self::Halts,
             (KIND_GUEST_TIME, _) => Self::GuestTime,
-            _ => Self::Host(Vec::new()),
+            _ if samples => Self::Own(Vec::new()),
+            _ => Self::Shared(Vec::new()),
         }
     }
 
-    /// Opens the host counter for `vcpu`, if there is such and it is not open yet.
-    pub(super) fn prepare(
-        &mut self,
-        host: &Host<'_>,
-        vcpu: u32,
-        request: &Request,
-    ) -> io::Result<()> {
-        let Self::Host(counters) = self else {
-            return Ok(());
-        };
-        if counters.iter().any(|open| open.vcpu == vcpu) {
-            return Ok(());
+    /// Whether the host counts for it on `vcpu`, or does not have to.
+    pub(super) fn is_prepared(&self, vcpu: u32) -> bool {
+        match self {
+            Self::Own(counters) => counters.iter().any(|open| open.vcpu == vcpu),
+            Self::Shared(leases) => leases.iter().any(|&(on, _)| on == vcpu),
+            _ => true,
         }
-        let thread = host.vcpus[vcpu as usize]
-            .thread()
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-        counters.push(HostCounter {
-            vcpu,
-            counter: host.source.open(request, thread)?,
-            last: Reading::default(),
-        });
+    }
+
+    /// Has the host count on `cpu`, where it does not yet.
+    pub(super) fn prepare(&mut self, cpu: &mut Cpu, request: &Request) -> io::Result<()> {
+        match self {
+            Self::Own(counters) => counters.push(OwnCounter {
+                vcpu: cpu.index,
+                counter: cpu.open(request)?,
+                last: Reading::default(),
+            }),
+            Self::Shared(leases) => leases.push((cpu.index, cpu.share(request)?)),
+            _ => {}
+        }
         Ok(())
     }
 
-    /// The host counter on `vcpu`.
-    pub(super) fn counter(&mut self, vcpu: u32) -> Option<&mut HostCounter> {
+    /// The event's own host counter on `vcpu`.
+    pub(super) fn counter(&mut self, vcpu: u32) -> Option<&mut OwnCounter> {
         match self {
-            Self::Host(counters) => counters.iter_mut().find(|open| open.vcpu == vcpu),
+            Self::Own(counters) => counters.iter_mut().find(|open| open.vcpu == vcpu),
             _ => None,
         }
     }
 
-    /// Gives the host counter on `vcpu` back.
-    pub(super) fn drop_counter(&mut self, vcpu: u32) {
-        if let Self::Host(counters) = self {
-            counters.retain(|open| open.vcpu != vcpu);
+    /// The thread of `vcpu` is gone, and its counters with it.
+    pub(super) fn forget(&mut self, vcpu: u32) {
+        match self {
+            Self::Own(counters) => counters.retain(|open| open.vcpu != vcpu),
+            Self::Shared(leases) => leases.retain(|&(on, _)| on != vcpu),
+            _ => {}
         }
     }
 
-    /// Gives every host counter back.
-    pub(super) fn drop_counters(&mut self) {
-        if let Self::Host(counters) = self {
-            counters.clear();
+    /// Closes the event's own counters; the shared ones that it counted by, for their vCPUs to release.
+    pub(super) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
+        match self {
+            Self::Own(counters) => {
+                counters.clear();
+                Vec::new()
+            }
+            Self::Shared(leases) => std::mem::take(leases),
+            _ => Vec::new(),
         }
     }
 
-    /// Another rate for every host counter, from now; of the kind that it was opened with.
+    /// Another rate for each of the event's own counters, from now; of the kind that it was opened
+    /// with.
     pub(super) fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         match self {
-            Self::Host(counters) => counters
+            Self::Own(counters) => counters
                 .iter_mut()
                 .try_for_each(|open| open.counter.set_rate(rate)),
             _ => Ok(()),
@@ -120,26 +133,25 @@ impl Backing {
         overflows
     }
 
-    /// Its figures on `vcpu` now, only growing.
-    pub(super) fn read(
-        &mut self,
-        host: &Host<'_>,
-        vcpu: u32,
-        facts: &Facts,
-    ) -> io::Result<Reading> {
-        let on = &host.vcpus[vcpu as usize];
+    /// Its figures on `cpu` now, only growing.
+    pub(super) fn read(&mut self, cpu: &mut Cpu, spec: &EventSpec) -> io::Result<Reading> {
         let gone = || io::Error::from_raw_os_error(libc::EIO);
         let value = match self {
-            Self::Host(_) => {
-                let open = self.counter(vcpu).ok_or_else(gone)?;
+            Self::Own(_) => {
+                let open = self.counter(cpu.index).ok_or_else(gone)?;
                 open.last = open.counter.read()?;
                 return Ok(open.last);
             }
-            Self::Tsc => host.guest_tsc(vcpu),
-            Self::AllExits => host.machine.exits(vcpu).ok_or_else(gone)?,
-            Self::Exits => on.exits_of(facts.config),
-            Self::Halts => host.machine.halts(vcpu).ok_or_else(gone)?,
-            Self::GuestTime => on.guest_time(),
+            Self::Shared(leases) => {
+                let mut on = leases.iter().filter(|(vcpu, _)| *vcpu == cpu.index);
+                let &(_, lease) = on.next().ok_or_else(gone)?;
+                return cpu.read(lease);
+            }
+            Self::Tsc => cpu.counting_tsc(),
+            Self::AllExits => cpu.all_exits().ok_or_else(gone)?,
+            Self::Exits => cpu.vcpu.exits_of(spec.config),
+            Self::Halts => cpu.halts().ok_or_else(gone)?,
+            Self::GuestTime => cpu.vcpu.guest_time(),
             Self::Happened(times) => *times,
             Self::Traced => 0,
         };

@@ -1,46 +1,32 @@
-//! One event: what it counts, its state, its count and times. Knows nothing of rings, queues or
-//! other events.
+//! One event: what it counts, its state, its count and times. Knows nothing of queues, nor of other
+//! events but its group.
 
 mod backing;
-mod facts;
-mod outliving;
-mod pausing;
+mod group;
+mod spec;
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use self::backing::Backing;
-pub(crate) use self::facts::{Context, Facts, is_trace, pace};
+pub(crate) use self::group::{FORMAT_GROUP, Group, GroupEvent, LastCounts};
+pub(crate) use self::spec::{Context, EventSpec, is_trace, pace};
 use crate::abi::{
-    ENGINE_BATCHED, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PAUSED, OPEN_PINNED,
-    STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF,
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PAUSED,
+    OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
 };
 use crate::clock::Clock;
-use crate::machine::Machine;
+use crate::links::Effect;
 use crate::period::{Completed, Period};
-use crate::persistent::Persistence;
-use crate::ring::Face;
-use crate::source::{Engine, Overflows, Reading, Request, Sampling, Source};
+use crate::ring::CountSnapshot;
+use crate::shard::{Cpu, Lease};
+use crate::sink::Sink;
+use crate::source::{Engine, Overflows, Reading, Request, Sampling};
 use crate::tasks::Task;
-use crate::throttle::{Allowance, Throttle, Verdict};
+use crate::throttle::{RateLimit, Throttle, Verdict};
 use crate::trace::Trace;
-use crate::vcpu::{Need, Vcpu};
-
-/// What an event's figures come from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Host<'a> {
-    pub(crate) source: &'a dyn Source,
-    pub(crate) machine: &'a dyn Machine,
-    pub(crate) vcpus: &'a [Vcpu],
-    /// What [`Machine::reports_guest_ips`] said, once it has been asked.
-    pub(crate) guest_ips: Option<bool>,
-}
-
-impl Host<'_> {
-    /// The guest's TSC on `vcpu`.
-    pub(crate) fn guest_tsc(&self, vcpu: u32) -> u64 {
-        self.vcpus[vcpu as usize].guest_tsc(self.source)
-    }
-}
+use crate::vcpu::Hook;
 
 /// An event while it counts.
 #[derive(Debug, Clone, Copy)]
@@ -50,27 +36,40 @@ struct Active {
     base: Reading,
 }
 
-/// An open event.
+/// The owner of a persistent event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Persistent {
+    Guest,
+    /// The operator's: the guest changes nothing about it.
+    Operator,
+}
+
+/// An open event. It belongs to the shard of the vCPU that it is placed on; a task event that is
+/// placed on none stays with the shard of the last.
 #[derive(Debug)]
 pub(crate) struct Event {
-    pub(crate) facts: Facts,
+    pub(crate) spec: EventSpec,
     pub(crate) context: Context,
-    /// Whom it is counted with: it counts while that one is enabled.
-    pub(crate) leader: Option<u64>,
+    /// The group that it is in: it counts while the leader is on.
+    pub(crate) group: Option<Arc<Group>>,
+    /// Its own place among the counts of the group.
+    last_counts: Option<Arc<LastCounts>>,
     /// Who ran when it was scheduled in: an overflow found as its task leaves is still that
     /// task's, though the task page names the next one by then.
     pub(crate) task: Option<Task>,
     /// Where its task ran last: a record of it may be written when it has left.
     pub(crate) last_vcpu: u32,
-    pub(crate) enabled: bool,
+    enabled: bool,
     /// Overflows until it is turned off; zero: no limit.
     pub(crate) limit: u64,
     /// Overflows of it that no record was written of.
     pub(crate) lost: u64,
-    /// It lives on without a handle, under a name.
-    pub(crate) persistence: Option<Persistence>,
-    /// A metadata page shows its figures.
-    pub(crate) shown: bool,
+    /// It lives on without a handle.
+    pub(crate) persistent: Option<Persistent>,
+    /// Where its family's records and packets go.
+    pub(crate) sink: Option<Arc<Sink>>,
+    /// The effects of its overflows on other events, by their ids.
+    pub(crate) effects: Vec<(u64, Effect)>,
     /// What it traced, if it is a trace: its count then is the bytes of that.
     pub(crate) trace: Option<Trace>,
     /// Nothing is counted or made until it is resumed. Its state and times go on.
@@ -86,21 +85,24 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    pub(crate) fn new(facts: Facts, context: Context, period: Option<Period>) -> Self {
+    pub(crate) fn new(spec: EventSpec, context: Context, period: Option<Period>) -> Self {
+        let records = (spec.kind, spec.config) == (KIND_EXIT_TRACE, EXIT_ALL);
         Self {
-            backing: Backing::new(&facts),
-            facts,
+            backing: Backing::new(&spec, period.is_some() || records),
+            spec,
             context,
-            leader: None,
+            group: None,
+            last_counts: None,
             task: None,
             last_vcpu: 0,
             enabled: false,
             limit: 0,
             lost: 0,
-            persistence: None,
-            shown: false,
-            trace: facts.is_trace().then(Trace::new),
-            paused: facts.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED),
+            persistent: None,
+            sink: None,
+            effects: Vec::new(),
+            trace: spec.is_trace().then(Trace::new),
+            paused: spec.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED),
             period,
             throttle: Throttle::default(),
             failed: false,
@@ -133,36 +135,90 @@ impl Event {
         }
     }
 
-    /// What it makes its vCPU's thread do while active.
-    pub(crate) fn needs(&self) -> impl Iterator<Item = Need> + use<> {
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Turns it on or off, and with a leader its group; whether it was on.
+    pub(crate) fn set_enabled(&mut self, enabled: bool) -> bool {
+        let before = std::mem::replace(&mut self.enabled, enabled);
+        self.publish_on();
+        before
+    }
+
+    /// Whether it has no leader, or one that is on.
+    pub(crate) fn is_led_on(&self) -> bool {
+        let led = self.group.as_ref().filter(|_| !self.leads());
+        led.is_none_or(|group| group.is_on())
+    }
+
+    /// Whether it leads its group.
+    pub(crate) fn leads(&self) -> bool {
+        let group = self.group.as_ref();
+        group.is_some_and(|group| group.leader == self.spec.id)
+    }
+
+    /// It joins a group, or leaves it.
+    pub(crate) fn join(&mut self, group: Option<Arc<Group>>) {
+        let events = group.iter().flat_map(|group| &group.events);
+        let mut own = events.filter(|event| event.id == self.spec.id);
+        self.last_counts = own.next().map(|event| Arc::clone(&event.counts));
+        self.group = group;
+        self.publish_on();
+        self.publish_counts();
+    }
+
+    /// Whether it is the operator's.
+    pub(crate) fn is_operators(&self) -> bool {
+        self.persistent == Some(Persistent::Operator)
+    }
+
+    /// Whether its own ring's metadata page shows its figures.
+    pub(crate) fn is_shown(&self) -> bool {
+        let sink = self.sink.as_ref();
+        sink.is_some_and(|sink| sink.shows(self.spec.id))
+    }
+
+    /// The work that it gives its vCPU's thread while active.
+    pub(crate) fn hooks(&self) -> impl Iterator<Item = Hook> + use<> {
         let goes = !self.paused;
         let samples = self.period.is_some() && goes;
-        let exits = matches!(self.facts.kind, KIND_EXITS | KIND_SAMPLE_TRACE) && goes;
-        let traced = self.facts.traces_exits() && goes;
-        let wants = |need, wanted: bool| wanted.then_some(need);
-        let needs = match &self.backing {
-            Backing::GuestTime => [Some(Need::GuestTime), None],
-            Backing::Host(_) if self.is_batched() => [Some(Need::Collecting), None],
-            Backing::Host(_) => [wants(Need::HostSamples, samples), None],
+        let exits = matches!(self.spec.kind, KIND_EXITS | KIND_SAMPLE_TRACE) && goes;
+        let traced = self.spec.traces_exits() && goes;
+        let wants = |hook, wanted: bool| wanted.then_some(hook);
+        let hooks = match &self.backing {
+            Backing::GuestTime => [Some(Hook::GuestTime), None],
+            Backing::Own(_) if self.is_batched() => [Some(Hook::Collecting), None],
+            Backing::Own(_) => [wants(Hook::HostSamples, samples), None],
             Backing::Exits => [
-                wants(Need::Exits, samples || self.shown && goes),
-                wants(Need::Registers, samples),
+                wants(Hook::Exits, samples || self.is_shown() && goes),
+                wants(Hook::Registers, samples),
             ],
             Backing::Happened(_) => [
-                wants(Need::Exits, exits),
-                wants(
-                    Need::Registers,
-                    samples || self.facts.excludes_any() && goes,
-                ),
+                wants(Hook::Exits, exits),
+                wants(Hook::Registers, samples || self.spec.excludes_any() && goes),
             ],
-            Backing::Traced => [wants(Need::Traced, traced), wants(Need::Registers, traced)],
+            Backing::Traced => [wants(Hook::Traced, traced), wants(Hook::Registers, traced)],
             _ => [None, None],
         };
-        let throttled = wants(Need::Throttled, self.throttle.is_closed());
-        let wants_state = self.facts.traces_samples()
-            || !self.facts.is_trace() && self.facts.wish().wants_state();
-        let state = wants(Need::State, samples && wants_state);
-        needs.into_iter().flatten().chain(throttled).chain(state)
+        let throttled = wants(Hook::Throttled, self.throttle.is_closed());
+        let wants_state = self.spec.traces_samples()
+            || !self.spec.is_trace() && self.spec.capture().wants_state();
+        let state = wants(Hook::State, samples && wants_state);
+        hooks.into_iter().flatten().chain(throttled).chain(state)
+    }
+
+    /// Whether its vCPU has work with it at exits, marks or drains: all but an event that only counts
+    /// by a figure that is read.
+    pub(crate) fn is_watched(&self) -> bool {
+        matches!(
+            self.backing,
+            Backing::Own(_)
+                | Backing::Exits
+                | Backing::Happened(_)
+                | Backing::Traced
+                | Backing::GuestTime
+        )
     }
 
     /// Whether the device itself sees its count grow, one by one.
@@ -170,23 +226,36 @@ impl Event {
         matches!(self.backing, Backing::Exits | Backing::Happened(_))
     }
 
+    /// Whether it only counts, is in order, and nothing shows its figures by itself: it starts and stops
+    /// without any other work.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.sink.is_none() && !self.failed && !self.is_watched()
+    }
+
     /// Whether host counters make its samples, or packets.
     pub(crate) fn is_sampled_by_host(&self) -> bool {
-        let makes_any = self.period.is_some() || self.is_batched();
-        matches!(self.backing, Backing::Host(_)) && makes_any
+        matches!(self.backing, Backing::Own(_))
     }
 
     /// Whether the host records its overflows, to be collected later.
     pub(crate) fn is_batched(&self) -> bool {
-        self.facts.engine == ENGINE_BATCHED
+        self.spec.is_batched()
     }
 
-    /// Opens the host counter for `vcpu`, if this event has such and it is not open yet.
+    /// Whether it stands still until it is resumed.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Has the host count for it on `cpu`, if the host does and does not yet.
     ///
     /// # Errors
-    /// The host's, or `ESRCH` before the vCPU's thread has introduced itself.
-    pub(crate) fn prepare(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
-        let (kind, config) = self.facts.counted();
+    /// The host's, or `ESRCH` while the vCPU has no thread.
+    pub(crate) fn prepare(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        if self.backing.is_prepared(cpu.index) {
+            return Ok(());
+        }
+        let (kind, config) = self.spec.counted();
         let request = Request {
             kind,
             config,
@@ -197,34 +266,34 @@ impl Event {
                     false => Engine::Exit,
                 },
             }),
-            exclude_user: self.facts.excludes(true),
-            exclude_kernel: self.facts.excludes(false),
-            pinned: self.facts.has(OPEN_PINNED),
+            exclude_user: self.spec.excludes(true),
+            exclude_kernel: self.spec.excludes(false),
+            pinned: self.spec.has(OPEN_PINNED),
         };
-        self.backing.prepare(host, vcpu, &request)
+        self.backing.prepare(cpu, &request)
     }
 
-    /// Begins to count on `vcpu`.
+    /// Begins to count on `cpu`.
     ///
     /// # Errors
     /// The host's; the caller then calls [`Event::fail`].
-    pub(crate) fn start(&mut self, host: &Host<'_>, vcpu: u32) -> io::Result<()> {
-        self.prepare(host, vcpu)?;
-        let base = match self.backing.counter(vcpu) {
+    pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        self.prepare(cpu)?;
+        let base = match self.backing.counter(cpu.index) {
             Some(open) => {
                 if !self.paused {
                     open.counter.start()?;
                 }
                 open.last
             }
-            None => self.backing.read(host, vcpu, &self.facts)?,
+            None => self.backing.read(cpu, &self.spec)?,
         };
         if let Some(period) = &mut self.period {
             period.resume();
         }
         self.active = Some(Active {
-            vcpu,
-            since: host.guest_tsc(vcpu),
+            vcpu: cpu.index,
+            since: cpu.counting_tsc(),
             base,
         });
         Ok(())
@@ -234,12 +303,12 @@ impl Event {
     ///
     /// # Errors
     /// As [`Event::start`].
-    pub(crate) fn update(&mut self, host: &Host<'_>) -> io::Result<()> {
+    pub(crate) fn update(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         let Some(active) = self.active else {
             return Ok(());
         };
-        let reading = self.backing.read(host, active.vcpu, &self.facts)?;
-        let now = host.guest_tsc(active.vcpu);
+        let reading = self.backing.read(cpu, &self.spec)?;
+        let now = cpu.counting_tsc();
         self.fold(&active, reading, now);
         self.active = Some(Active {
             since: now.max(active.since),
@@ -253,23 +322,67 @@ impl Event {
     ///
     /// # Errors
     /// As [`Event::start`].
-    pub(crate) fn stop(&mut self, host: &Host<'_>) -> io::Result<()> {
+    pub(crate) fn stop(&mut self, cpu: &mut Cpu) -> io::Result<()> {
         let Some(active) = self.active.take() else {
             return Ok(());
         };
         if let Some(open) = self.backing.counter(active.vcpu) {
             open.counter.stop()?;
         }
-        let reading = self.backing.read(host, active.vcpu, &self.facts)?;
-        self.fold(&active, reading, host.guest_tsc(active.vcpu));
+        let reading = self.backing.read(cpu, &self.spec)?;
+        self.fold(&active, reading, cpu.counting_tsc());
         Ok(())
     }
 
-    /// Its backing was lost: it stands still for good, and nothing of it is left on the host.
-    pub(crate) fn fail(&mut self) {
-        self.backing.drop_counters();
+    /// The thread of `vcpu` is gone, and the counters there with it; it is not active there.
+    pub(crate) fn forget_thread(&mut self, vcpu: u32) {
+        self.backing.forget(vcpu);
+    }
+
+    /// Its backing was lost: it stands still for good. The shared counters that it counted by.
+    pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
         self.failed = true;
+        self.publish_on();
+        self.backing.take_counters()
+    }
+
+    /// It ends: the shared counters that it counted by.
+    pub(crate) fn take_counters(&mut self) -> Vec<(u32, Lease)> {
+        self.backing.take_counters()
+    }
+
+    /// Pauses or resumes it: what came before a pause is counted, what passes in one is not.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn pause(&mut self, cpu: &mut Cpu, paused: bool) -> io::Result<()> {
+        if self.paused == paused {
+            return Ok(());
+        }
+        if paused {
+            self.run(false)?;
+        }
+        self.update(cpu)?;
+        self.paused = paused;
+        if paused {
+            return Ok(());
+        }
+        self.period.iter_mut().for_each(Period::resume);
+        if let Some(trace) = &mut self.trace {
+            trace.sync(SYNC_RESUME);
+        }
+        self.run(true)
+    }
+
+    /// Has its own host counter, while it is active, go on or stand still.
+    fn run(&mut self, on: bool) -> io::Result<()> {
+        let vcpu = self.active_on();
+        match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
+            Some(open) if on => open.counter.start(),
+            Some(open) => open.counter.stop(),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -280,8 +393,8 @@ impl Event {
     ///
     /// # Errors
     /// As [`Event::start`].
-    pub(crate) fn reset(&mut self, host: &Host<'_>) -> io::Result<()> {
-        self.update(host)?;
+    pub(crate) fn reset(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        self.update(cpu)?;
         self.count = 0;
         if let Some(trace) = &mut self.trace {
             trace.reset();
@@ -303,20 +416,20 @@ impl Event {
     }
 
     /// What this event counts happened once; `now` tells guest nanoseconds.
-    pub(crate) fn happen(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
+    pub(crate) fn count_one(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
         if let Backing::Happened(times) = &mut self.backing {
             *times += 1;
         }
         self.period.as_mut()?.grow(1, now)
     }
 
-    /// An overflow at `time`: what becomes of it. With the last of its share, the host is asked
-    /// for no more.
+    /// An overflow at `time`: whether it makes a record. With the last of a window's share, the host
+    /// is asked for no more.
     ///
     /// # Errors
     /// As [`Event::start`].
-    pub(crate) fn admit(&mut self, allowance: Allowance, time: u64) -> (Verdict, io::Result<()>) {
-        let verdict = self.throttle.admit(allowance, time);
+    pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> (Verdict, io::Result<()>) {
+        let verdict = self.throttle.admit(limit, time);
         // A frequency is no higher than the rate, and the host keeps to it.
         let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
         let silenced = match silence {
@@ -324,6 +437,12 @@ impl Event {
             false => Ok(()),
         };
         (verdict, silenced)
+    }
+
+    /// Admits an overflow at `time` that changes nothing but the count of its window: the event has no
+    /// limit, is not throttled, and is not throttled by it. `false`: see [`Event::admit`].
+    pub(crate) fn admit_plain(&mut self, limit: RateLimit, time: u64) -> bool {
+        self.limit == 0 && self.effects.is_empty() && self.throttle.admit_within(limit, time)
     }
 
     /// Whether overflows make no records for now.
@@ -335,8 +454,8 @@ impl Event {
     ///
     /// # Errors
     /// As [`Event::start`].
-    pub(crate) fn lift(&mut self, allowance: Allowance, time: u64) -> io::Result<bool> {
-        if !self.throttle.lift(allowance, time) {
+    pub(crate) fn unthrottle(&mut self, limit: RateLimit, time: u64) -> io::Result<bool> {
+        if !self.throttle.unthrottle(limit, time) {
             return Ok(false);
         }
         match self.period.filter(|period| !period.is_frequency()) {
@@ -351,8 +470,8 @@ impl Event {
     }
 
     /// Count and times as of the last update.
-    pub(crate) fn face(&self, clock: Clock) -> Face {
-        Face {
+    pub(crate) fn counts(&self, clock: Clock) -> CountSnapshot {
+        CountSnapshot {
             count: self.trace.as_ref().map_or(self.count, Trace::count),
             time_enabled: clock.nanoseconds(self.enabled_ticks),
             time_running: clock.nanoseconds(self.running_ticks),
@@ -378,6 +497,22 @@ impl Event {
             reading.running.saturating_sub(active.base.running),
             reading.enabled.saturating_sub(active.base.enabled),
         ));
+        self.publish_counts();
+    }
+
+    fn publish_on(&self) {
+        if let Some(group) = self.group.as_ref().filter(|_| self.leads()) {
+            let on = self.enabled && !self.failed;
+            group.on.store(on, Ordering::Relaxed);
+        }
+    }
+
+    /// Shows count and losses to the readers of its group on other vCPUs.
+    pub(crate) fn publish_counts(&self) {
+        if let Some(counts) = &self.last_counts {
+            let value = self.trace.as_ref().map_or(self.count, Trace::count);
+            counts.set(value, self.lost());
+        }
     }
 }
 

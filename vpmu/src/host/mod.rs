@@ -5,9 +5,13 @@ mod aux;
 mod clock;
 mod closer;
 mod counter;
+mod group;
+mod pmc;
 mod probe;
+mod readings;
 pub mod records;
 mod ring;
+mod set;
 mod sys;
 pub(crate) mod tracepoint;
 
@@ -20,10 +24,11 @@ pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
 use self::ring::Pool;
+use self::set::PerfSet;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
 use crate::abi::KIND_EXIT_TRACE;
-use crate::source::{Counter, Offer, Request, Source};
+use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
 #[derive(Debug, thiserror::Error)]
@@ -114,5 +119,9 @@ impl Source for PerfSource {
             return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
         }
         counter::open(what, thread, self.signal, &self.clock, &self.pool)
+    }
+
+    fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
+        Box::new(PerfSet::new(thread))
     }
 }

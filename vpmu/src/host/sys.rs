@@ -110,6 +110,16 @@ pub(super) fn thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
+thread_local! {
+    static THREAD: i32 = thread();
+}
+
+/// The calling thread's id, from memory after the first call. A child of a fork finds its
+/// parent's there.
+pub(super) fn known_thread() -> i32 {
+    THREAD.with(|&thread| thread)
+}
+
 /// CPU time of the calling thread in nanoseconds.
 pub(super) fn thread_time() -> Option<u64> {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
@@ -148,6 +158,36 @@ pub(super) fn tsc() -> u64 {
     // SAFETY: reads the virtual counter, which Linux leaves open to user space.
     unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
     ticks
+}
+
+/// Whether user space can read this architecture's performance counters.
+pub(super) const READS_COUNTERS: bool = cfg!(target_arch = "x86_64");
+
+/// Performance counter `index` of this CPU, as RDPMC numbers it; `None` unless [`READS_COUNTERS`].
+///
+/// The CPU faults, and the kernel ends the process, if `index` does not come from the metadata page
+/// of an event of this thread that allows it.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn performance_counter(index: u32) -> Option<u64> {
+    let (low, high): (u32, u32);
+    // SAFETY: the instruction changes no memory and no register but these; where it is not allowed
+    // it faults. Without `nomem`, it stays between the loads around it.
+    unsafe {
+        core::arch::asm!(
+            "rdpmc",
+            in("ecx") index,
+            out("eax") low,
+            out("edx") high,
+            options(nostack, preserves_flags),
+        );
+    }
+    Some(u64::from(high) << 32 | u64::from(low))
+}
+
+/// Performance counter `index` of this CPU; `None` unless [`READS_COUNTERS`].
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn performance_counter(_index: u32) -> Option<u64> {
+    None
 }
 
 /// The size of the host's pages.

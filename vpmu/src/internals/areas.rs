@@ -1,5 +1,6 @@
 //! An AUX area with a reader that keeps up, for the benchmarks of what is written to it.
 
+use std::io;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,10 +13,13 @@ use crate::abi::{
 };
 use crate::aux::{Area, Entry};
 use crate::clock::Clock;
-use crate::event::Facts;
-use crate::output::Output;
+use crate::event::EventSpec;
+use crate::machine::Machine;
+use crate::notices::Notices;
 use crate::record::{Layout, Origin};
-use crate::ring::{Manner, Ring, Wakeup};
+use crate::ring::{Ring, RingMode, Wakeup};
+use crate::shard::Writer;
+use crate::sink::{Flush, Sink};
 use crate::trace::{Packet, Trace};
 
 const AUX_HEAD: u64 = offset_of!(Metadata, aux_head) as u64;
@@ -80,12 +84,31 @@ impl AuxArea {
     }
 }
 
+/// A machine that nobody notices.
+#[derive(Debug)]
+struct Silent;
+
+impl Machine for Silent {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
 /// A trace with a ring and an area.
 #[derive(Debug)]
 pub struct Tracer {
     memory: GuestMemoryMmap,
-    output: Output,
-    facts: Facts,
+    sink: Sink,
+    writer: Writer,
+    spec: EventSpec,
     trace: Trace,
     time: u64,
 }
@@ -98,18 +121,18 @@ impl Tracer {
         let ring: Vec<_> = (0..=RING_PAGES)
             .map(|page| GuestAddress(page * PAGE))
             .collect();
-        let manner = Manner {
+        let mode = RingMode {
             writable: true,
             backward: false,
         };
-        let mut output = Output::new(1);
-        output.activate(Arc::new(memory.clone())).ok()?;
+        let shared = Arc::new(memory.clone());
+        let sink = Sink::new(EVENT);
         let clock = Clock::new(1_000_000)?;
-        output.add_ring(EVENT, Ring::new(&memory, &ring, manner, clock).ok()?);
+        sink.set_ring(Ring::new(&memory, &ring, mode, clock).ok()?, &shared);
         let metadata = ring.first().copied();
         let area = Area::new(&memory, pages(count, true), metadata, true, 0).ok()?;
-        output.add_area(EVENT, area);
-        let facts = Facts {
+        sink.set_area(area, &shared);
+        let spec = EventSpec {
             id: EVENT,
             owner: EVENT,
             kind: if samples {
@@ -128,8 +151,9 @@ impl Tracer {
         };
         Some(Self {
             memory,
-            output,
-            facts,
+            sink,
+            writer: Writer::new(Arc::new(Notices::new(Arc::new(Silent)))),
+            spec,
             trace: Trace::new(),
             time: 0,
         })
@@ -138,7 +162,7 @@ impl Tracer {
     /// Makes and writes this many packets, after which the reader has read everything; how many were
     /// written.
     pub fn burst(&mut self, packets: u64) -> u64 {
-        let samples = self.facts.kind == KIND_SAMPLE_TRACE;
+        let samples = self.spec.kind == KIND_SAMPLE_TRACE;
         let mut written = 0;
         for _ in 0..packets {
             self.time += 1;
@@ -167,13 +191,15 @@ impl Tracer {
                 };
                 Packet::Exit(&exit)
             };
-            let whole =
-                self.output
-                    .aux_produce(&self.facts, &origin, self.time, &mut self.trace, packet);
+            let (sink, trace) = (Some(&self.sink), &mut self.trace);
+            let whole = self
+                .writer
+                .produce(sink, &self.spec, &origin, self.time, trace, packet);
             written += u64::from(whole);
         }
         let origin = Origin::default();
-        self.output.aux_commit(&self.facts, &origin);
+        self.writer
+            .flush(Some(&self.sink), &self.spec, &origin, Flush::Owed);
         keep_up(&self.memory);
         written
     }

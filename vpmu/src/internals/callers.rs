@@ -3,7 +3,7 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
-use crate::walk::{Capture, Place, Wish};
+use crate::walk::{Capture, CaptureSpec, CpuContext};
 
 /// Tables at the beginning of memory, one after the other; the stack behind them.
 const TABLES: u64 = 0x1000;
@@ -74,14 +74,14 @@ impl Callers {
             ip: 0x40_0000,
             user: true,
         };
-        let wish = Wish {
+        let spec = CaptureSpec {
             chain: true,
             max_stack: 127,
-            ..Wish::default()
+            ..CaptureSpec::default()
         };
         let cpu = Some(self.cpu);
-        let place = Place { regs, cpu };
-        self.capture.take(&self.memory, &place, 0, &wish);
+        let place = CpuContext { regs, cpu };
+        self.capture.take(&self.memory, &place, 0, &spec);
         self.capture.chain().len() - 1
     }
 }

@@ -7,7 +7,7 @@ mod request;
 
 pub(crate) use self::history::whole;
 pub(crate) use self::name::Name;
-pub(crate) use self::request::spelled;
+pub(crate) use self::request::{open_request, spelled};
 use crate::source::Rate;
 
 /// What an event has that lives on without a handle.

@@ -14,74 +14,75 @@ const READ_FORMAT: u64 = 0x7;
 /// PERIOD, STREAM_ID and IDENTIFIER. Registers and stacks are not asked for by a word.
 const SAMPLE_TYPE: u64 = 0x1_03ff;
 
-impl Persist {
-    /// Its request, disabled, as far as the catalogue and the words of it decide.
-    pub(crate) fn request(
-        &self,
-        catalogue: &Catalogue,
-        highest: u32,
-    ) -> Result<OpenRequest, PersistError> {
-        let refused = |why| PersistError::Refused {
-            event: self.event.clone(),
-            why,
-        };
-        let (entry, config, modes) = self.counted(catalogue)?;
-        if entry.format.is_some() {
-            return Err(refused("a trace needs an area in the guest's memory"));
-        }
-        if modes != 0 && !entry.excludes {
-            return Err(refused("it does not tell user mode from the kernel"));
-        }
-        if self.sample_type & !SAMPLE_TYPE != 0 {
-            return Err(refused("its samples cannot hold all that is asked for"));
-        }
-        match (self.rate, self.pages) {
-            (None, 0) => {}
-            (None, _) => return Err(refused("without a period or frequency a ring stays empty")),
-            (Some(_), 0) => return Err(refused("its samples have no ring to go to")),
-            (Some(rate), _) => check_rate(entry, rate, highest).map_err(refused)?,
-        }
-        let (period, freq) = match self.rate {
-            None => (0, 0),
-            Some(Rate::Period(period)) => (period, 0),
-            Some(Rate::Frequency(hertz)) => (hertz, OPEN_FREQ),
-        };
-        let mut request = OpenRequest {
-            kind: entry.kind.into(),
-            context: self.vcpu.into(),
-            config: config.into(),
-            period: period.into(),
-            sample_type: self.sample_type.into(),
-            flags: (OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | freq | modes).into(),
-            read_format: READ_FORMAT.into(),
-            ..OpenRequest::default()
-        };
-        request.header.op = CONTROL_OPEN.into();
-        Ok(request)
+/// Its request, disabled, as far as the catalogue and the words of it decide.
+pub(crate) fn open_request(
+    asked: &Persist,
+    catalogue: &Catalogue,
+    highest: u32,
+) -> Result<OpenRequest, PersistError> {
+    let refused = |why| PersistError::Refused {
+        event: asked.event.clone(),
+        why,
+    };
+    let (entry, config, modes) = counted(asked, catalogue)?;
+    if entry.format.is_some() {
+        return Err(refused("a trace needs an area in the guest's memory"));
     }
+    if modes != 0 && !entry.excludes {
+        return Err(refused("it does not tell user mode from the kernel"));
+    }
+    if asked.sample_type & !SAMPLE_TYPE != 0 {
+        return Err(refused("its samples cannot hold all that is asked for"));
+    }
+    match (asked.rate, asked.pages) {
+        (None, 0) => {}
+        (None, _) => return Err(refused("without a period or frequency a ring stays empty")),
+        (Some(_), 0) => return Err(refused("its samples have no ring to go to")),
+        (Some(rate), _) => check_rate(entry, rate, highest).map_err(refused)?,
+    }
+    let (period, freq) = match asked.rate {
+        None => (0, 0),
+        Some(Rate::Period(period)) => (period, 0),
+        Some(Rate::Frequency(hertz)) => (hertz, OPEN_FREQ),
+    };
+    let mut request = OpenRequest {
+        kind: entry.kind.into(),
+        context: asked.vcpu.into(),
+        config: config.into(),
+        period: period.into(),
+        sample_type: asked.sample_type.into(),
+        flags: (OPEN_BACKWARD | OPEN_SAMPLE_ID_ALL | freq | modes).into(),
+        read_format: READ_FORMAT.into(),
+        ..OpenRequest::default()
+    };
+    request.header.op = CONTROL_OPEN.into();
+    Ok(request)
+}
 
-    /// The entry that is named, the config, and the modes that are left out.
-    fn counted<'a>(&self, catalogue: &'a Catalogue) -> Result<(&'a Entry, u64, u32), PersistError> {
-        let unknown = || PersistError::NoEvent(self.event.clone());
-        let (rest, modes) = match self.event.split_once(':') {
-            None => (self.event.as_str(), 0),
-            Some((rest, "u")) => (rest, OPEN_EXCLUDE_KERNEL),
-            Some((rest, "k")) => (rest, OPEN_EXCLUDE_USER),
-            Some((rest, "uk" | "ku")) => (rest, 0),
-            Some(_) => return Err(unknown()),
-        };
-        let (name, value) = match rest.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (rest, None),
-        };
-        let entry = catalogue.named(name).ok_or_else(unknown)?;
-        let config = match value {
-            None => entry.config,
-            Some(value) if entry.any_config => number(value).ok_or_else(unknown)?,
-            Some(_) => return Err(unknown()),
-        };
-        Ok((entry, config, modes))
-    }
+/// The entry that is named, the config, and the modes that are left out.
+fn counted<'a>(
+    asked: &Persist,
+    catalogue: &'a Catalogue,
+) -> Result<(&'a Entry, u64, u32), PersistError> {
+    let unknown = || PersistError::NoEvent(asked.event.clone());
+    let (rest, modes) = match asked.event.split_once(':') {
+        None => (asked.event.as_str(), 0),
+        Some((rest, "u")) => (rest, OPEN_EXCLUDE_KERNEL),
+        Some((rest, "k")) => (rest, OPEN_EXCLUDE_USER),
+        Some((rest, "uk" | "ku")) => (rest, 0),
+        Some(_) => return Err(unknown()),
+    };
+    let (name, value) = match rest.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (rest, None),
+    };
+    let entry = catalogue.named(name).ok_or_else(unknown)?;
+    let config = match value {
+        None => entry.config,
+        Some(value) if entry.any_config => number(value).ok_or_else(unknown)?,
+        Some(_) => return Err(unknown()),
+    };
+    Ok((entry, config, modes))
 }
 
 /// How an event is named that an operator would ask for: the inverse of [`Persist::event`].

@@ -36,85 +36,83 @@ impl Words<'_> {
     }
 }
 
-impl Layout {
-    /// Whether `record`, as long as its header says, can be one of the event `id` that is laid out so.
-    pub(crate) fn admits(&self, record: &[u8], id: u64) -> bool {
-        let mut words = Words(record);
-        let header = words.next();
-        let fits = header.and_then(|header| match u32::try_from(header & KIND).ok()? {
-            TYPE_SAMPLE => self.admits_sample(&mut words, id),
-            // Its id, and how many.
-            TYPE_LOST => (words.next()? == id)
-                .then_some(())
-                .and_then(|()| words.skip(1 + self.trailer_words())),
-            // When, its id, and whose it is.
-            TYPE_THROTTLE | TYPE_UNTHROTTLE => {
-                words.skip(1)?;
-                (words.next()? == id).then_some(())?;
-                words.skip(1 + self.trailer_words())
-            }
-            _ => None,
-        });
-        fits.is_some() && words.0.is_empty()
-    }
-
-    fn trailer_words(&self) -> u64 {
-        match self.sample_id_all {
-            true => u64::from((self.sample_type & TRAILER).count_ones()),
-            false => 0,
-        }
-    }
-
-    /// Takes the fields of a sample off `words`.
-    fn admits_sample(&self, words: &mut Words<'_>, id: u64) -> Option<()> {
-        if self.has(SAMPLE_IDENTIFIER) {
+/// Whether `record`, as long as its header says, can be one of the event `id` that is laid out so.
+pub(crate) fn admits(layout: &Layout, record: &[u8], id: u64) -> bool {
+    let mut words = Words(record);
+    let header = words.next();
+    let fits = header.and_then(|header| match u32::try_from(header & KIND).ok()? {
+        TYPE_SAMPLE => admits_sample(layout, &mut words, id),
+        // Its id, and how many.
+        TYPE_LOST => (words.next()? == id)
+            .then_some(())
+            .and_then(|()| words.skip(1 + trailer_words(layout))),
+        // When, its id, and whose it is.
+        TYPE_THROTTLE | TYPE_UNTHROTTLE => {
+            words.skip(1)?;
             (words.next()? == id).then_some(())?;
+            words.skip(1 + trailer_words(layout))
         }
-        words.skip(u64::from((self.sample_type & BEFORE_ID).count_ones()))?;
-        if self.has(SAMPLE_ID) {
-            (words.next()? == id).then_some(())?;
-        }
-        let after = WORDS & !(BEFORE_ID | SAMPLE_ID | SAMPLE_IDENTIFIER);
-        words.skip(u64::from((self.sample_type & after).count_ones()))?;
-        if self.has(SAMPLE_READ) {
-            self.skip_reading(words)?;
-        }
-        if self.has(SAMPLE_CALLCHAIN) {
-            let callers = words.next()?;
-            words.skip(callers)?;
-        }
-        if self.has(SAMPLE_REGS_USER) {
-            skip_registers(words, self.regs_user)?;
-        }
-        if self.has(SAMPLE_STACK_USER) {
-            let size = words.next()?;
-            if !size.is_multiple_of(8) {
-                return None;
-            }
-            if size > 0 {
-                words.skip(size / 8)?;
-                (words.next()? <= size).then_some(())?;
-            }
-        }
-        if self.has(SAMPLE_REGS_INTR) {
-            skip_registers(words, self.regs_intr)?;
-        }
-        Some(())
-    }
+        _ => None,
+    });
+    fits.is_some() && words.0.is_empty()
+}
 
-    fn skip_reading(&self, words: &mut Words<'_>) -> Option<()> {
-        let members = match self.read_format & FORMAT_GROUP {
-            0 => return words.skip(read_size(self.read_format, 1) as u64 / 8),
-            _ => words.next()?,
-        };
-        let (none, one) = (
-            read_size(self.read_format, 0),
-            read_size(self.read_format, 1),
-        );
-        let each = (one - none) as u64 / 8;
-        words.skip(none as u64 / 8 - 1)?;
-        words.skip(members.checked_mul(each)?)
+fn trailer_words(layout: &Layout) -> u64 {
+    match layout.sample_id_all {
+        true => u64::from((layout.sample_type & TRAILER).count_ones()),
+        false => 0,
     }
+}
+
+/// Takes the fields of a sample off `words`.
+fn admits_sample(layout: &Layout, words: &mut Words<'_>, id: u64) -> Option<()> {
+    if layout.has(SAMPLE_IDENTIFIER) {
+        (words.next()? == id).then_some(())?;
+    }
+    words.skip(u64::from((layout.sample_type & BEFORE_ID).count_ones()))?;
+    if layout.has(SAMPLE_ID) {
+        (words.next()? == id).then_some(())?;
+    }
+    let after = WORDS & !(BEFORE_ID | SAMPLE_ID | SAMPLE_IDENTIFIER);
+    words.skip(u64::from((layout.sample_type & after).count_ones()))?;
+    if layout.has(SAMPLE_READ) {
+        skip_reading(layout, words)?;
+    }
+    if layout.has(SAMPLE_CALLCHAIN) {
+        let callers = words.next()?;
+        words.skip(callers)?;
+    }
+    if layout.has(SAMPLE_REGS_USER) {
+        skip_registers(words, layout.regs_user)?;
+    }
+    if layout.has(SAMPLE_STACK_USER) {
+        let size = words.next()?;
+        if !size.is_multiple_of(8) {
+            return None;
+        }
+        if size > 0 {
+            words.skip(size / 8)?;
+            (words.next()? <= size).then_some(())?;
+        }
+    }
+    if layout.has(SAMPLE_REGS_INTR) {
+        skip_registers(words, layout.regs_intr)?;
+    }
+    Some(())
+}
+
+fn skip_reading(layout: &Layout, words: &mut Words<'_>) -> Option<()> {
+    let members = match layout.read_format & FORMAT_GROUP {
+        0 => return words.skip(read_size(layout.read_format, 1) as u64 / 8),
+        _ => words.next()?,
+    };
+    let (none, one) = (
+        read_size(layout.read_format, 0),
+        read_size(layout.read_format, 1),
+    );
+    let each = (one - none) as u64 / 8;
+    words.skip(none as u64 / 8 - 1)?;
+    words.skip(members.checked_mul(each)?)
 }
 
 fn skip_registers(words: &mut Words<'_>, mask: u64) -> Option<()> {
@@ -189,10 +187,10 @@ mod tests {
         fn what_the_device_writes_is_one(sample_type in 0..=ALL, read_format in 0..=0x1f_u64, all: bool) {
             let layout = layout(sample_type & ALL, read_format, all);
             for record in records(&layout) {
-                prop_assert!(layout.admits(&record, 7));
-                prop_assert!(!layout.admits(&record[..record.len() - 8], 7), "shorter");
+                prop_assert!(admits(&layout, &record, 7));
+                prop_assert!(!admits(&layout, &record[..record.len() - 8], 7), "shorter");
                 let longer = [&record[..], &[0; 8]].concat();
-                prop_assert!(!layout.admits(&longer, 7), "longer");
+                prop_assert!(!admits(&layout, &longer, 7), "longer");
             }
         }
 
@@ -202,7 +200,7 @@ mod tests {
             if let Some(first) = bytes.first_mut() {
                 *first = 9;
             }
-            layout(sample_type & ALL, read_format, true).admits(&bytes, 7);
+            admits(&layout(sample_type & ALL, read_format, true), &bytes, 7);
         }
     }
 
@@ -210,14 +208,14 @@ mod tests {
     fn another_events_is_not() {
         let layout = layout(SAMPLE_ID | SAMPLE_TIME, 0, false);
         for record in records(&layout) {
-            assert!(!layout.admits(&record, 6));
+            assert!(!admits(&layout, &record, 6));
         }
         let of_read = Record::default()
             .itrace_start(&layout, &origin())
             .as_bytes()
             .to_vec();
-        assert!(!layout.admits(&of_read, 7), "of another kind");
-        assert!(!layout.admits(&[], 7));
+        assert!(!admits(&layout, &of_read, 7), "of another kind");
+        assert!(!admits(&layout, &[], 7));
     }
 
     #[test]
@@ -225,7 +223,7 @@ mod tests {
         let layout = layout(SAMPLE_CALLCHAIN, 0, false);
         let chain = |callers: u64| {
             let words = [9 | 24 << 48, callers, 0];
-            layout.admits(words.as_bytes(), 7)
+            admits(&layout, words.as_bytes(), 7)
         };
         assert!(chain(1));
         for lie in [0, 2, u64::MAX, 1 << 61] {

@@ -6,6 +6,10 @@ mod sample;
 
 use crate::aux::Chunk;
 
+use zerocopy::IntoBytes;
+
+pub(crate) use check::admits;
+use read::{FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_LOST, FORMAT_RUNNING};
 pub(crate) use read::{Member, Reading, read_size};
 pub(crate) use sample::{Regs, Sample};
 
@@ -82,6 +86,10 @@ impl Origin {
     }
 }
 
+/// The fields whose length the event or the sample decides.
+const VARIABLE: u64 =
+    SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+
 /// A record would be longer than perf's header can say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a record of more than {RECORD_MAX} bytes")]
@@ -148,6 +156,117 @@ impl Record {
         self.push_reading(layout.read_format, reading);
         self.trailer(layout, origin);
         self.end(TYPE_READ, MISC_UNKNOWN)
+    }
+
+    /// Builds `PERF_RECORD_SAMPLE`. The stack is cut where the record would be too long.
+    ///
+    /// # Errors
+    /// A group or a chain longer than a record holds.
+    pub(crate) fn sample(
+        &mut self,
+        layout: &Layout,
+        origin: &Origin,
+        sample: &Sample<'_>,
+    ) -> Result<&[u64], TooLong> {
+        let fields = [
+            (SAMPLE_IDENTIFIER, origin.id),
+            (SAMPLE_IP, sample.ip),
+            (SAMPLE_TID, origin.task()),
+            (SAMPLE_TIME, origin.time),
+            (SAMPLE_ADDR, sample.addr),
+            (SAMPLE_ID, origin.id),
+            (SAMPLE_STREAM_ID, origin.stream_id),
+            (SAMPLE_CPU, u64::from(origin.vcpu)),
+            (SAMPLE_PERIOD, sample.period),
+        ];
+        self.begin();
+        self.push_chosen(layout, &fields);
+        if !layout.has(VARIABLE) {
+            return self.end(TYPE_SAMPLE, sample.misc);
+        }
+        if layout.has(SAMPLE_READ) {
+            self.push_reading(layout.read_format, &sample.read);
+        }
+        if layout.has(SAMPLE_CALLCHAIN) {
+            self.push(sample.chain.len() as u64);
+            self.push_all(sample.chain);
+        }
+        if layout.has(SAMPLE_REGS_USER) {
+            self.push_regs(layout.regs_user, sample.regs_user);
+        }
+        if layout.has(SAMPLE_STACK_USER) {
+            let after = match (layout.has(SAMPLE_REGS_INTR), sample.regs_intr) {
+                (false, _) => 0,
+                (true, None) => 8,
+                (true, Some(_)) => 8 + 8 * layout.regs_intr.count_ones() as usize,
+            };
+            self.push_stack(layout.stack_user, sample.stack, after);
+        }
+        if layout.has(SAMPLE_REGS_INTR) {
+            self.push_regs(layout.regs_intr, sample.regs_intr);
+        }
+        self.end(TYPE_SAMPLE, sample.misc)
+    }
+
+    fn push_regs(&mut self, mask: u64, regs: Option<Regs<'_>>) {
+        let Some(regs) = regs.filter(|regs| regs.abi != 0) else {
+            return self.push(0);
+        };
+        self.push(regs.abi);
+        let values = regs.values.iter().copied().chain(std::iter::repeat(0));
+        for value in values.take(mask.count_ones() as usize) {
+            self.push(value);
+        }
+    }
+
+    /// Appends `size` bytes of stack of which those of `stack` are real, or fewer where the
+    /// record, with `after` bytes more to come, would be too long.
+    fn push_stack(&mut self, size: u32, stack: Option<&[u8]>, after: usize) {
+        let around = self.len() + 16 + after;
+        let room = RECORD_MAX.saturating_sub(around);
+        let size = (size as usize).min(room) / 8 * 8;
+        let Some(stack) = stack.filter(|_| size > 0) else {
+            return self.push(0);
+        };
+        self.push(size as u64);
+        let real = stack.len().min(size);
+        let (dumped, rest) = self.room(size / 8).as_mut_bytes().split_at_mut(real);
+        dumped.copy_from_slice(stack.split_at(real).0);
+        rest.fill(0);
+        self.len += size / 8;
+        self.push(real as u64);
+    }
+
+    pub(super) fn push_reading(&mut self, read_format: u64, reading: &Reading<'_>) {
+        let group = read_format & FORMAT_GROUP != 0;
+        let first = reading.members.first().copied().unwrap_or_default();
+        if group {
+            self.push(reading.members.len() as u64);
+        } else {
+            self.push(first.value);
+        }
+        if read_format & FORMAT_ENABLED != 0 {
+            self.push(reading.time_enabled);
+        }
+        if read_format & FORMAT_RUNNING != 0 {
+            self.push(reading.time_running);
+        }
+        if !group {
+            return self.push_identity(read_format, &first);
+        }
+        for member in reading.members {
+            self.push(member.value);
+            self.push_identity(read_format, member);
+        }
+    }
+
+    fn push_identity(&mut self, read_format: u64, member: &Member) {
+        if read_format & FORMAT_ID != 0 {
+            self.push(member.id);
+        }
+        if read_format & FORMAT_LOST != 0 {
+            self.push(member.lost);
+        }
     }
 
     fn throttling(&mut self, layout: &Layout, origin: &Origin, kind: u32) -> &[u64] {

@@ -1,13 +1,11 @@
 //! Counts as `read_format` lays them out, in samples, in the record of a dying event and in
 //! perf's `read()`.
 
-use super::Record;
-
-const FORMAT_ENABLED: u64 = 1 << 0;
-const FORMAT_RUNNING: u64 = 1 << 1;
-const FORMAT_ID: u64 = 1 << 2;
-const FORMAT_GROUP: u64 = 1 << 3;
-const FORMAT_LOST: u64 = 1 << 4;
+pub(super) const FORMAT_ENABLED: u64 = 1 << 0;
+pub(super) const FORMAT_RUNNING: u64 = 1 << 1;
+pub(super) const FORMAT_ID: u64 = 1 << 2;
+pub(super) const FORMAT_GROUP: u64 = 1 << 3;
+pub(super) const FORMAT_LOST: u64 = 1 << 4;
 
 /// One event of a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,38 +37,4 @@ pub(crate) fn read_size(read_format: u64, members: usize) -> usize {
         _ => 1 + times + each * members,
     };
     8 * words
-}
-
-impl Record {
-    pub(super) fn push_reading(&mut self, read_format: u64, reading: &Reading<'_>) {
-        let group = read_format & FORMAT_GROUP != 0;
-        let first = reading.members.first().copied().unwrap_or_default();
-        if group {
-            self.push(reading.members.len() as u64);
-        } else {
-            self.push(first.value);
-        }
-        if read_format & FORMAT_ENABLED != 0 {
-            self.push(reading.time_enabled);
-        }
-        if read_format & FORMAT_RUNNING != 0 {
-            self.push(reading.time_running);
-        }
-        if !group {
-            return self.push_identity(read_format, &first);
-        }
-        for member in reading.members {
-            self.push(member.value);
-            self.push_identity(read_format, member);
-        }
-    }
-
-    fn push_identity(&mut self, read_format: u64, member: &Member) {
-        if read_format & FORMAT_ID != 0 {
-            self.push(member.id);
-        }
-        if read_format & FORMAT_LOST != 0 {
-            self.push(member.lost);
-        }
-    }
 }

@@ -1,20 +1,19 @@
 //! A ring in guest memory: its metadata page and its data. The guest owns the pages and lies
 //! about whatever it likes; what decides where a byte goes is kept here.
 
-mod face;
-mod history;
 mod producer;
+mod user_page;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use zerocopy::IntoBytes;
 
-pub(crate) use self::face::Face;
-pub(crate) use self::producer::{Author, Manner, Outcome, Session, Wakeup};
+pub(crate) use self::producer::{Outcome, RingMode, Session, Wakeup, WriteContext};
+pub(crate) use self::user_page::CountSnapshot;
 
 use self::producer::Producer;
 use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
-use crate::pages::{self, GuestPages};
+use crate::pages::{self, GuestPages, Unwritable};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -37,15 +36,15 @@ impl Ring {
     pub(crate) fn new(
         memory: &GuestMemoryMmap,
         pages: &[GuestAddress],
-        manner: Manner,
+        mode: RingMode,
         clock: Clock,
-    ) -> Result<Self, pages::Unwritable> {
-        let (&metadata, data) = pages.split_first().ok_or(pages::Unwritable::NoPage)?;
+    ) -> Result<Self, Unwritable> {
+        let (&metadata, data) = pages.split_first().ok_or(Unwritable::NoPage)?;
         for &address in data {
             pages::page(memory, address)?;
         }
         let size = data.len() as u64 * PAGE;
-        let blank = face::blank(size, clock);
+        let blank = user_page::blank(size, clock);
         // Nothing that the page held before is left in it.
         let mut bytes = [0; PAGE_SIZE];
         for (to, from) in bytes.iter_mut().zip(blank.as_bytes()) {
@@ -55,7 +54,7 @@ impl Ring {
         Ok(Self {
             metadata,
             data: data.to_vec(),
-            producer: Producer::new(size, manner),
+            producer: Producer::new(size, mode),
             sequence: 0,
         })
     }
@@ -71,7 +70,7 @@ impl Ring {
 
     /// Whether its reader says how far it has read.
     pub(crate) fn is_writable(&self) -> bool {
-        self.producer.manner().writable
+        self.producer.mode().writable
     }
 
     /// Number of guest pages held.
@@ -83,11 +82,6 @@ impl Ring {
     pub(crate) fn data_pages(&self) -> u32 {
         // Bounded by a limit of 32 bits.
         u32::try_from(self.data.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Whether it has room for any record at all.
-    pub(crate) fn has_data(&self) -> bool {
-        self.producer.size() > 0
     }
 
     /// Whether samples were lost that no record tells of yet.
@@ -107,7 +101,7 @@ impl Ring {
     pub(crate) fn session<'a>(
         &'a mut self,
         memory: &'a GuestMemoryMmap,
-    ) -> Result<Session<'a, GuestPages<'a>>, pages::Unwritable> {
+    ) -> Result<Session<'a, GuestPages<'a>>, Unwritable> {
         let pages = GuestPages::new(memory, self.metadata, &self.data)?;
         Ok(Session::new(&mut self.producer, pages))
     }
@@ -117,10 +111,10 @@ impl Ring {
         &mut self,
         memory: &GuestMemoryMmap,
         sample: &[u64],
-        author: &Author<'_>,
+        context: &WriteContext<'_>,
     ) -> Outcome {
         if let Ok(mut session) = self.session(memory) {
-            session.write(sample, author)
+            session.write(sample, context)
         } else {
             self.lose(1)
         }
@@ -131,11 +125,11 @@ impl Ring {
         &mut self,
         memory: &GuestMemoryMmap,
         record: &[u64],
-        author: &Author<'_>,
+        context: &WriteContext<'_>,
     ) -> Outcome {
         self.session(memory).map_or_else(
             |_| Outcome::default(),
-            |mut session| session.note(record, author),
+            |mut session| session.note(record, context),
         )
     }
 
@@ -148,11 +142,11 @@ impl Ring {
     }
 
     /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
-    pub(crate) fn flush(&mut self, memory: &GuestMemoryMmap, author: &Author<'_>) -> bool {
+    pub(crate) fn flush(&mut self, memory: &GuestMemoryMmap, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self
                 .session(memory)
-                .is_ok_and(|mut session| session.flush(author))
+                .is_ok_and(|mut session| session.flush(context))
     }
 
     /// Whether anything was written since the reader was last woken; it is to be woken then.
@@ -160,10 +154,56 @@ impl Ring {
         self.producer.rouse()
     }
 
+    /// Whether its newest record is the first of [`Ring::held`].
+    pub(crate) fn is_backward(&self) -> bool {
+        self.producer.mode().backward
+    }
+
+    /// The bytes of the records that its reader has not taken, as far as the device knows; without a
+    /// writable map, of all that have not been overwritten. They begin with a whole record, which is
+    /// the newest of a ring that is written backwards and else the oldest, and go on from there.
+    ///
+    /// `None`: where a record begins, nobody knows.
+    pub(crate) fn held(&self, memory: &GuestMemoryMmap) -> Option<Vec<u8>> {
+        let (start, len) = self.producer.held()?;
+        let mut bytes = vec![0; usize::try_from(len).ok()?];
+        let copied = self.copy(memory, start, &mut bytes);
+        if let Err(error) = copied {
+            log::warn!("a ring cannot be read: {error}");
+            return None;
+        }
+        Some(bytes)
+    }
+
+    /// Copies what lies from `position` on, modulo the size of the data.
+    fn copy(
+        &self,
+        memory: &GuestMemoryMmap,
+        mut position: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Unwritable> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let page = (position / PAGE).checked_rem(self.data.len() as u64);
+            let page = page
+                .and_then(|page| usize::try_from(page).ok())
+                .and_then(|page| self.data.get(page))
+                .ok_or(Unwritable::NoPage)?;
+            let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
+            let (now, later) = rest.split_at_mut(rest.len().min(PAGE_SIZE - offset));
+            let slice = pages::page(memory, *page)?;
+            let slice = slice.offset(offset).map_err(Unwritable::Beyond)?;
+            slice.copy_to(now);
+            position = position.wrapping_add(now.len() as u64);
+            rest = later;
+        }
+        Ok(())
+    }
+
     /// Shows a count and its times in the metadata page.
-    pub(crate) fn show(&mut self, memory: &GuestMemoryMmap, face: &Face) {
+    pub(crate) fn show(&mut self, memory: &GuestMemoryMmap, counts: &CountSnapshot) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
-            .and_then(|pages| face::show(&pages, &mut self.sequence, face));
+            .and_then(|pages| user_page::show(&pages, &mut self.sequence, counts));
         if let Err(error) = shown {
             log::debug!("a ring's metadata page: {error}");
         }

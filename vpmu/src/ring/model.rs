@@ -10,8 +10,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 
-use super::face::{COUNT, LOCK, show};
 use super::producer::{DATA_HEAD, DATA_TAIL};
+use super::user_page::{COUNT, LOCK, show};
 use super::*;
 use crate::pages::Pages;
 use crate::record::{Layout, Origin};
@@ -149,8 +149,8 @@ fn record(number: u64) -> [u64; 3] {
     [RECORD_HEADER, number, !number].map(u64::to_le)
 }
 
-fn author<'a>(layout: &'a Layout, origin: &'a Origin) -> Author<'a> {
-    Author {
+fn context<'a>(layout: &'a Layout, origin: &'a Origin) -> WriteContext<'a> {
+    WriteContext {
         layout,
         origin,
         wakeup: Wakeup::Page,
@@ -171,24 +171,24 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
                 (found, tail)
             })
         };
-        let manner = Manner {
+        let mode = RingMode {
             writable: true,
             backward,
         };
-        let mut producer = Producer::new(WORDS * 8, manner);
+        let mut producer = Producer::new(WORDS * 8, mode);
         let (layout, origin) = (Layout::default(), Origin::default());
         let (mut produced, mut written) = (0, 0);
         for &burst in bursts {
             let mut session = Session::new(&mut producer, Model(Arc::clone(&shared)));
             for _ in 0..burst {
                 produced += 1;
-                let outcome = session.write(&record(produced), &author(&layout, &origin));
+                let outcome = session.write(&record(produced), &context(&layout, &origin));
                 written += u64::from(outcome.written);
             }
         }
         let (mut found, mut tail) = reader.join().expect("the reader");
         found.look(&shared, &mut tail, backward);
-        Session::new(&mut producer, Model(Arc::clone(&shared))).flush(&author(&layout, &origin));
+        Session::new(&mut producer, Model(Arc::clone(&shared))).flush(&context(&layout, &origin));
         found.look(&shared, &mut tail, backward);
         assert_eq!(found.numbers.len() as u64, written);
         assert_eq!(written + found.lost, produced, "each is written or lost");
@@ -235,13 +235,13 @@ fn counts_and_times_are_seen_together() {
         let model = Model(Arc::clone(&shared));
         let mut sequence = 0;
         for count in 1..=2 {
-            let face = Face {
+            let counts = CountSnapshot {
                 count,
                 time_enabled: count * 10,
                 time_running: 0,
                 growing_since: None,
             };
-            show(&model, &mut sequence, &face).expect("a model");
+            show(&model, &mut sequence, &counts).expect("a model");
         }
         reader.join().expect("the reader");
     });

@@ -23,7 +23,7 @@ pub(crate) enum Wakeup {
 
 /// The event that writes: a ring may have several.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Author<'a> {
+pub(crate) struct WriteContext<'a> {
     /// What its records hold.
     pub(crate) layout: &'a Layout,
     /// Whose record it is: a loss before it is told in the same name.
@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
 
 /// Whether the guest lets the device see what it has read, and which way the ring grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Manner {
+pub(crate) struct RingMode {
     /// Mapped writable: what the reader has not seen stays. Else the oldest data is overwritten.
     pub(crate) writable: bool,
     /// From the end of the data towards its beginning: the head is where the newest record
@@ -54,7 +54,7 @@ pub(crate) struct Manner {
 pub(super) struct Producer {
     /// Bytes of data: a power of two, or zero.
     size: u64,
-    manner: Manner,
+    mode: RingMode,
     paused: bool,
     /// Where the next record goes (where the last one begins, backwards); modulo 2^64.
     head: u64,
@@ -76,10 +76,10 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    pub(super) fn new(size: u64, manner: Manner) -> Self {
+    pub(super) fn new(size: u64, mode: RingMode) -> Self {
         Self {
             size,
-            manner,
+            mode,
             paused: false,
             head: 0,
             published: 0,
@@ -93,12 +93,8 @@ impl Producer {
         }
     }
 
-    pub(super) fn size(&self) -> u64 {
-        self.size
-    }
-
-    pub(super) fn manner(&self) -> Manner {
-        self.manner
+    pub(super) fn mode(&self) -> RingMode {
+        self.mode
     }
 
     /// Whether samples were lost that no record tells of yet.
@@ -137,14 +133,14 @@ impl Producer {
         pages: &mut impl Pages,
         record: &[u64],
         samples: u64,
-        author: &Author<'_>,
+        context: &WriteContext<'_>,
     ) -> Outcome {
         if !self.has_loss() {
-            return self.place(pages, &[], record, samples, author.wakeup);
+            return self.place(pages, &[], record, samples, context.wakeup);
         }
         let mut loss = std::mem::take(&mut self.loss);
-        let before = loss.lost(author.layout, author.origin, self.lost);
-        let outcome = self.place(pages, before, record, samples, author.wakeup);
+        let before = loss.lost(context.layout, context.origin, self.lost);
+        let outcome = self.place(pages, before, record, samples, context.wakeup);
         self.loss = loss;
         outcome
     }
@@ -162,7 +158,7 @@ impl Producer {
         if self.paused || !self.has_room(pages, len) {
             return Outcome::default();
         }
-        let (start, head) = match self.manner.backward {
+        let (start, head) = match self.mode.backward {
             false => (self.head, self.head.wrapping_add(len)),
             true => (self.head.wrapping_sub(len), self.head.wrapping_sub(len)),
         };
@@ -202,7 +198,7 @@ impl Producer {
     /// Bytes ever written, modulo 2^64.
     #[inline]
     fn produced(&self) -> u64 {
-        match self.manner.backward {
+        match self.mode.backward {
             false => self.head,
             true => self.head.wrapping_neg(),
         }
@@ -211,7 +207,7 @@ impl Producer {
     /// Whether `len` more bytes fit without touching what the reader has not seen.
     #[inline]
     fn has_room(&mut self, pages: &impl Pages, len: u64) -> bool {
-        match self.manner.writable {
+        match self.mode.writable {
             true => len <= self.room() || len <= self.look(pages),
             false => len <= self.size,
         }
@@ -243,7 +239,7 @@ impl Producer {
     /// place in the ring.
     #[inline]
     fn unread(&self) -> u64 {
-        match self.manner.backward {
+        match self.mode.backward {
             false => self.head.wrapping_sub(self.tail),
             true => self.tail.wrapping_sub(self.head),
         }
@@ -252,7 +248,7 @@ impl Producer {
     /// Where the records begin that are there to be read, and how many bytes they are; `None`: older
     /// ones were overwritten up to the middle of one.
     pub(super) fn held(&self) -> Option<(u64, u64)> {
-        let Manner { writable, backward } = self.manner;
+        let RingMode { writable, backward } = self.mode;
         let start = match (backward, writable) {
             (true, _) => self.head,
             (false, true) => self.tail,
@@ -312,8 +308,8 @@ impl<'a, P: Pages> Session<'a, P> {
 
     /// Writes a sample, or counts it as lost.
     #[inline]
-    pub(crate) fn write(&mut self, sample: &[u64], author: &Author<'_>) -> Outcome {
-        let outcome = self.producer.append(&mut self.pages, sample, 1, author);
+    pub(crate) fn write(&mut self, sample: &[u64], context: &WriteContext<'_>) -> Outcome {
+        let outcome = self.producer.append(&mut self.pages, sample, 1, context);
         match outcome.written {
             true => outcome,
             false => self.lose(1),
@@ -321,8 +317,8 @@ impl<'a, P: Pages> Session<'a, P> {
     }
 
     /// Writes a record that is no sample, if it fits: its loss is not counted.
-    pub(crate) fn note(&mut self, record: &[u64], author: &Author<'_>) -> Outcome {
-        self.producer.append(&mut self.pages, record, 0, author)
+    pub(crate) fn note(&mut self, record: &[u64], context: &WriteContext<'_>) -> Outcome {
+        self.producer.append(&mut self.pages, record, 0, context)
     }
 
     /// Counts samples that no record can be made of.
@@ -334,8 +330,8 @@ impl<'a, P: Pages> Session<'a, P> {
     }
 
     /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
-    pub(crate) fn flush(&mut self, author: &Author<'_>) -> bool {
-        self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, author).wake
+    pub(crate) fn flush(&mut self, context: &WriteContext<'_>) -> bool {
+        self.producer.has_loss() && self.producer.append(&mut self.pages, &[], 0, context).wake
     }
 }
 

@@ -10,7 +10,7 @@ use crate::vcpu::exit_config;
 
 /// An exit while it lasts.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Lasting {
+pub(crate) struct OpenExit {
     pub(crate) exit: Exit,
     pub(crate) vcpu: u32,
     /// The guest's when it began.
@@ -19,11 +19,9 @@ pub(crate) struct Lasting {
     pub(crate) time: u64,
     /// `None` where the hypervisor would not tell.
     pub(crate) regs: Option<GuestRegs>,
-    /// Who ran, as the vCPU's task page has it.
-    pub(crate) task: Task,
 }
 
-impl Lasting {
+impl OpenExit {
     /// The packet of an exit that is over at `now`, guest nanoseconds, while `task` ran; `cut`: over
     /// for the trace alone. Its `sequence` is the trace's to number.
     pub(crate) fn packet(&self, task: Task, now: u64, cut: bool) -> ExitPacket {
@@ -69,8 +67,8 @@ mod tests {
     use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO};
     use crate::machine::Access;
 
-    fn lasting(exit: Exit) -> Lasting {
-        Lasting {
+    fn open_exit(exit: Exit) -> OpenExit {
+        OpenExit {
             exit,
             vcpu: 3,
             tsc: 500,
@@ -79,7 +77,6 @@ mod tests {
                 ip: 0x1234,
                 user: true,
             }),
-            task: Task::default(),
         }
     }
 
@@ -98,7 +95,7 @@ mod tests {
     #[test]
     fn a_packet_tells_the_access() {
         let task = Task { pid: 5, tid: 6 };
-        let io = lasting(access(ExitReason::Io, true)).packet(task, 1500, false);
+        let io = open_exit(access(ExitReason::Io, true)).packet(task, 1500, false);
         assert_eq!(u64::from(io.reason.get()), EXIT_IO);
         assert_eq!(io.qualification.get(), 0x3f8);
         assert_eq!(io.detail.get(), 7 << 32 | 1 << 8 | 4);
@@ -106,7 +103,7 @@ mod tests {
         assert_eq!((io.time.get(), io.outside.get()), (1000, 500));
         assert_eq!((io.vcpu.get(), io.ip.get()), (3, 0x1234));
         assert_eq!(io.flags, PACKET_USER | PACKET_IP);
-        let mmio = lasting(access(ExitReason::Mmio, false)).packet(task, 1500, false);
+        let mmio = open_exit(access(ExitReason::Mmio, false)).packet(task, 1500, false);
         assert_eq!(u64::from(mmio.reason.get()), EXIT_MMIO);
         // How many there were is told of ports alone.
         assert_eq!(mmio.detail.get(), 4);
@@ -114,9 +111,9 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_told() {
-        let silent = Lasting {
+        let silent = OpenExit {
             regs: None,
-            ..lasting(ExitReason::Hlt.into())
+            ..open_exit(ExitReason::Hlt.into())
         };
         // A clock that was stepped back makes no time outside.
         let packet = silent.packet(Task::default(), 900, true);

@@ -11,10 +11,10 @@ use crate::abi::{
     PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_START, SamplePacket, SyncPacket,
 };
 use crate::aux::{Appended, Entry};
-use crate::event::Facts;
+use crate::event::EventSpec;
 use crate::record::Origin;
 
-pub(crate) use self::exits::Lasting;
+pub(crate) use self::exits::OpenExit;
 pub(crate) use self::samples::Found;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -92,7 +92,7 @@ impl Trace {
     /// `origin`.
     pub(crate) fn lay(
         &self,
-        facts: &Facts,
+        spec: &EventSpec,
         origin: &Origin,
         tsc: u64,
         packet: Packet<'_>,
@@ -104,15 +104,15 @@ impl Trace {
             let sync = SyncPacket {
                 kind: PACKET_SYNC,
                 flags,
-                format: format(facts).into(),
+                format: format(spec).into(),
                 vcpu: origin.vcpu.into(),
                 magic: SYNC_MAGIC.into(),
-                event: facts.id.into(),
+                event: spec.id.into(),
                 time: origin.time.into(),
                 tsc: tsc.into(),
                 sequence: self.sequence.into(),
                 lost: self.lost.into(),
-                config: facts.config.into(),
+                config: spec.config.into(),
             };
             transmute!(sync)
         });
@@ -210,8 +210,8 @@ fn place(position: u64, len: u64, due: u8) -> (u64, u8) {
 }
 
 /// The format of the packets of an event.
-fn format(facts: &Facts) -> u16 {
-    match facts.kind {
+fn format(spec: &EventSpec) -> u16 {
+    match spec.kind {
         KIND_SAMPLE_TRACE => FORMAT_SAMPLES,
         _ => FORMAT_EXITS,
     }

@@ -7,12 +7,12 @@ use crate::abi::{
 };
 use crate::machine::GENERAL_REGS;
 use crate::record::Origin;
-use crate::walk::Place;
+use crate::walk::CpuContext;
 
 /// Overflows that were found together, at an exit where the vCPU stood.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
-    pub(crate) place: Place,
+    pub(crate) place: CpuContext,
     /// How many there were, one at least.
     pub(crate) overflows: u64,
     /// What the pace has counted for them.

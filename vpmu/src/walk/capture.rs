@@ -4,7 +4,7 @@
 use vm_memory::GuestMemoryMmap;
 
 use super::frames::{
-    CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
+    BP, CONTEXT_KERNEL, CONTEXT_USER, Chain, SP, kernel_callers, share_stack, user_callers,
 };
 use super::paging::{AddressSpace, Rights};
 use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
@@ -39,8 +39,6 @@ const SAVED: [Option<usize>; 21] = [
     Some(7),
     Some(11),
 ];
-const BP: usize = 6;
-const SP: usize = 7;
 const IP: usize = 8;
 const CS: usize = 10;
 /// The selector of Linux's 32-bit user code.
@@ -48,19 +46,9 @@ const USER32_CS: u64 = 0x23;
 /// The privilege level in a selector.
 const SELECTOR_LEVEL: u64 = 3;
 
-impl CpuState {
-    pub(super) fn bp(&self) -> u64 {
-        self.general[BP]
-    }
-
-    pub(super) fn sp(&self) -> u64 {
-        self.general[SP]
-    }
-}
-
 /// Where a vCPU stood when it left the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct CpuContext {
     pub(crate) regs: GuestRegs,
     /// All of its state, if an event wants that; `None` too where the hypervisor would not tell.
     pub(crate) cpu: Option<CpuState>,
@@ -68,7 +56,7 @@ pub(crate) struct Place {
 
 /// What an event's samples hold of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Wish {
+pub(crate) struct CaptureSpec {
     /// Callers.
     pub(crate) chain: bool,
     /// No callers in the kernel.
@@ -85,7 +73,7 @@ pub(crate) struct Wish {
     pub(crate) stack_user: u32,
 }
 
-impl Wish {
+impl CaptureSpec {
     /// Whether it takes more than [`GuestRegs`].
     pub(crate) fn wants_state(&self) -> bool {
         self.chain || self.regs_user != 0 || self.regs_intr != 0 || self.stack_user != 0
@@ -164,9 +152,9 @@ impl Capture {
     pub(crate) fn take(
         &mut self,
         memory: &GuestMemoryMmap,
-        place: &Place,
+        place: &CpuContext,
         user_regs: u64,
-        wish: &Wish,
+        spec: &CaptureSpec,
     ) {
         let cpu = place.cpu.as_ref();
         self.regs_user.clear();
@@ -174,7 +162,7 @@ impl Capture {
         self.stack.clear();
         self.has_stack = false;
         self.chain
-            .begin(if wish.chain { wish.max_stack } else { 0 });
+            .begin(if spec.chain { spec.max_stack } else { 0 });
         let mut space = cpu.and_then(|cpu| AddressSpace::new(memory, cpu));
         let user = match (cpu, &mut space) {
             (Some(cpu), _) if cpu.user => Some(UserState {
@@ -184,24 +172,24 @@ impl Capture {
             (Some(cpu), Some(space)) => saved(space, cpu, user_regs),
             _ => None,
         };
-        if wish.chain {
-            self.callers(&mut space, place, user.as_ref(), user_regs, wish);
+        if spec.chain {
+            self.callers(&mut space, place, user.as_ref(), user_regs, spec);
         }
         if let Some(cpu) = cpu
-            && wish.regs_intr != 0
+            && spec.regs_intr != 0
         {
-            self.regs_intr.set(cpu.code64, &cpu.general, wish.regs_intr);
+            self.regs_intr.set(cpu.code64, &cpu.general, spec.regs_intr);
         }
         let Some(user) = user else {
             return;
         };
-        if wish.regs_user != 0 {
+        if spec.regs_user != 0 {
             self.regs_user
-                .set(user.code64, &user.general, wish.regs_user);
+                .set(user.code64, &user.general, spec.regs_user);
         }
-        if wish.stack_user != 0 {
+        if spec.stack_user != 0 {
             self.has_stack = true;
-            self.stack.resize(wish.stack_user as usize, 0);
+            self.stack.resize(spec.stack_user as usize, 0);
             let sp = user.general[SP];
             let filled = space.map_or(0, |mut space| space.read(sp, Rights::User, &mut self.stack));
             self.stack.truncate(filled);
@@ -211,22 +199,22 @@ impl Capture {
     fn callers(
         &mut self,
         space: &mut Option<AddressSpace<'_>>,
-        place: &Place,
+        place: &CpuContext,
         user: Option<&UserState>,
         user_regs: u64,
-        wish: &Wish,
+        spec: &CaptureSpec,
     ) {
         let chain = &mut self.chain;
         let regs = place.regs;
-        if !regs.user && !wish.exclude_kernel {
+        if !regs.user && !spec.exclude_kernel {
             chain.mark(CONTEXT_KERNEL);
             chain.push(regs.ip);
             if let (Some(space), Some(cpu)) = (&mut *space, &place.cpu) {
-                let end = share_stack(cpu.sp(), user_regs).then_some(user_regs);
+                let end = share_stack(cpu.general[SP], user_regs).then_some(user_regs);
                 kernel_callers(space, chain, cpu, end);
             }
         }
-        if wish.exclude_user {
+        if spec.exclude_user {
             return;
         }
         let ip = match user {
@@ -247,7 +235,7 @@ impl Capture {
 /// while it still runs on the stack, and in the address space, of the last: the registers of the
 /// one must not be taken for the other's.
 fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option<UserState> {
-    let sp = cpu.sp();
+    let sp = cpu.general[SP];
     let here = share_stack(sp, user_regs) && sp <= user_regs && user_regs.is_multiple_of(8);
     if !here {
         return None;

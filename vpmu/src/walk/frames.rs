@@ -10,6 +10,9 @@ pub(super) const CONTEXT_USER: u64 = -512_i64 as u64;
 
 /// Kernel stacks of Linux on x86-64 are of this size, and begin at a multiple of it.
 const KERNEL_STACK: u64 = 16 << 10;
+/// perf's numbers of the frame and the stack pointer.
+pub(super) const BP: usize = 6;
+pub(super) const SP: usize = 7;
 /// Bytes of one frame of 64-bit code.
 const FRAME: u64 = 16;
 
@@ -66,10 +69,10 @@ pub(super) fn kernel_callers(
     cpu: &CpuState,
     end: Option<u64>,
 ) {
-    let sp = cpu.sp();
+    let sp = cpu.general[SP];
     let end = end.unwrap_or_else(|| (sp | (KERNEL_STACK - 1)).saturating_add(1));
     let mut least = sp;
-    let mut fp = cpu.bp();
+    let mut fp = cpu.general[BP];
     while !chain.is_full()
         && fp >= least
         && fp.is_multiple_of(8)

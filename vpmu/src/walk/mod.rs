@@ -9,7 +9,7 @@ mod capture;
 mod frames;
 mod paging;
 
-pub(crate) use capture::{Capture, Place, Wish};
+pub(crate) use capture::{Capture, CaptureSpec, CpuContext};
 
 #[cfg(test)]
 mod tests;

@@ -108,9 +108,9 @@ fn guest_time_is_the_threads_inside_the_run_call() {
     let event = rig.open(&open_of(KIND_GUEST_TIME, 0, 0)).expect("open");
     rig.command(0, COMMAND_ENABLE, event);
     rig.world.spend(5000);
-    rig.vpmu.leave(0, ExitReason::Io, &mut At(0));
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(0));
     rig.world.spend(70_000);
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     rig.world.spend(300);
     assert_eq!(rig.value(0, event), 5300);
 }

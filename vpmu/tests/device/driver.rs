@@ -92,21 +92,26 @@ impl DriverQueue {
 
     /// A request and room for its answer, in descriptors 0 and 1.
     pub(crate) fn request(&mut self, request: &[u8], room: usize) {
-        let (from, to) = (self.buffer(0), self.buffer(1));
+        self.request_at(0, request, room);
+    }
+
+    /// A request and room for its answer, in descriptors `slot` and the next.
+    pub(crate) fn request_at(&mut self, slot: u16, request: &[u8], room: usize) {
+        let (from, to) = (self.buffer(slot), self.buffer(slot + 1));
         self.memory
             .write_slice(request, GuestAddress(from))
             .expect("in memory");
         self.describe(
-            0,
+            slot,
             Descriptor {
                 address: from,
                 len: u32::try_from(request.len()).expect("short"),
                 writable: false,
-                next: (room > 0).then_some(1),
+                next: (room > 0).then_some(slot + 1),
             },
         );
         self.describe(
-            1,
+            slot + 1,
             Descriptor {
                 address: to,
                 len: u32::try_from(room).expect("short"),
@@ -114,7 +119,7 @@ impl DriverQueue {
                 next: None,
             },
         );
-        self.offer(0);
+        self.offer(slot);
     }
 
     /// The next chain that came back: its head and the bytes written to it.
@@ -130,10 +135,11 @@ impl DriverQueue {
 
     /// The answer to [`DriverQueue::request`]; `None` while there is none.
     pub(crate) fn answer(&mut self) -> Option<Vec<u8>> {
-        let (_, len) = self.reclaim()?;
+        let (head, len) = self.reclaim()?;
+        let slot = u16::try_from(head).expect("a slot") + 1;
         let mut answer = vec![0; usize::try_from(len).expect("short")];
         self.memory
-            .read_slice(&mut answer, GuestAddress(self.buffer(1)))
+            .read_slice(&mut answer, GuestAddress(self.buffer(slot)))
             .expect("in memory");
         Some(answer)
     }

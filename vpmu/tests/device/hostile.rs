@@ -234,7 +234,7 @@ fn buffers_without_room_come_back_empty() {
     // An answer of one byte too few, half a command, more commands than one exit may do.
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
         rig.queues[2].request(&vec![0; request], room);
-        rig.vpmu.notify(QUEUE_VCPU, Some(0));
+        rig.vcpus.kick(0, QUEUE_VCPU);
         assert_eq!(rig.queues[2].answer().expect("returned"), []);
     }
     assert_eq!(rig.vpmu.metrics().bad_requests, 5);
@@ -296,7 +296,7 @@ fn chains_that_loop_or_leave_memory_end() {
         },
     );
     queue.offer(5);
-    rig.vpmu.notify(QUEUE_CONTROL, None);
+    rig.vpmu.notify(QUEUE_CONTROL);
     let returned: Vec<_> = std::iter::from_fn(|| rig.queues[0].reclaim()).collect();
     assert_eq!(returned, [(0, 0), (3, 0), (4, 0), (5, 0)]);
     rig.open(&open_of(KIND_MARK, 5, 0))
@@ -311,10 +311,10 @@ fn a_queue_that_makes_no_sense_stays_silent() {
     ] {
         let mut rig = Rig::new();
         break_it(&mut rig);
-        rig.vpmu.notify(QUEUE_CONTROL, None);
+        rig.vpmu.notify(QUEUE_CONTROL);
         assert_eq!(rig.queues[0].reclaim(), None);
         rig.queues[0].claim(0);
-        rig.vpmu.notify(QUEUE_CONTROL, None);
+        rig.vpmu.notify(QUEUE_CONTROL);
         assert_eq!(rig.queues[0].reclaim(), None);
         let replies = rig.commands(0, &[command(COMMAND_VCPU, 0)]);
         assert_eq!(replies[0].status.get(), 0, "the other queues go on");
@@ -325,12 +325,10 @@ fn a_queue_that_makes_no_sense_stays_silent() {
 fn notifications_from_nowhere_are_ignored() {
     let mut rig = Rig::new();
     rig.queues[2].request(command(COMMAND_VCPU, 0).as_bytes(), 32);
-    rig.vpmu.notify(QUEUE_VCPU, None);
-    rig.vpmu.notify(QUEUE_VCPU, Some(2));
-    rig.vpmu.notify(QUEUE_VCPU + 2, Some(0));
-    rig.vpmu.notify(u16::MAX, Some(0));
+    rig.vpmu.notify(QUEUE_VCPU);
+    rig.vcpus.kick(0, QUEUE_VCPU + 2);
+    rig.vcpus.kick(0, u16::MAX);
     assert_eq!(rig.queues[2].reclaim(), None);
-    rig.vpmu.mark(2, 5, &mut crate::world::Nowhere);
 }
 
 proptest! {

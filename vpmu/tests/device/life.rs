@@ -23,7 +23,7 @@ fn after_a_reset_guest_memory_is_the_guests() {
     rig.mark(0, 5, 1);
     rig.vpmu.reset();
     assert_eq!(rig.world.open_counters(), 0, "host descriptors go too");
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
     let before = rig.snapshot();
     rig.queues[0].request(&[0; 64], 64);
     rig.queues[2].request(&[0; 64], 64);
@@ -31,9 +31,9 @@ fn after_a_reset_guest_memory_is_the_guests() {
     (0..1000).for_each(|_| rig.mark(0, 5, 1));
     rig.world.work(thread(0), 10_000, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
-    rig.vpmu.notify(QUEUE_CONTROL, None);
-    rig.vpmu.notify(QUEUE_EVENT, None);
-    rig.vpmu.notify(QUEUE_VCPU, Some(0));
+    rig.vpmu.notify(QUEUE_CONTROL);
+    rig.vpmu.notify(QUEUE_EVENT);
+    rig.vcpus.kick(0, QUEUE_VCPU);
     assert!(before != offered, "the snapshot sees a change");
     assert!(
         rig.snapshot() == offered,

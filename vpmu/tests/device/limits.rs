@@ -20,7 +20,7 @@ fn an_event_is_off_after_its_last_overflow() {
     assert_eq!(ring.samples().len(), 4);
     let reply = rig.read(0, event);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_OFF, 12));
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
     // Turned on again it has no limit.
     rig.command(0, COMMAND_ENABLE, event);
     (0..30).for_each(|_| rig.mark(0, 5, 1));

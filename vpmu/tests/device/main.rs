@@ -31,4 +31,5 @@ mod rig;
 mod rings;
 mod sampling;
 mod traces;
+mod vcpus;
 mod world;

@@ -29,7 +29,7 @@ fn marks_and_exits_by_the_mode_at_the_exit() {
     let (mark, exit) = (open_of(KIND_MARK, 5, 0), open_of(KIND_EXITS, EXIT_IO, 0));
     let marks = excludes.map(|exclude| open(&mut rig, mark, exclude));
     let exits = excludes.map(|exclude| open(&mut rig, exit, exclude));
-    assert!(rig.vpmu.wants_registers(0));
+    assert!(rig.vcpus.wants_registers(0));
     for ip in [
         1, KERNEL, KERNEL, 1, KERNEL, 1, KERNEL, KERNEL, KERNEL, KERNEL,
     ] {
@@ -65,14 +65,14 @@ fn a_mode_that_cannot_be_told_is_an_error() {
     let plain = open(&mut rig, mark, 0);
     let event = open(&mut rig, mark, OPEN_EXCLUDE_USER);
     rig.post_notice(0, 16);
-    rig.vpmu.mark(0, 5, &mut Nowhere);
+    rig.vcpus.mark(0, 5, &mut Nowhere);
     assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
     let reply = rig.command(0, COMMAND_READ, event);
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 0));
     let enabled = rig.command(0, COMMAND_ENABLE, event);
     assert_eq!(enabled.status.get(), libc::EIO.unsigned_abs());
     assert_eq!(rig.value(0, plain), 1);
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn the_state_is_asked_for_once_and_only_where_it_is_wanted() {
             bp: 0x100,
             asked: &asked,
         };
-        rig.vpmu.mark(0, 5, &mut at);
+        rig.vcpus.mark(0, 5, &mut at);
     };
     rig.open(&OpenRequest {
         flags: OPEN_ENABLED.into(),
@@ -172,10 +172,10 @@ fn an_overflow_that_a_command_finds_has_the_callers_of_its_exit() {
         bp: 0x100,
         asked: &asked,
     };
-    rig.vpmu.leave(1, ExitReason::Mmio, &mut at);
+    rig.vcpus.leave(1, ExitReason::Mmio, &mut at);
     rig.world.work(thread(1), 100, 4);
     rig.queues[3].request(command(COMMAND_DISABLE, event).as_bytes(), 48);
-    rig.vpmu.notify(3, Some(1));
+    rig.vcpus.kick(1, 3);
     let records = records(&rig);
     assert_eq!(records.len(), 1);
     assert_eq!(records[0][1..], [3, IN_USER, 0x7000, 0x1111]);
@@ -238,7 +238,7 @@ fn callers_in_the_kernel_and_none_where_the_hypervisor_is_silent() {
         ..fields(CALLCHAIN | REGS_INTR | STACK_USER)
     };
     opened(&mut rig, fields);
-    rig.vpmu.mark(0, 5, &mut Terse);
+    rig.vcpus.mark(0, 5, &mut Terse);
     assert_eq!(
         records(&rig)[0][1..],
         [2, IN_KERNEL, u64::MAX - 0xff, 0, 0],
@@ -262,8 +262,8 @@ fn a_record_is_never_longer_than_its_header_can_say() {
         bp: 0x100,
         asked: &Cell::new(0),
     };
-    rig.vpmu.mark(0, 5, &mut at);
-    rig.vpmu.mark(0, 5, &mut at);
+    rig.vcpus.mark(0, 5, &mut at);
+    rig.vcpus.mark(0, 5, &mut at);
     let records = records(&rig);
     let sizes: Vec<usize> = records.iter().map(|record| record.len() * 8).collect();
     assert_eq!(sizes, [65_528, 65_528]);

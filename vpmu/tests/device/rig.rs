@@ -1,10 +1,10 @@
 //! A device with a driver on it, and the driver's calls as functions.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, ExitReason, Limits, Registers, Settings, Vpmu};
+use vpmu::{Engines, Exit, ExitReason, Limits, Registers, Settings, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::driver::{Descriptor, DriverQueue, QUEUE_SIZE};
@@ -27,10 +27,57 @@ pub(crate) type Errno = i32;
 
 pub(crate) struct Rig {
     pub(crate) world: Arc<World>,
-    pub(crate) vpmu: Vpmu,
+    pub(crate) vpmu: Arc<Vpmu>,
+    pub(crate) vcpus: Vcpus,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
     pub(crate) next_ring: u64,
+}
+
+/// The sessions of the vCPUs that have a thread.
+pub(crate) struct Vcpus(Vec<Mutex<Option<VcpuSession>>>);
+
+impl Vcpus {
+    /// None has a thread.
+    pub(crate) fn new() -> Self {
+        Self((0..VCPUS).map(|_| Mutex::new(None)).collect())
+    }
+
+    /// A vCPU has this session from now on; the one before ends.
+    pub(crate) fn set(&self, vcpu: u32, session: Option<VcpuSession>) {
+        *self.0[vcpu as usize].lock().expect("no panic") = session;
+    }
+
+    /// The session of a vCPU, for a thread of its own.
+    pub(crate) fn take(&self, vcpu: u32) -> VcpuSession {
+        let mut session = self.0[vcpu as usize].lock().expect("no panic");
+        session.take().expect("it has a thread")
+    }
+
+    fn with<T>(&self, vcpu: u32, act: impl FnOnce(&mut VcpuSession) -> T) -> T {
+        let mut session = self.0[vcpu as usize].lock().expect("no panic");
+        act(session.as_mut().expect("it has a thread"))
+    }
+
+    pub(crate) fn enter(&self, vcpu: u32) {
+        self.with(vcpu, VcpuSession::enter);
+    }
+
+    pub(crate) fn leave(&self, vcpu: u32, exit: impl Into<Exit>, regs: &mut dyn Registers) {
+        self.with(vcpu, |session| session.leave(exit, regs));
+    }
+
+    pub(crate) fn mark(&self, vcpu: u32, value: u32, regs: &mut dyn Registers) {
+        self.with(vcpu, |session| session.mark(value, regs));
+    }
+
+    pub(crate) fn kick(&self, vcpu: u32, queue: u16) {
+        self.with(vcpu, |session| session.kick(queue));
+    }
+
+    pub(crate) fn wants_registers(&self, vcpu: u32) -> bool {
+        self.with(vcpu, |session| session.wants_registers())
+    }
 }
 
 /// An open request that the tests vary.
@@ -109,7 +156,8 @@ impl Rig {
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
         Self {
             world,
-            vpmu,
+            vpmu: Arc::new(vpmu),
+            vcpus: Vcpus::new(),
             memory,
             queues: Vec::new(),
             next_ring: RINGS,
@@ -122,8 +170,10 @@ impl Rig {
     }
 
     pub(crate) fn attach_as(&self, vcpu: u32, thread: i32) {
+        self.vcpus.set(vcpu, None);
         self.world.be_thread(thread);
-        self.vpmu.attach(vcpu, TSC_OFFSET).expect("a vCPU of it");
+        let session = self.vpmu.attach(vcpu, TSC_OFFSET);
+        self.vcpus.set(vcpu, Some(session.expect("a vCPU of it")));
     }
 
     /// Sets every queue up afresh and the device going.
@@ -136,23 +186,15 @@ impl Rig {
 
     /// Every queue, set up afresh.
     pub(crate) fn make_queues(&mut self) -> Vec<virtio_queue::Queue> {
-        let (drivers, queues) = (0..2 + u64::from(VCPUS))
-            .map(|index| {
-                let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
-                DriverQueue::new(&self.memory, QUEUES + index * 0x1000, buffers)
-            })
-            .unzip();
+        let (drivers, queues) = make_queues(&self.memory);
         self.queues = drivers;
-        for queue in &self.queues[2..] {
-            queue.want_no_interrupt();
-        }
         queues
     }
 
     /// A control request as bytes, `room` for its answer.
     pub(crate) fn control_bytes(&mut self, request: &[u8], room: usize) -> Vec<u8> {
         self.queues[0].request(request, room);
-        self.vpmu.notify(QUEUE_CONTROL, None);
+        self.vpmu.notify(QUEUE_CONTROL);
         self.queues[0].answer().expect("answered at once")
     }
 
@@ -278,14 +320,13 @@ impl Rig {
     }
 
     pub(crate) fn commands_from(&mut self, of: u32, by: u32, commands: &[Command]) -> Vec<Reply> {
-        self.vpmu.leave(by, ExitReason::Mmio, &mut At(u64::MAX));
+        self.vcpus.leave(by, ExitReason::Mmio, &mut At(u64::MAX));
         let index = 2 + of as usize;
         let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
         self.queues[index].request(commands.as_bytes(), room);
-        self.vpmu
-            .notify(u16::try_from(index).expect("small"), Some(by));
+        self.vcpus.kick(by, u16::try_from(index).expect("small"));
         let answer = self.queues[index].answer().expect("answered at once");
-        self.vpmu.enter(by);
+        self.vcpus.enter(by);
         structs(&answer)
     }
 
@@ -321,14 +362,14 @@ impl Rig {
 
     /// A guest program at `ip` writes `value` to the doorbell.
     pub(crate) fn mark(&self, vcpu: u32, value: u32, ip: u64) {
-        self.vpmu.leave(vcpu, ExitReason::Mmio, &mut At(ip));
-        self.vpmu.mark(vcpu, value, &mut At(ip));
-        self.vpmu.enter(vcpu);
+        self.vcpus.leave(vcpu, ExitReason::Mmio, &mut At(ip));
+        self.vcpus.mark(vcpu, value, &mut At(ip));
+        self.vcpus.enter(vcpu);
     }
 
     pub(crate) fn exit(&self, vcpu: u32, reason: ExitReason, regs: &mut dyn Registers) {
-        self.vpmu.leave(vcpu, reason, regs);
-        self.vpmu.enter(vcpu);
+        self.vcpus.leave(vcpu, reason, regs);
+        self.vcpus.enter(vcpu);
     }
 
     /// Posts a buffer for a notice, `room` bytes long.
@@ -342,7 +383,7 @@ impl Rig {
         };
         queue.describe(slot, descriptor);
         queue.offer(slot);
-        self.vpmu.notify(QUEUE_EVENT, None);
+        self.vpmu.notify(QUEUE_EVENT);
     }
 
     /// The next notice: its kind and event.
@@ -382,6 +423,21 @@ impl Rig {
     }
 }
 
+/// Every queue, set up afresh in guest memory: the drivers' sides and the device's.
+pub(crate) fn make_queues(
+    memory: &GuestMemoryMmap,
+) -> (Vec<DriverQueue>, Vec<virtio_queue::Queue>) {
+    let both = (0..2 + u64::from(VCPUS)).map(|index| {
+        let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
+        DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)
+    });
+    let (drivers, queues): (Vec<_>, _) = both.unzip();
+    for queue in &drivers[2..] {
+        queue.want_no_interrupt();
+    }
+    (drivers, queues)
+}
+
 pub(crate) fn command(op: u32, event: u64) -> Command {
     Command {
         op: op.into(),
@@ -391,7 +447,7 @@ pub(crate) fn command(op: u32, event: u64) -> Command {
 }
 
 /// `bytes` as structs of the wire.
-fn structs<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Vec<T> {
+pub(crate) fn structs<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> Vec<T> {
     bytes
         .chunks(size_of::<T>())
         .map(|chunk| T::read_from_bytes(chunk).expect("whole"))

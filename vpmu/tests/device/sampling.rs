@@ -113,21 +113,21 @@ fn host_overflows_become_samples_at_the_exit() {
         .open(&sampling(open_of(kind, config, 0), 100))
         .expect("open");
     let mut ring = rig.map(event, 2);
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
     rig.command(0, COMMAND_ENABLE, event);
-    assert!(rig.vpmu.wants_registers(0) && !rig.vpmu.wants_registers(1));
+    assert!(rig.vcpus.wants_registers(0) && !rig.vcpus.wants_registers(1));
     rig.world.work(thread(0), 250, 4);
     rig.exit(0, ExitReason::Signal, &mut At(0x4000));
     assert_eq!(rig.vpmu.metrics().overflow_exits, 1);
     // Overflows that an exit of another kind finds, and those of its own handling.
     rig.world.work(thread(0), 60, 4);
-    rig.vpmu.leave(0, ExitReason::Mmio, &mut At(0x5000));
+    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(0x5000));
     let samples = ring.samples();
     let ips: Vec<u64> = samples.iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [0x4000, 0x4000, 0x5000]);
     assert!(samples.iter().all(|sample| sample.period == 100));
     rig.command(0, COMMAND_DISABLE, event);
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
     rig.world.work(thread(0), 1000, 4);
     rig.exit(0, ExitReason::Signal, &mut At(0));
     assert_eq!(ring.samples(), []);
@@ -162,12 +162,12 @@ fn overflows_between_the_exit_and_out_belong_to_the_exit_and_the_task() {
     let mut ring = rig.map(event, 2);
     runs(&rig, 42);
     rig.command(1, COMMAND_IN, event);
-    rig.vpmu.leave(1, ExitReason::Mmio, &mut At(0x7000));
+    rig.vcpus.leave(1, ExitReason::Mmio, &mut At(0x7000));
     rig.world.work(thread(1), 100, 4);
     // The driver names the next task before it schedules the event out.
     runs(&rig, 43);
     rig.queues[3].request(command(COMMAND_OUT, event).as_bytes(), 40);
-    rig.vpmu.notify(3, Some(1));
+    rig.vcpus.kick(1, 3);
     assert_eq!(rig.queues[3].answer().map(|answer| answer.len()), Some(40));
     let samples = ring.samples();
     assert_eq!(samples.len(), 1);
@@ -346,7 +346,7 @@ fn no_registers_no_record() {
         .expect("open");
     let mut ring = rig.map(event, 2);
     rig.command(0, COMMAND_ENABLE, event);
-    rig.vpmu.mark(0, 5, &mut Nowhere);
+    rig.vcpus.mark(0, 5, &mut Nowhere);
     assert_eq!(ring.samples(), []);
     rig.command(0, COMMAND_READ, event);
     assert_eq!(

@@ -6,7 +6,8 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_SOFTWARE};
 use vpmu::source::{
-    Counter, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded, Request, Sampling, Source,
+    Counter, CounterKey, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded,
+    Request, Sampling, Source,
 };
 use vpmu::{GuestRegs, Machine, Registers};
 
@@ -49,8 +50,13 @@ struct FakeCounter {
     period: u64,
     frequency: bool,
     pinned: bool,
+    /// The host has given it up.
+    lost: bool,
     left: u64,
     overflows: Overflows,
+    /// Times that it was drained, and read.
+    drains: u64,
+    reads: u64,
 }
 
 /// A counter as the device holds it: gone from the world when dropped.
@@ -58,6 +64,16 @@ struct FakeCounter {
 struct Handle {
     world: Arc<World>,
     counter: Arc<Mutex<FakeCounter>>,
+}
+
+/// Counters that run from their add on, with their last readings.
+#[derive(Debug)]
+struct FakeSet {
+    world: Arc<World>,
+    thread: i32,
+    counters: Vec<(CounterKey, Handle, Option<Reading>)>,
+    /// Keys given out: none comes twice.
+    keys: u32,
 }
 
 #[derive(Debug)]
@@ -114,6 +130,14 @@ impl World {
 
     pub(crate) fn break_host(&self) {
         self.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// The host gives up the open counters of `thread`.
+    pub(crate) fn give_up(&self, thread: i32) {
+        for counter in &*self.counters.lock().expect("no panic") {
+            let mut counter = counter.lock().expect("no panic");
+            counter.lost |= counter.thread == thread;
+        }
     }
 
     /// The host takes no other rates from now on.
@@ -183,6 +207,19 @@ impl World {
         self.counters.lock().expect("no panic").len()
     }
 
+    /// How often the open counters of `thread` were drained, and read.
+    pub(crate) fn visits(&self, thread: i32) -> (u64, u64) {
+        let counters = self.counters.lock().expect("no panic");
+        let counters = counters.iter().map(|counter| {
+            let counter = counter.lock().expect("no panic");
+            match counter.thread == thread {
+                true => (counter.drains, counter.reads),
+                false => (0, 0),
+            }
+        });
+        counters.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
     /// `events` happen on `thread`, of which its counters see the part `seen` of four.
     pub(crate) fn work(&self, thread: i32, events: u64, seen: u64) {
         for counter in &*self.counters.lock().expect("no panic") {
@@ -228,6 +265,42 @@ impl FakeCounter {
 }
 
 impl Handle {
+    /// A counter of the world's, stopped.
+    fn open(world: &Arc<World>, what: &Request, thread: i32) -> io::Result<Self> {
+        if world.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let period = what.sampling.map_or(0, |sampling| match sampling.rate {
+            Rate::Period(length) | Rate::Frequency(length) => length,
+        });
+        let counter = Arc::new(Mutex::new(FakeCounter {
+            kind: what.kind,
+            thread,
+            running: false,
+            reading: Reading::default(),
+            period,
+            frequency: matches!(
+                what.sampling,
+                Some(Sampling {
+                    rate: Rate::Frequency(_),
+                    ..
+                })
+            ),
+            pinned: what.pinned,
+            lost: false,
+            left: period,
+            overflows: Overflows::default(),
+            drains: 0,
+            reads: 0,
+        }));
+        let mut counters = world.counters.lock().expect("no panic");
+        counters.push(Arc::clone(&counter));
+        Ok(Self {
+            world: Arc::clone(world),
+            counter,
+        })
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut FakeCounter) -> T) -> io::Result<T> {
         if self.world.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
@@ -246,7 +319,11 @@ impl Counter for Handle {
     }
 
     fn read(&mut self) -> io::Result<Reading> {
-        self.with(|counter| counter.reading)
+        let reading = self.with(|counter| {
+            counter.reads += 1;
+            (!counter.lost).then_some(counter.reading)
+        });
+        reading?.ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))
     }
 
     fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
@@ -263,7 +340,10 @@ impl Counter for Handle {
     }
 
     fn drain(&mut self, into: &mut Overflows) {
-        let taken = self.with(|counter| std::mem::take(&mut counter.overflows));
+        let taken = self.with(|counter| {
+            counter.drains += 1;
+            std::mem::take(&mut counter.overflows)
+        });
         if let Ok(mut taken) = taken {
             into.samples.append(&mut taken.samples);
             into.exits.append(&mut taken.exits);
@@ -325,35 +405,44 @@ impl Source for FakeSource {
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {
-        if self.world.broken.load(Ordering::Relaxed) {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
-        }
-        let period = what.sampling.map_or(0, |sampling| match sampling.rate {
-            Rate::Period(length) | Rate::Frequency(length) => length,
-        });
-        let counter = Arc::new(Mutex::new(FakeCounter {
-            kind: what.kind,
-            thread,
-            running: false,
-            reading: Reading::default(),
-            period,
-            frequency: matches!(
-                what.sampling,
-                Some(Sampling {
-                    rate: Rate::Frequency(_),
-                    ..
-                })
-            ),
-            pinned: what.pinned,
-            left: period,
-            overflows: Overflows::default(),
-        }));
-        let mut counters = self.world.counters.lock().expect("no panic");
-        counters.push(Arc::clone(&counter));
-        Ok(Box::new(Handle {
+        Ok(Box::new(Handle::open(&self.world, what, thread)?))
+    }
+
+    fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
+        Box::new(FakeSet {
             world: Arc::clone(&self.world),
-            counter,
-        }))
+            thread,
+            counters: Vec::new(),
+            keys: 0,
+        })
+    }
+}
+
+impl CounterSet for FakeSet {
+    fn add(&mut self, what: &Request) -> io::Result<CounterKey> {
+        assert_eq!(what.sampling, None, "it only counts");
+        let mut handle = Handle::open(&self.world, what, self.thread)?;
+        handle.start()?;
+        let key = CounterKey(self.keys);
+        self.keys += 1;
+        self.counters.push((key, handle, Some(Reading::default())));
+        Ok(key)
+    }
+
+    fn remove(&mut self, key: CounterKey) {
+        self.counters.retain(|(other, ..)| *other != key);
+    }
+
+    fn refresh(&mut self) {
+        for (_, handle, last) in &mut self.counters {
+            *last = handle.read().ok();
+        }
+    }
+
+    fn reading(&self, key: CounterKey) -> io::Result<Reading> {
+        let found = self.counters.iter().find(|(other, ..)| *other == key);
+        let reading = found.and_then(|(.., last)| *last);
+        reading.ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))
     }
 }
 

@@ -65,7 +65,8 @@ impl Backend for Recorder {
     fn reset(&self) {
         self.note(Call::Reset);
     }
-    fn notify(&self, queue: u16, vcpu: u32) {
+    fn notify(&self, queue: u16, caller: &mut Caller<'_>) {
+        let vcpu = caller.vcpu;
         self.note(Call::Notify(queue, vcpu));
     }
 }

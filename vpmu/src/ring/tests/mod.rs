@@ -16,15 +16,15 @@ const MEMORY: usize = 0x40000;
 /// Set in the type of this module's records; the rest of it is the record's number.
 const NUMBERED: u32 = 1 << 31;
 
-const FORWARD: Manner = Manner {
+const FORWARD: RingMode = RingMode {
     writable: true,
     backward: false,
 };
-const BACKWARD: Manner = Manner {
+const BACKWARD: RingMode = RingMode {
     backward: true,
     ..FORWARD
 };
-const OVERWRITE: Manner = Manner {
+const OVERWRITE: RingMode = RingMode {
     writable: false,
     ..FORWARD
 };
@@ -46,7 +46,7 @@ struct Rig {
     ring: Ring,
     wakeup: Wakeup,
     pages: Vec<GuestAddress>,
-    manner: Manner,
+    mode: RingMode,
     tail: u64,
     produced: u32,
     /// Numbers of the records read, oldest first.
@@ -55,20 +55,20 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(data_pages: u64, manner: Manner, wakeup: Wakeup) -> Self {
+    fn new(data_pages: u64, mode: RingMode, wakeup: Wakeup) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
         // Neither in order nor together, as a guest's pages are.
         let pages: Vec<_> = std::iter::once(GuestAddress(META))
             .chain((0..data_pages).map(|page| GuestAddress(0x3e000 - page * 0x2000)))
             .collect();
         let clock = Clock::new(1_000_000).expect("ticks");
-        let ring = Ring::new(&memory, &pages, manner, clock).expect("laid");
+        let ring = Ring::new(&memory, &pages, mode, clock).expect("laid");
         Self {
             memory,
             ring,
             wakeup,
             pages,
-            manner,
+            mode,
             tail: 0,
             produced: 0,
             read: Vec::new(),
@@ -83,12 +83,12 @@ impl Rig {
     /// Produces records of these lengths in one session.
     fn burst(&mut self, lens: &[usize]) -> Vec<Outcome> {
         let (layout, origin) = (Layout::default(), Origin::default());
-        let author = author(&layout, &origin, self.wakeup);
+        let context = context(&layout, &origin, self.wakeup);
         let mut session = self.ring.session(&self.memory).expect("memory");
         lens.iter()
             .map(|&len| {
                 self.produced += 1;
-                session.write(&numbered(self.produced, len), &author)
+                session.write(&numbered(self.produced, len), &context)
             })
             .collect()
     }
@@ -99,8 +99,8 @@ impl Rig {
 
     fn flush(&mut self) -> bool {
         let (layout, origin) = (Layout::default(), Origin::default());
-        let author = author(&layout, &origin, self.wakeup);
-        self.ring.flush(&self.memory, &author)
+        let context = context(&layout, &origin, self.wakeup);
+        self.ring.flush(&self.memory, &context)
     }
 
     fn head(&self) -> u64 {
@@ -150,7 +150,7 @@ impl Rig {
     /// Reads at most `records` records and moves the tail past them; backwards, all there are.
     fn consume(&mut self, records: usize) {
         let head = self.head();
-        if self.manner.backward {
+        if self.mode.backward {
             let mut newest_first = Vec::new();
             let mut at = head;
             while at != self.tail {
@@ -210,8 +210,8 @@ impl Rig {
     }
 }
 
-fn author<'a>(layout: &'a Layout, origin: &'a Origin, wakeup: Wakeup) -> Author<'a> {
-    Author {
+fn context<'a>(layout: &'a Layout, origin: &'a Origin, wakeup: Wakeup) -> WriteContext<'a> {
+    WriteContext {
         layout,
         origin,
         wakeup,

@@ -40,8 +40,8 @@ proptest! {
     fn written_and_lost_are_what_was_produced(
         steps in steps(), power in 0_u32..5, backward in any::<bool>(),
     ) {
-        let manner = Manner { writable: true, backward };
-        let mut rig = Rig::new(1 << power, manner, Wakeup::Page);
+        let mode = RingMode { writable: true, backward };
+        let mut rig = Rig::new(1 << power, mode, Wakeup::Page);
         for step in steps {
             match step {
                 Step::Produce(lens) => {
@@ -70,8 +70,8 @@ proptest! {
         steps in steps(), power in 0_u32..5, data in any::<bool>(),
         writable in any::<bool>(), backward in any::<bool>(),
     ) {
-        let manner = Manner { writable, backward };
-        let mut rig = Rig::new(if data { 1 << power } else { 0 }, manner, Wakeup::Page);
+        let mode = RingMode { writable, backward };
+        let mut rig = Rig::new(if data { 1 << power } else { 0 }, mode, Wakeup::Page);
         for step in steps {
             match step {
                 Step::Produce(lens) => { rig.burst(&lens); }
@@ -86,8 +86,8 @@ proptest! {
     #[test]
     fn an_overwritten_ring_holds_the_newest(bursts in prop::collection::vec(lens(), 1..20), power in 0_u32..5) {
         for backward in [false, true] {
-            let manner = Manner { writable: false, backward };
-            let mut rig = Rig::new(1 << power, manner, Wakeup::Page);
+            let mode = RingMode { writable: false, backward };
+            let mut rig = Rig::new(1 << power, mode, Wakeup::Page);
             // Where each record written lies, its number and size.
             let (mut written, mut head) = (Vec::new(), 0_u64);
             let mut lost_by = 0;
@@ -141,13 +141,13 @@ proptest! {
     fn wakeups_by_records_and_bytes(
         every in 1_u32..300, produced in 1_usize..2000, backward in any::<bool>(),
     ) {
-        let manner = Manner { writable: false, backward };
+        let mode = RingMode { writable: false, backward };
         for (wakeup, grown) in [
             (Wakeup::Records(every), produced as u64),
             (Wakeup::Bytes(every), produced as u64 * 16),
             (Wakeup::Page, produced as u64 * 16),
         ] {
-            let mut rig = Rig::new(8, manner, wakeup);
+            let mut rig = Rig::new(8, mode, wakeup);
             let wakes = (0..produced).filter(|_| rig.produce(16).wake).count() as u64;
             // Several marks crossed by one record are one wakeup.
             let expected = match wakeup {

@@ -3,12 +3,12 @@
 use super::*;
 use crate::abi::Metadata;
 use crate::record::SAMPLE_TIME;
-use crate::ring::face::{CAP_USER_TIME, CAPABILITIES};
+use crate::ring::user_page::{CAP_USER_TIME, CAPABILITIES};
 
 #[test]
 fn an_absent_reader_loses_all_but_the_first_fill() {
-    for manner in [FORWARD, BACKWARD] {
-        let mut rig = Rig::new(1, manner, Wakeup::Page);
+    for mode in [FORWARD, BACKWARD] {
+        let mut rig = Rig::new(1, mode, Wakeup::Page);
         for _ in 0..1000 {
             rig.produce(16);
         }
@@ -33,8 +33,8 @@ fn the_first_loss_wakes_a_reader_whose_mark_lies_beyond_the_ring() {
 
 #[test]
 fn without_data_pages_nothing_is_written() {
-    for manner in [FORWARD, OVERWRITE] {
-        let mut rig = Rig::new(0, manner, Wakeup::Page);
+    for mode in [FORWARD, OVERWRITE] {
+        let mut rig = Rig::new(0, mode, Wakeup::Page);
         assert_eq!(rig.produce(16), Outcome::default());
         assert!(!rig.flush());
         assert!(rig.is_clean_outside());
@@ -45,12 +45,12 @@ fn without_data_pages_nothing_is_written() {
 fn a_burst_moves_the_head_once() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     let (layout, origin) = (Layout::default(), Origin::default());
-    let author = author(&layout, &origin, Wakeup::Page);
+    let context = context(&layout, &origin, Wakeup::Page);
     let at = GuestAddress(META + DATA_HEAD as u64);
     let head = || -> u64 { rig.memory.load(at, Ordering::Acquire).expect("memory") };
     let mut session = rig.ring.session(&rig.memory).expect("memory");
     for number in 1..=3 {
-        assert!(session.write(&numbered(number, 16), &author).written);
+        assert!(session.write(&numbered(number, 16), &context).written);
         assert_eq!(head(), 0);
     }
     drop(session);
@@ -59,8 +59,8 @@ fn a_burst_moves_the_head_once() {
 
 #[test]
 fn while_paused_records_are_lost_and_nobody_is_woken() {
-    for manner in [FORWARD, BACKWARD, OVERWRITE] {
-        let mut rig = Rig::new(1, manner, Wakeup::Records(1));
+    for mode in [FORWARD, BACKWARD, OVERWRITE] {
+        let mut rig = Rig::new(1, mode, Wakeup::Records(1));
         rig.produce(16);
         rig.ring.pause(true);
         for _ in 0..5 {
@@ -82,11 +82,11 @@ fn a_note_that_does_not_fit_is_no_loss() {
     let (layout, origin) = (Layout::default(), Origin::default());
     rig.produce(4080);
     let note = numbered(99, 24);
-    let author = author(&layout, &origin, Wakeup::Records(1));
-    let refused = rig.ring.note(&rig.memory, &note, &author);
+    let context = context(&layout, &origin, Wakeup::Records(1));
+    let refused = rig.ring.note(&rig.memory, &note, &context);
     assert_eq!(refused, Outcome::default());
     rig.consume(usize::MAX);
-    let written = rig.ring.note(&rig.memory, &note, &author);
+    let written = rig.ring.note(&rig.memory, &note, &context);
     assert!(written.written && !written.wake, "no sample to count");
     rig.consume(usize::MAX);
     assert_eq!((rig.read.as_slice(), rig.lost), (&[1, 99][..], 0));
@@ -127,8 +127,8 @@ fn a_loss_is_told_in_the_name_of_the_next_to_write() {
         time: 77,
         ..Origin::default()
     };
-    let author = author(&layout, &origin, Wakeup::Page);
-    rig.ring.write(&rig.memory, &numbered(1, 16), &author);
+    let context = context(&layout, &origin, Wakeup::Page);
+    rig.ring.write(&rig.memory, &numbered(1, 16), &context);
     let words: Vec<_> = (0..4).map(|word| rig.word(word * 8)).collect();
     assert_eq!(words, [u64::from(TYPE_LOST) | 32 << 48, 5, 3, 77]);
     assert_eq!(rig.record(32, 16), (Ok(1), 16));
@@ -139,7 +139,7 @@ fn the_metadata_page_shows_counts_between_two_even_sequences() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     rig.ring.show(
         &rig.memory,
-        &Face {
+        &CountSnapshot {
             count: 11,
             time_enabled: 22,
             time_running: 21,
@@ -165,7 +165,7 @@ fn the_metadata_page_shows_counts_between_two_even_sequences() {
     assert_eq!(page.data_size.get(), 4096);
     rig.ring.show(
         &rig.memory,
-        &Face {
+        &CountSnapshot {
             count: 12,
             time_enabled: 22,
             time_running: 21,

@@ -3,7 +3,9 @@
 mod properties;
 mod rules;
 
+use std::io;
 use std::mem::offset_of;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -16,17 +18,20 @@ use crate::abi::{
 };
 use crate::aux::Area;
 use crate::clock::Clock;
-use crate::output::Output;
+use crate::machine::Machine;
+use crate::notices::{DueNotices, Notices};
 use crate::record::{Layout, TYPE_AUX};
-use crate::ring::{Manner, Ring, Wakeup};
+use crate::ring::{Ring, RingMode, Wakeup};
+use crate::shard::Writer;
+use crate::sink::{Flush, Sink};
 
 const RING: u64 = 0x10_0000;
 const AREA: u64 = 0x20_0000;
 /// The event that ring and area were mapped with.
 const OWNER: u64 = 5;
 
-fn facts(id: u64, kind: u32) -> Facts {
-    Facts {
+fn spec(id: u64, kind: u32) -> EventSpec {
+    EventSpec {
         id,
         owner: OWNER,
         kind,
@@ -41,10 +46,29 @@ fn facts(id: u64, kind: u32) -> Facts {
     }
 }
 
+#[derive(Debug)]
+struct Silent;
+
+impl Machine for Silent {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
 /// A ring with an area, and who reads both.
 struct Rig {
     memory: GuestMemoryMmap,
-    output: Output,
+    sink: Sink,
+    notices: Arc<Notices>,
+    writer: Writer,
     area: Vec<GuestAddress>,
     ring_tail: u64,
     time: u64,
@@ -70,50 +94,56 @@ impl Rig {
 
     fn with(ring_pages: u64, pages: u64, writable: bool, watermark: u32) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x40_0000)]).expect("memory");
-        let mut output = Output::new(2);
-        output.activate(memory.clone().into()).expect("no window");
+        let shared = Arc::new(memory.clone());
+        let sink = Sink::new(OWNER);
+        let notices = Arc::new(Notices::new(Arc::new(Silent)));
         let ring: Vec<_> = (0..=ring_pages)
             .map(|page| GuestAddress(RING + page * PAGE))
             .collect();
-        let manner = Manner {
+        let mode = RingMode {
             writable: true,
             backward: false,
         };
         let clock = Clock::new(1_000_000).expect("ticks");
-        output.add_ring(
-            OWNER,
-            Ring::new(&memory, &ring, manner, clock).expect("laid"),
-        );
+        let laid = Ring::new(&memory, &ring, mode, clock).expect("laid");
+        sink.set_ring(laid, &shared);
         let area: Vec<_> = (0..pages)
             .map(|page| GuestAddress(AREA + (pages - page) * 2 * PAGE))
             .collect();
         let laid = Area::new(&memory, area.clone(), Some(ring[0]), writable, watermark);
-        output.add_area(OWNER, laid.expect("laid"));
+        sink.set_area(laid.expect("laid"), &shared);
         Self {
             memory,
-            output,
+            sink,
+            writer: Writer::new(Arc::clone(&notices)),
+            notices,
             area,
             ring_tail: 0,
             time: 0,
         }
     }
 
+    fn notices(&mut self) -> DueNotices<'_> {
+        self.writer.publish_notices();
+        self.notices.due()
+    }
+
     fn size(&self) -> u64 {
         self.area.len() as u64 * PAGE
     }
 
-    fn origin(&self, facts: &Facts) -> Origin {
+    fn origin(&self, spec: &EventSpec) -> Origin {
         Origin {
             pid: 7,
             tid: 8,
             time: self.time,
-            id: facts.owner,
-            stream_id: facts.id,
+            id: spec.owner,
+            stream_id: spec.id,
             vcpu: 1,
         }
     }
 
-    fn exit(&mut self, facts: &Facts, trace: &mut Trace) -> bool {
+    fn exit(&mut self, spec: &EventSpec, trace: &mut Trace) -> bool {
         self.time += 1;
         let packet = ExitPacket {
             kind: PACKET_EXIT,
@@ -121,13 +151,13 @@ impl Rig {
             ip: (self.time * 16).into(),
             ..ExitPacket::default()
         };
-        let origin = self.origin(facts);
+        let origin = self.origin(spec);
         let packet = Packet::Exit(&packet);
-        self.output
-            .aux_produce(facts, &origin, self.time + 1000, trace, packet)
+        let (sink, tsc) = (Some(&self.sink), self.time + 1000);
+        self.writer.produce(sink, spec, &origin, tsc, trace, packet)
     }
 
-    fn sample(&mut self, facts: &Facts, trace: &mut Trace, flags: u8) -> bool {
+    fn sample(&mut self, spec: &EventSpec, trace: &mut Trace, flags: u8) -> bool {
         self.time += 1;
         let packet = SamplePacket {
             kind: PACKET_SAMPLE,
@@ -135,15 +165,16 @@ impl Rig {
             time: self.time.into(),
             ..SamplePacket::default()
         };
-        let origin = self.origin(facts);
+        let origin = self.origin(spec);
         let packet = Packet::Sample(&packet);
-        self.output
-            .aux_produce(facts, &origin, self.time + 1000, trace, packet)
+        let (sink, tsc) = (Some(&self.sink), self.time + 1000);
+        self.writer.produce(sink, spec, &origin, tsc, trace, packet)
     }
 
-    fn commit(&mut self, facts: &Facts) {
-        let origin = self.origin(facts);
-        self.output.aux_commit(facts, &origin);
+    fn commit(&mut self, spec: &EventSpec) {
+        let origin = self.origin(spec);
+        self.writer
+            .flush(Some(&self.sink), spec, &origin, Flush::Owed);
     }
 
     fn field(&self, offset: usize) -> u64 {

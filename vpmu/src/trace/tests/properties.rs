@@ -65,8 +65,8 @@ proptest! {
         ring in 0_u32..2,
     ) {
         let mut rig = Rig::with(u64::from(ring), 1 << power, true, watermark);
-        let exits = facts(OWNER, KIND_EXIT_TRACE);
-        let samples = facts(6, KIND_SAMPLE_TRACE);
+        let exits = spec(OWNER, KIND_EXIT_TRACE);
+        let samples = spec(6, KIND_SAMPLE_TRACE);
         let (mut exiting, mut sampling) = (Trace::new(), Trace::new());
         let (mut seen_exits, mut seen_samples) = (Seen::default(), Seen::default());
         let (mut produced, mut read, mut told) = ((0, 0), 0, 0);

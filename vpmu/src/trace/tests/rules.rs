@@ -8,11 +8,11 @@ use crate::record::TYPE_ITRACE_START;
 #[test]
 fn a_trace_begins_with_a_sync_packet_that_says_everything() {
     let mut rig = Rig::new(4, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
-    assert!(rig.exit(&facts, &mut trace));
-    assert!(rig.exit(&facts, &mut trace));
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
+    assert!(rig.exit(&spec, &mut trace));
+    assert!(rig.exit(&spec, &mut trace));
     assert_eq!(rig.aux_head(), 0, "not before it is shown");
-    rig.commit(&facts);
+    rig.commit(&spec);
     assert_eq!((rig.aux_head(), trace.count(), trace.lost()), (192, 192, 0));
     let packets = rig.packets(0, 192);
     let sync = SyncPacket {
@@ -42,19 +42,19 @@ fn a_trace_begins_with_a_sync_packet_that_says_everything() {
         .collect();
     assert_eq!(sequences, [0, 1]);
     assert_eq!(rig.records(), [(TYPE_AUX, vec![0, 192, 0])]);
-    rig.commit(&facts);
+    rig.commit(&spec);
     assert_eq!(rig.records(), [], "nothing since");
 }
 
 #[test]
 fn a_packet_that_would_cross_a_page_begins_the_next() {
     let mut rig = Rig::new(2, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_SAMPLE_TRACE), Trace::new());
+    let (spec, mut trace) = (spec(OWNER, KIND_SAMPLE_TRACE), Trace::new());
     // A sync packet and fifteen samples leave 192 bytes of the page.
     for _ in 0..16 {
-        assert!(rig.sample(&facts, &mut trace, 0));
+        assert!(rig.sample(&spec, &mut trace, 0));
     }
-    rig.commit(&facts);
+    rig.commit(&spec);
     let packets = rig.packets(0, rig.aux_head());
     let kinds: Vec<(u64, u8)> = packets[16..]
         .iter()
@@ -89,8 +89,8 @@ fn a_packet_that_would_cross_a_page_begins_the_next() {
 #[test]
 fn a_loss_is_counted_by_packets_and_told_when_there_is_room() {
     let mut rig = Rig::new(1, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
-    let written = (0..70).filter(|_| rig.exit(&facts, &mut trace)).count();
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let written = (0..70).filter(|_| rig.exit(&spec, &mut trace)).count();
     assert_eq!(written, 63);
     assert_eq!((trace.count(), trace.lost()), (4096 + 7 * 64, 7 * 64));
     assert_eq!(
@@ -102,8 +102,8 @@ fn a_loss_is_counted_by_packets_and_told_when_there_is_room() {
         ]
     );
     rig.set_aux_tail(4096);
-    assert!(rig.exit(&facts, &mut trace));
-    rig.commit(&facts);
+    assert!(rig.exit(&spec, &mut trace));
+    rig.commit(&spec);
     assert_eq!(rig.records(), [(TYPE_AUX, vec![4096, 128, PARTIAL])]);
     let packets = rig.packets(4096, 4224);
     let Read::Sync(sync) = &packets[0].1 else {
@@ -111,7 +111,7 @@ fn a_loss_is_counted_by_packets_and_told_when_there_is_room() {
     };
     assert_eq!(sync.flags, SYNC_LOSS | SYNC_PAGE);
     assert_eq!((sync.sequence.get(), sync.lost.get()), (70, 7 * 64));
-    let tally = rig.output.tally;
+    let tally = rig.writer.tally;
     assert_eq!(
         (tally.aux_written, tally.aux_lost, tally.aux_records),
         (4224, 448, 4)
@@ -121,37 +121,38 @@ fn a_loss_is_counted_by_packets_and_told_when_there_is_room() {
 #[test]
 fn wakeups_come_at_half_the_area_and_at_a_loss() {
     let mut rig = Rig::new(1, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     let mut woken = Vec::new();
     for packet in 1..=70 {
-        rig.exit(&facts, &mut trace);
-        if let Some(notice) = rig.output.notices.next() {
+        rig.exit(&spec, &mut trace);
+        let next = rig.notices().next();
+        if let Some(notice) = next {
             assert_eq!(
                 (notice.kind.get(), notice.event.get()),
                 (NOTICE_WAKEUP, OWNER)
             );
-            rig.output.notices.delivered();
+            rig.notices().delivered();
             woken.push(packet);
         }
     }
     assert_eq!(woken, [31, 63, 64]);
-    assert_eq!(rig.output.tally.wakeups, 3);
+    assert_eq!(rig.writer.tally.wakeups, 3);
 }
 
 #[test]
 fn what_the_ring_has_no_room_for_is_told_with_the_next() {
     // 128 records of 32 bytes fill the ring.
     let mut rig = Rig::with(1, 8, true, 64);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     for _ in 0..140 {
-        assert!(rig.exit(&facts, &mut trace));
+        assert!(rig.exit(&spec, &mut trace));
     }
     let head = rig.aux_head();
     let records = rig.records();
     assert_eq!(records.len(), 128);
     let told: u64 = records.iter().map(|(_, words)| words[1]).sum();
     assert!(told < head);
-    rig.commit(&facts);
+    rig.commit(&spec);
     assert_eq!(rig.records(), [(TYPE_AUX, vec![told, head - told, 0])]);
 }
 
@@ -159,12 +160,12 @@ fn what_the_ring_has_no_room_for_is_told_with_the_next() {
 fn an_area_that_is_overwritten_tells_when_it_is_asked() {
     for (pages, exits) in [(2, 1000), (1, 1000), (1, 63), (1, 64)] {
         let mut rig = Rig::new(pages, false, 64);
-        let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+        let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
         for _ in 0..exits {
-            assert!(rig.exit(&facts, &mut trace));
+            assert!(rig.exit(&spec, &mut trace));
         }
         assert_eq!(rig.records(), []);
-        rig.commit(&facts);
+        rig.commit(&spec);
         let head = rig.aux_head();
         assert_eq!(rig.records(), [(TYPE_AUX, vec![0, head, OVERWRITE])]);
         assert_eq!((trace.count(), trace.lost()), (head, 0));
@@ -182,23 +183,23 @@ fn an_area_that_is_overwritten_tells_when_it_is_asked() {
 #[test]
 fn a_collision_is_said_of_its_piece() {
     let mut rig = Rig::new(2, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_SAMPLE_TRACE), Trace::new());
-    rig.sample(&facts, &mut trace, 0);
-    rig.sample(&facts, &mut trace, PACKET_COLLISION);
-    rig.commit(&facts);
+    let (spec, mut trace) = (spec(OWNER, KIND_SAMPLE_TRACE), Trace::new());
+    rig.sample(&spec, &mut trace, 0);
+    rig.sample(&spec, &mut trace, PACKET_COLLISION);
+    rig.commit(&spec);
     assert_eq!(rig.records(), [(TYPE_AUX, vec![0, 576, COLLISION])]);
 }
 
 #[test]
 fn a_pause_and_a_new_beginning_are_told_together() {
     let mut rig = Rig::new(2, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
-    rig.exit(&facts, &mut trace);
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
+    rig.exit(&spec, &mut trace);
     trace.sync(SYNC_RESUME);
     trace.sync(SYNC_START);
-    rig.exit(&facts, &mut trace);
-    rig.exit(&facts, &mut trace);
-    rig.commit(&facts);
+    rig.exit(&spec, &mut trace);
+    rig.exit(&spec, &mut trace);
+    rig.commit(&spec);
     let flags: Vec<u8> = rig
         .packets(0, rig.aux_head())
         .iter()
@@ -213,10 +214,11 @@ fn a_pause_and_a_new_beginning_are_told_together() {
 #[test]
 fn a_beginning_is_announced_once() {
     let mut rig = Rig::new(2, true, 0);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     for _ in 0..2 {
-        let origin = rig.origin(&facts);
-        rig.output.aux_announce(&facts, &origin, &mut trace);
+        let origin = rig.origin(&spec);
+        rig.writer
+            .announce(Some(&rig.sink), &spec, &origin, &mut trace);
     }
     assert_eq!(rig.records(), [(TYPE_ITRACE_START, vec![8 << 32 | 7])]);
 }
@@ -224,13 +226,15 @@ fn a_beginning_is_announced_once() {
 #[test]
 fn without_an_area_everything_is_lost() {
     let mut rig = Rig::new(1, true, 0);
-    rig.output.remove_area(OWNER);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
-    let origin = rig.origin(&facts);
-    rig.output.aux_announce(&facts, &origin, &mut trace);
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
+    let origin = rig.origin(&spec);
+    rig.writer
+        .flush(Some(&rig.sink), &spec, &origin, Flush::CloseArea);
+    rig.writer
+        .announce(Some(&rig.sink), &spec, &origin, &mut trace);
     assert!(!trace.announced);
-    assert!(!rig.exit(&facts, &mut trace));
-    rig.commit(&facts);
+    assert!(!rig.exit(&spec, &mut trace));
+    rig.commit(&spec);
     assert_eq!((trace.count(), trace.lost()), (64, 64));
     assert_eq!(rig.records(), []);
 }
@@ -238,21 +242,21 @@ fn without_an_area_everything_is_lost() {
 #[test]
 fn a_driver_keeps_an_area() {
     let mut rig = Rig::new(1, true, 0);
-    rig.output.remove_ring(OWNER);
+    rig.sink.close();
     let driven = Area::new(&rig.memory, rig.area.clone(), None, true, 0).expect("laid");
-    rig.output.add_area(OWNER, driven);
-    let (facts, mut trace) = (facts(OWNER, KIND_EXIT_TRACE), Trace::new());
-    assert!(!rig.exit(&facts, &mut trace), "nobody has begun");
-    rig.output.aux_begin(&facts, 3968, 256).expect("begun");
-    let written: Vec<bool> = (0..4).map(|_| rig.exit(&facts, &mut trace)).collect();
+    rig.sink.set_area(driven, &Arc::new(rig.memory.clone()));
+    let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
+    assert!(!rig.exit(&spec, &mut trace), "nobody has begun");
+    rig.sink.begin(spec.id, 3968, 256).expect("begun");
+    let written: Vec<bool> = (0..4).map(|_| rig.exit(&spec, &mut trace)).collect();
     // A sync packet that tells of the loss and a packet, then those of the next page.
     assert_eq!(written, [true, true, false, false]);
-    assert_eq!(rig.output.aux_finish(&facts).expect("begun"), (4224, 128));
+    assert_eq!(rig.sink.finish(spec.id).expect("begun"), (4224, 128));
     assert_eq!((trace.count(), trace.lost()), (64 + 256 + 128, 64 + 128));
-    let notice = rig.output.notices.next().expect("one");
+    let notice = rig.notices().next().expect("one");
     assert_eq!((notice.kind.get(), notice.event.get()), (NOTICE_AUX, OWNER));
-    rig.output.notices.delivered();
-    assert_eq!(rig.output.notices.next(), None);
+    rig.notices().delivered();
+    assert_eq!(rig.notices().next(), None);
     let packets = rig.packets(3968, 4096);
     assert!(matches!(&packets[0].1, Read::Sync(sync) if sync.flags == SYNC_START | SYNC_LOSS));
 }

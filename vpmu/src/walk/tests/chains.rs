@@ -12,17 +12,17 @@ fn a_programs_callers() {
     let cpu = guest.in_user(UTEXT, fp);
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222, 0x3333]);
     let most = |max_stack| {
-        let wish = Wish { max_stack, ..CHAIN };
-        guest.capture(&cpu, &wish).chain().to_vec()
+        let spec = CaptureSpec { max_stack, ..CHAIN };
+        guest.capture(&cpu, &spec).chain().to_vec()
     };
     assert_eq!(most(2), [USER, UTEXT, 0x1111]);
     assert_eq!(most(1), [USER, UTEXT]);
-    let out = Wish {
+    let out = CaptureSpec {
         exclude_user: true,
         ..CHAIN
     };
     assert!(guest.capture(&cpu, &out).chain().is_empty());
-    let kernel_out = Wish {
+    let kernel_out = CaptureSpec {
         exclude_kernel: true,
         ..CHAIN
     };
@@ -39,9 +39,9 @@ fn callers_of_32_bit_code() {
     let mut cpu = guest.in_user(UTEXT, 7 << 32 | 0x80_0100);
     cpu.code64 = false;
     assert_eq!(guest.chain(&cpu), [USER, UTEXT, 0x1111, 0x2222]);
-    let regs = Wish {
+    let regs = CaptureSpec {
         regs_user: 1 << IP,
-        ..Wish::default()
+        ..CaptureSpec::default()
     };
     let capture = guest.capture(&cpu, &regs);
     assert_eq!(
@@ -69,11 +69,11 @@ fn a_programs_frame_pointer_into_the_kernel_reads_nothing() {
     guest.kernel_frame(KSTACK + 0x100, 0, 0x5ec2e7);
     let cpu = guest.in_user(UTEXT, KSTACK + 0x100);
     assert_eq!(guest.chain(&cpu), [USER, UTEXT]);
-    let wish = Wish {
+    let spec = CaptureSpec {
         stack_user: 64,
         ..CHAIN
     };
-    assert_eq!(guest.capture(&cpu, &wish).stack(), Some(&[][..]));
+    assert_eq!(guest.capture(&cpu, &spec).stack(), Some(&[][..]));
 }
 
 #[test]
@@ -91,29 +91,29 @@ fn the_kernels_callers_then_the_programs() {
     assert_eq!(guest.chain(&cpu), [&kernel[..], &user].concat());
 
     let part = |exclude_kernel, exclude_user| {
-        let wish = Wish {
+        let spec = CaptureSpec {
             exclude_kernel,
             exclude_user,
             ..CHAIN
         };
-        guest.capture(&cpu, &wish).chain().to_vec()
+        guest.capture(&cpu, &spec).chain().to_vec()
     };
     assert_eq!(part(false, true), kernel);
     assert_eq!(part(true, false), user);
     assert!(part(true, true).is_empty());
 
     // Both share the limit, and its marks are beyond it.
-    let wish = Wish {
+    let spec = CaptureSpec {
         max_stack: 4,
         ..CHAIN
     };
-    let chain = guest.capture(&cpu, &wish);
+    let chain = guest.capture(&cpu, &spec);
     assert_eq!(chain.chain(), [&kernel[..], &user[..2]].concat());
-    let wish = Wish {
+    let spec = CaptureSpec {
         max_stack: 3,
         ..CHAIN
     };
-    let chain = guest.capture(&cpu, &wish);
+    let chain = guest.capture(&cpu, &spec);
     assert_eq!(chain.chain(), [&kernel[..], &user[..1]].concat());
 }
 
@@ -122,12 +122,12 @@ fn a_kernel_frame_lies_on_the_stack_rises_and_returns_to_code() {
     let guest = Guest::new();
     let (sp, fp) = (KSTACK + 0x3000, KSTACK + 0x3010);
     let chain = |bp| {
-        let wish = Wish {
+        let spec = CaptureSpec {
             exclude_user: true,
             ..CHAIN
         };
         let cpu = guest.in_kernel(TEXT, bp, sp);
-        guest.capture(&cpu, &wish).chain()[1..].to_vec()
+        guest.capture(&cpu, &spec).chain()[1..].to_vec()
     };
     guest.kernel_frame(fp, sp, TEXT + 0x111);
     assert_eq!(chain(fp), [TEXT, TEXT + 0x111], "the next does not rise");

@@ -157,14 +157,14 @@ impl Guest {
         self.kernel_word(SAVED + 19 * 8, USTACK + 0x3f00);
     }
 
-    fn capture(&self, cpu: &CpuState, wish: &Wish) -> Capture {
+    fn capture(&self, cpu: &CpuState, spec: &CaptureSpec) -> Capture {
         let mut capture = Capture::default();
         let regs = GuestRegs {
             ip: cpu.general[IP],
             user: cpu.user,
         };
         let cpu = Some(*cpu);
-        capture.take(&self.memory, &Place { regs, cpu }, SAVED, wish);
+        capture.take(&self.memory, &CpuContext { regs, cpu }, SAVED, spec);
         capture
     }
 
@@ -181,7 +181,7 @@ fn values(regs: Option<Regs<'_>>) -> Vec<u64> {
     regs.map_or_else(Vec::new, |regs| regs.values.to_vec())
 }
 
-const CHAIN: Wish = Wish {
+const CHAIN: CaptureSpec = CaptureSpec {
     chain: true,
     exclude_kernel: false,
     exclude_user: false,

@@ -34,7 +34,7 @@ fn cpu_state() -> impl Strategy<Value = CpuState> {
         })
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn spec() -> impl Strategy<Value = CaptureSpec> {
     (
         any::<[bool; 3]>(),
         1..=127_u32,
@@ -43,7 +43,7 @@ fn wish() -> impl Strategy<Value = Wish> {
     )
         .prop_map(
             |([chain, exclude_kernel, exclude_user], max_stack, [regs_user, regs_intr], stack)| {
-                Wish {
+                CaptureSpec {
                     chain,
                     exclude_kernel,
                     exclude_user,
@@ -56,28 +56,28 @@ fn wish() -> impl Strategy<Value = Wish> {
         )
 }
 
-fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, wish: &Wish) -> Capture {
+fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> Capture {
     let mut capture = Capture::default();
     let regs = GuestRegs {
         ip: cpu.general[IP],
         user: cpu.user,
     };
     let cpu = Some(*cpu);
-    capture.take(&guest.memory, &Place { regs, cpu }, user_regs, wish);
+    capture.take(&guest.memory, &CpuContext { regs, cpu }, user_regs, spec);
     let marks = capture
         .chain()
         .iter()
         .filter(|&&one| one == KERNEL || one == USER);
     let addresses = capture.chain().len() - marks.count().min(2);
-    assert!(addresses <= wish.max_stack as usize);
+    assert!(addresses <= spec.max_stack as usize);
     assert!(
         capture
             .stack()
-            .is_none_or(|stack| stack.len() <= wish.stack_user as usize)
+            .is_none_or(|stack| stack.len() <= spec.stack_user as usize)
     );
     let masks = [
-        (capture.regs_user(), wish.regs_user),
-        (capture.regs_intr(), wish.regs_intr),
+        (capture.regs_user(), spec.regs_user),
+        (capture.regs_intr(), spec.regs_intr),
     ];
     for (regs, mask) in masks {
         assert!(regs.is_none_or(|regs| regs.values.len() == mask.count_ones() as usize));
@@ -93,7 +93,7 @@ proptest! {
         seed in any::<[u64; 4]>(),
         cpu in cpu_state(),
         user_regs in address(),
-        wish in wish(),
+        spec in spec(),
     ) {
         let guest = Guest::bare(4);
         // Tables that are noise, with enough present entries to lead on.
@@ -104,14 +104,14 @@ proptest! {
             noise ^= noise << 17;
             guest.put(at, noise & (seed[1] | 0xf000) | seed[2] & P | noise & U);
         }
-        look(&guest, &cpu, user_regs, &wish);
+        look(&guest, &cpu, user_regs, &spec);
     }
 
     #[test]
     fn a_program_sees_nothing_of_its_kernel(
         frames in proptest::collection::vec((0..0x800_u64, address(), address()), 0..64),
         mut cpu in cpu_state(),
-        wish in wish(),
+        spec in spec(),
     ) {
         const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
         let guest = Guest::new();
@@ -127,7 +127,7 @@ proptest! {
         }
         cpu.user = true;
         cpu.cr3 = 0x1000;
-        let capture = look(&guest, &cpu, SAVED, &wish);
+        let capture = look(&guest, &cpu, SAVED, &spec);
         let secret = SECRET.to_le_bytes();
         let halves = [SECRET, SECRET & 0xffff_ffff, SECRET >> 32];
         prop_assert!(!capture.chain().iter().any(|one| halves.contains(one)));

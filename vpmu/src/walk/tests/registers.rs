@@ -6,7 +6,7 @@ use super::*;
 fn without_saved_registers_there_is_no_program() {
     let guest = Guest::new();
     let sp = KSTACK + 0x3000;
-    let everything = Wish {
+    let everything = CaptureSpec {
         regs_user: 1 << IP,
         regs_intr: 1 << IP,
         stack_user: 64,
@@ -20,7 +20,12 @@ fn without_saved_registers_there_is_no_program() {
             user: false,
         };
         let cpu = Some(cpu);
-        capture.take(&guest.memory, &Place { regs, cpu }, user_regs, &everything);
+        capture.take(
+            &guest.memory,
+            &CpuContext { regs, cpu },
+            user_regs,
+            &everything,
+        );
         capture
     };
     guest.save_task(UTEXT, 0, 0x33);
@@ -71,12 +76,12 @@ fn registers_in_perfs_order() {
         }
     }
     let mask = 0xff_0fff;
-    let wish = Wish {
+    let spec = CaptureSpec {
         regs_user: mask,
         regs_intr: mask,
-        ..Wish::default()
+        ..CaptureSpec::default()
     };
-    let capture = guest.capture(&cpu, &wish);
+    let capture = guest.capture(&cpu, &spec);
     // AX to R15 from struct pt_regs, whose words count down from R15.
     let saved = [
         0x500a,
@@ -110,7 +115,7 @@ fn registers_in_perfs_order() {
 
     // In user mode they are the same.
     cpu.user = true;
-    let capture = guest.capture(&cpu, &wish);
+    let capture = guest.capture(&cpu, &spec);
     assert_eq!(values(capture.regs_user()), at);
 }
 
@@ -123,11 +128,11 @@ fn the_stack_ends_with_its_last_page() {
     }
     let cpu = guest.in_user(UTEXT, sp);
     let stack = |stack_user| {
-        let wish = Wish {
+        let spec = CaptureSpec {
             stack_user,
-            ..Wish::default()
+            ..CaptureSpec::default()
         };
-        let capture = guest.capture(&cpu, &wish);
+        let capture = guest.capture(&cpu, &spec);
         capture.stack().expect("a program").to_vec()
     };
     let all = [1_u64, 2, 3].map(u64::to_le_bytes).concat();
@@ -139,7 +144,7 @@ fn the_stack_ends_with_its_last_page() {
 #[test]
 fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
     let guest = Guest::new();
-    let everything = Wish {
+    let everything = CaptureSpec {
         regs_user: 1,
         regs_intr: 1,
         stack_user: 8,
@@ -151,7 +156,7 @@ fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
         user: false,
     };
     let cpu = None;
-    capture.take(&guest.memory, &Place { regs, cpu }, SAVED, &everything);
+    capture.take(&guest.memory, &CpuContext { regs, cpu }, SAVED, &everything);
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);

@@ -87,11 +87,11 @@ fn after_a_close_or_a_reset_nothing_is_written() {
     Traced::on(&mut rig, 4);
     exits(&rig, 0, 5);
     // In the midst of an exit, whose end would be written.
-    rig.vpmu
+    rig.vcpus
         .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
     rig.vpmu.reset();
     let before = rig.snapshot();
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     assert!(rig.snapshot() == before);
     assert!(stays(&rig));
 }

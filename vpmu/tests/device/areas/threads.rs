@@ -59,14 +59,15 @@ fn an_area_is_the_guests_again_while_its_vcpus_run() {
     let mut grown = 0;
     let Rig {
         vpmu,
+        vcpus,
         memory,
         queues,
         ..
     } = &mut rig;
-    let vpmu = &*vpmu;
+    let (vpmu, vcpus) = (&*vpmu, &*vcpus);
     let mut control = |request: &[u8]| {
         queues[0].request(request, size_of::<ControlReply>());
-        vpmu.notify(QUEUE_CONTROL, None);
+        vpmu.notify(QUEUE_CONTROL);
         let answer = queues[0].answer().expect("answered at once");
         let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.status.get(), 0);
@@ -76,8 +77,8 @@ fn an_area_is_the_guests_again_while_its_vcpus_run() {
             let over = &over;
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    vpmu.leave(vcpu, ExitReason::Io, &mut At(1));
-                    vpmu.enter(vcpu);
+                    vcpus.leave(vcpu, ExitReason::Io, &mut At(1));
+                    vcpus.enter(vcpu);
                     made.fetch_add(1, Ordering::Relaxed);
                 }
             });

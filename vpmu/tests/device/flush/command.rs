@@ -80,13 +80,13 @@ fn overflows_of_the_exit_engine_are_written() {
     rig.world.work(thread(0), 250, 4);
     assert_eq!(rig.flush(0, event), 0);
     assert_eq!(ring.samples().len(), 2);
-    rig.vpmu.leave(0, ExitReason::Mmio, &mut At(7));
+    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(7));
     rig.world.work(thread(0), 100, 4);
     rig.queues[2].request(
         zerocopy::IntoBytes::as_bytes(&command(COMMAND_FLUSH, event)),
         size_of::<Reply>(),
     );
-    rig.vpmu.notify(QUEUE_VCPU, Some(0));
+    rig.vcpus.kick(0, QUEUE_VCPU);
     rig.queues[2].answer().expect("answered at once");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
     assert_eq!(ips, [7]);

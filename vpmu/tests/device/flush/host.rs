@@ -16,9 +16,9 @@ fn flush_inside(rig: &Rig, event: Option<u64>, ip: u64) -> Result<(), FlushError
         let flush = scope.spawn(|| rig.vpmu.flush(event));
         assert_eq!(rig.world.await_kicks(1), [0]);
         assert!(!flush.is_finished(), "it waits for the exit");
-        rig.vpmu.leave(0, ExitReason::Signal, &mut At(ip));
+        rig.vcpus.leave(0, ExitReason::Signal, &mut At(ip));
         let flushed = flush.join().expect("no panic");
-        rig.vpmu.enter(0);
+        rig.vcpus.enter(0);
         flushed
     })
 }
@@ -29,8 +29,8 @@ fn a_vcpu_that_stands_still_is_flushed_at_once() {
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     let mut ring = rig.map(event, 4);
-    rig.vpmu.enter(0);
-    rig.vpmu.leave(0, ExitReason::Io, &mut At(7));
+    rig.vcpus.enter(0);
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(7));
     rig.world.work(rig::thread(0), 100, 4);
     rig.vpmu.flush(Some(event)).expect("flushed");
     let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
@@ -45,7 +45,7 @@ fn a_vcpu_that_runs_the_guest_is_made_to_leave() {
     listen(&mut rig);
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
     let mut ring = rig.map(event, 4);
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     for ip in 1..=100 {
         rig.world.work(rig::thread(0), 100, 4);
         flush_inside(&rig, Some(event), ip).expect("flushed");
@@ -71,7 +71,7 @@ fn nobody_is_disturbed_for_what_no_exit_shows() {
     let exact = cycles(&mut rig, 0, ENGINE_EXIT);
     rig.command(0, COMMAND_DISABLE, exact);
     let mut rings = [batched, marks, exact].map(|id| rig.map(id, 4));
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     rig.mark(0, 5, 1);
     rig.world.record(
         rig::thread(0),
@@ -105,14 +105,14 @@ fn none_is_every_persistent_event_and_each_vcpu_leaves_once() {
         let event = rig.open(&request).expect("open");
         rings.push(rig.map(event, 4));
     }
-    (0..2).for_each(|vcpu| rig.vpmu.enter(vcpu));
+    (0..2).for_each(|vcpu| rig.vcpus.enter(vcpu));
     (0..2).for_each(|vcpu| rig.world.work(rig::thread(vcpu), 100, 4));
     thread::scope(|scope| {
         let flush = scope.spawn(|| rig.vpmu.flush(None));
         assert_eq!(rig.world.await_kicks(2), [0, 1]);
-        rig.vpmu.leave(1, ExitReason::Signal, &mut At(1));
+        rig.vcpus.leave(1, ExitReason::Signal, &mut At(1));
         assert!(!flush.is_finished(), "the other is inside");
-        rig.vpmu.leave(0, ExitReason::Signal, &mut At(1));
+        rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
     let counts: Vec<usize> = rings.iter_mut().map(|ring| ring.samples().len()).collect();
@@ -139,7 +139,7 @@ fn mistakes_and_losses_are_told() {
         matches!(stuck, Err(FlushError::Inside { vcpu: 0, .. })),
         "{stuck:?}"
     );
-    rig.vpmu.leave(0, ExitReason::Io, &mut At(2));
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(2));
     rig.world.break_host();
     let failed = rig.vpmu.flush(Some(event));
     assert!(matches!(failed, Err(FlushError::Failed(id)) if id == event));
@@ -150,12 +150,12 @@ fn mistakes_and_losses_are_told() {
 fn an_event_that_ends_meanwhile_was_flushed() {
     let mut rig = Rig::new();
     let event = cycles(&mut rig, 0, ENGINE_EXIT);
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     thread::scope(|scope| {
         let flush = scope.spawn(|| rig.vpmu.flush(Some(event)));
         assert_eq!(rig.world.await_kicks(1), [0]);
         rig.vpmu.reset();
-        rig.vpmu.leave(0, ExitReason::Signal, &mut At(1));
+        rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
         flush.join().expect("no panic").expect("flushed");
     });
 }

@@ -26,13 +26,13 @@ fn hosts_flush_at_once_while_vcpus_enter_and_leave() {
             scope.spawn(move || {
                 let mut visits = 0_u64;
                 while !over.load(Ordering::Relaxed) {
-                    rig.vpmu.enter(vcpu);
+                    rig.vcpus.enter(vcpu);
                     if visits < OVERFLOWS {
                         rig.world.work(rig::thread(vcpu), 100, 4);
                         visits += 1;
                     }
                     // By itself, as if it were made to.
-                    rig.vpmu.leave(vcpu, ExitReason::Signal, &mut At(visits));
+                    rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(visits));
                 }
                 visits
             })

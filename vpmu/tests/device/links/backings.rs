@@ -19,7 +19,7 @@ fn figures_of_the_hypervisor_and_the_clock_stand_still_in_a_pause() {
     let work = |rig: &Rig| {
         rig.world.add_exits(10);
         rig.world.pass(1_000_000);
-        rig.vpmu.enter(0);
+        rig.vcpus.enter(0);
         rig.world.spend(500);
         rig.exit(0, ExitReason::Io, &mut At(1));
     };

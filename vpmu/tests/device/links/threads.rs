@@ -23,12 +23,17 @@ fn ends_come_and_go_while_marks_are_placed() {
     rig.link(starter, steady, LINK_STARTER).expect("linked");
     rig.link(stopper, steady, LINK_STOPPER).expect("linked");
     let start = &Barrier::new(2);
-    let Rig { vpmu, queues, .. } = &mut rig;
-    let (vpmu, control) = (&*vpmu, &mut queues[0]);
+    let Rig {
+        vpmu,
+        vcpus,
+        queues,
+        ..
+    } = &mut rig;
+    let (vpmu, vcpus, control) = (&*vpmu, &*vcpus, &mut queues[0]);
     let mark = |value| {
-        vpmu.leave(0, ExitReason::Mmio, &mut At(1));
-        vpmu.mark(0, value, &mut At(1));
-        vpmu.enter(0);
+        vcpus.leave(0, ExitReason::Mmio, &mut At(1));
+        vcpus.mark(0, value, &mut At(1));
+        vcpus.enter(0);
     };
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -42,7 +47,7 @@ fn ends_come_and_go_while_marks_are_placed() {
         scope.spawn(move || {
             let mut ask = move |request: &[u8], room| {
                 control.request(request, room);
-                vpmu.notify(QUEUE_CONTROL, None);
+                vpmu.notify(QUEUE_CONTROL);
                 control.answer().expect("answered at once")
             };
             start.wait();

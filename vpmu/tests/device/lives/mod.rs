@@ -11,7 +11,7 @@ use vpmu::abi::*;
 use vpmu::source::Rate;
 use vpmu::{Limits, Persist};
 
-use self::model::{Event, MOST, Model, Ring};
+use self::model::{Context, Event, MOST, Model, Ring};
 use crate::persistent::{WINDOW_FEATURES, name, reader, window};
 use crate::reader::{Reader, SAMPLE};
 use crate::rig::{Errno, Rig, command, open_of};
@@ -22,7 +22,8 @@ const NAMES: [&str; 3] = ["one", "two", "event1"];
 /// What is done; events are named by their place among those that there are.
 #[derive(Debug, Clone)]
 enum Step {
-    Open(Event),
+    /// With one that is to lead it.
+    Open(Event, Option<usize>),
     /// By the operator: the vCPU, the mark and the period.
     Start(u32, u64, u64),
     End(usize),
@@ -32,8 +33,13 @@ enum Step {
     Link(usize, usize, u32),
     Map(usize, bool),
     Unmap(usize),
-    Command(u32, usize),
-    Refresh(usize, u64),
+    /// By one vCPU about an event of any.
+    Command(u32, u32, usize),
+    Refresh(u32, usize, u64),
+    In(u32, usize),
+    Out(u32, usize),
+    /// Another thread runs the vCPU from now on.
+    Thread(u32),
     Mark(u32, u32, u64),
     Flush(u32, Option<usize>),
     HostFlush(Option<usize>),
@@ -43,6 +49,11 @@ enum Step {
 /// Mostly the first, so that events meet.
 fn vcpu() -> impl Strategy<Value = u32> {
     prop_oneof![9 => Just(0_u32), 1 => Just(1)]
+}
+
+/// Every other event is of a task, which comes and goes.
+fn context() -> impl Strategy<Value = Context> {
+    prop_oneof![vcpu().prop_map(Context::Vcpu), Just(Context::Task(None))]
 }
 
 fn config() -> impl Strategy<Value = u64> {
@@ -59,9 +70,10 @@ fn event() -> impl Strategy<Value = Event> {
         prop::bool::weighted(0.4),
         prop::bool::weighted(0.3),
     );
-    (vcpu(), config(), period(), flags).prop_map(
-        |(vcpu, config, period, (enabled, paused, persistent))| Event {
-            vcpu,
+    (context(), config(), period(), flags).prop_map(
+        |(context, config, period, (enabled, paused, persistent))| Event {
+            context,
+            leader: None,
             config,
             period,
             enabled,
@@ -70,7 +82,7 @@ fn event() -> impl Strategy<Value = Event> {
             progress: 0,
             limit: 0,
             lost: 0,
-            name: persistent.then(String::new),
+            name: (persistent && context != Context::Task(None)).then(String::new),
             operator: false,
             ring: None,
         },
@@ -82,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
     let some = prop::option::weighted(0.7, place.clone());
     let role = prop_oneof![9 => LINK_STARTER..=LINK_STOPPER, 1 => Just(LINK_STOPPER + 1)];
     prop_oneof![
-        20 => event().prop_map(Step::Open),
+        20 => (event(), prop::option::weighted(0.3, place.clone())).prop_map(|(event, leader)| Step::Open(event, leader)),
         2 => (vcpu(), config(), 1_u64..3).prop_map(|(vcpu, config, period)| Step::Start(vcpu, config, period)),
         2 => place.clone().prop_map(Step::End),
         8 => place.clone().prop_map(Step::Close),
@@ -91,10 +103,13 @@ fn step() -> impl Strategy<Value = Step> {
         24 => (place.clone(), place.clone(), role).prop_map(|(one, other, role)| Step::Link(one, other, role)),
         16 => (place.clone(), any::<bool>()).prop_map(|(place, window)| Step::Map(place, window)),
         2 => place.clone().prop_map(Step::Unmap),
-        16 => (prop::sample::select(&[COMMAND_ENABLE, COMMAND_DISABLE, COMMAND_RESET][..]), place.clone())
-            .prop_map(|(op, place)| Step::Command(op, place)),
-        2 => (place, 0_u64..4).prop_map(|(place, overflows)| Step::Refresh(place, overflows)),
-        60 => (vcpu(), 1_u32..4, 1_u64..6).prop_map(|(vcpu, value, times)| Step::Mark(vcpu, value, times)),
+        16 => (0_u32..2, prop::sample::select(&[COMMAND_ENABLE, COMMAND_DISABLE, COMMAND_RESET][..]), place.clone())
+            .prop_map(|(by, op, place)| Step::Command(by, op, place)),
+        4 => (0_u32..2, place.clone(), 0_u64..4).prop_map(|(by, place, overflows)| Step::Refresh(by, place, overflows)),
+        40 => (0_u32..2, place.clone()).prop_map(|(vcpu, place)| Step::In(vcpu, place)),
+        30 => (0_u32..2, place).prop_map(|(vcpu, place)| Step::Out(vcpu, place)),
+        2 => (0_u32..2).prop_map(Step::Thread),
+        60 => (0_u32..2, 1_u32..4, 1_u64..6).prop_map(|(vcpu, value, times)| Step::Mark(vcpu, value, times)),
         8 => (0_u32..2, some.clone()).prop_map(|(vcpu, place)| Step::Flush(vcpu, place)),
         2 => some.prop_map(Step::HostFlush),
         1 => Just(Step::Reset),
@@ -140,7 +155,10 @@ impl Run {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Open(ref event) => self.open(event),
+            Step::Open(ref event, leader) => {
+                let leader = leader.map(|place| self.id(place));
+                self.open(event, leader);
+            }
             Step::Start(vcpu, config, period) => self.start(vcpu, config, period),
             Step::End(place) => {
                 let id = self.id(place);
@@ -174,10 +192,21 @@ impl Run {
                 let id = self.id(place);
                 assert_eq!(self.rig.unmap(id), self.model.unmap(id));
             }
-            Step::Command(op, place) => self.command(op, self.id(place), 0),
-            Step::Refresh(place, overflows) => {
-                self.command(COMMAND_REFRESH, self.id(place), overflows);
+            Step::Command(by, op, place) => self.command(by, op, self.id(place), 0),
+            Step::Refresh(by, place, overflows) => {
+                self.command(by, COMMAND_REFRESH, self.id(place), overflows);
             }
+            Step::In(vcpu, place) => {
+                let id = self.id(place);
+                let given = outcome(self.rig.valued(vcpu, COMMAND_IN, id, 0));
+                assert_eq!(given, self.model.schedule(id, vcpu, true));
+            }
+            Step::Out(vcpu, place) => {
+                let id = self.id(place);
+                let given = outcome(self.rig.valued(vcpu, COMMAND_OUT, id, 0));
+                assert_eq!(given, self.model.schedule(id, vcpu, false));
+            }
+            Step::Thread(vcpu) => self.rig.attach(vcpu),
             Step::Mark(vcpu, value, times) => {
                 for _ in 0..times {
                     self.place += 1;
@@ -203,8 +232,12 @@ impl Run {
         }
     }
 
-    fn open(&mut self, event: &Event) {
+    fn open(&mut self, event: &Event, leader: Option<u64>) {
         let persistent = event.name.is_some();
+        let context = match event.context {
+            Context::Vcpu(vcpu) => vcpu,
+            Context::Task(_) => CONTEXT_TASK,
+        };
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let flags = flag(event.enabled, OPEN_ENABLED)
             | flag(event.paused, OPEN_PAUSED)
@@ -213,9 +246,14 @@ impl Run {
             period: event.period.into(),
             sample_type: IP.into(),
             flags: flags.into(),
-            ..open_of(KIND_MARK, event.config, event.vcpu)
+            leader: leader.unwrap_or(0).into(),
+            ..open_of(KIND_MARK, event.config, context)
         };
         let opened = self.rig.open(&request);
+        if leader.is_some_and(|leader| !self.model.can_lead(leader, event)) {
+            assert!([Err(libc::EINVAL), Err(libc::EPERM)].contains(&opened));
+            return;
+        }
         if persistent && let Err(errno) = self.model.most() {
             assert_eq!(opened, Err(errno));
             return;
@@ -230,6 +268,7 @@ impl Run {
             id,
             Event {
                 name: persistent.then(|| format!("event{id}")),
+                leader,
                 ..event.clone()
             },
         );
@@ -252,7 +291,8 @@ impl Run {
         self.model.open(
             id,
             Event {
-                vcpu,
+                context: Context::Vcpu(vcpu),
+                leader: None,
                 config,
                 period,
                 enabled: true,
@@ -289,8 +329,8 @@ impl Run {
         }
     }
 
-    fn command(&mut self, op: u32, id: u64, value: u64) {
-        let given = outcome(self.rig.valued(0, op, id, value));
+    fn command(&mut self, by: u32, op: u32, id: u64, value: u64) {
+        let given = outcome(self.rig.valued(by, op, id, value));
         assert_eq!(given, self.model.command(op, id, value));
     }
 
@@ -333,10 +373,7 @@ impl Run {
                 assert_eq!(status, Err(libc::ENOENT), "{id} is gone");
                 continue;
             };
-            let state = match event.enabled {
-                true => STATE_ACTIVE,
-                false => STATE_OFF,
-            };
+            let state = self.model.state(id);
             assert_eq!(status, Ok(()));
             assert_eq!(figures, (state, event.count, event.lost), "figures of {id}");
         }
@@ -395,7 +432,7 @@ fn history(rig: &Rig, id: u64) -> Vec<u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
     fn the_device_does_what_the_model_says(steps in prop::collection::vec(step(), 20..160)) {

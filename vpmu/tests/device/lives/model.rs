@@ -12,7 +12,9 @@ pub(super) const MOST: usize = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
-    pub(super) vcpu: u32,
+    pub(super) context: Context,
+    /// The event that leads it, as long as that lives.
+    pub(super) leader: Option<u64>,
     /// The mark that it counts, or `MARK_ANY`.
     pub(super) config: u64,
     /// Zero: it only counts.
@@ -29,6 +31,32 @@ pub(super) struct Event {
     pub(super) name: Option<String>,
     pub(super) operator: bool,
     pub(super) ring: Option<Ring>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Context {
+    Vcpu(u32),
+    /// Of a task, which is in there.
+    Task(Option<u32>),
+}
+
+impl Context {
+    fn is_like(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Task(_), Self::Task(_)) => true,
+            (one, other) => one == other,
+        }
+    }
+}
+
+impl Event {
+    /// The vCPU whose marks it may count.
+    fn place(&self) -> Option<u32> {
+        match self.context {
+            Context::Vcpu(vcpu) => Some(vcpu),
+            Context::Task(vcpu) => vcpu,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,6 +77,53 @@ pub(super) struct Model {
 }
 
 impl Model {
+    /// The vCPU that it is active on.
+    pub(super) fn active_on(&self, id: u64) -> Option<u32> {
+        let event = self.events.get(&id)?;
+        let leader = event.leader.and_then(|leader| self.events.get(&leader));
+        let led_on = leader.is_none_or(|leader| leader.enabled);
+        event.place().filter(|_| event.enabled && led_on)
+    }
+
+    pub(super) fn state(&self, id: u64) -> i32 {
+        let enabled = self.events.get(&id).is_some_and(|event| event.enabled);
+        match (enabled, self.active_on(id)) {
+            (false, _) => STATE_OFF,
+            (true, None) => STATE_INACTIVE,
+            (true, Some(_)) => STATE_ACTIVE,
+        }
+    }
+
+    /// Whether a new event of such a context can have this leader.
+    pub(super) fn can_lead(&self, leader: u64, event: &Event) -> bool {
+        self.events.get(&leader).is_some_and(|leader| {
+            leader.leader.is_none()
+                && leader.name.is_none()
+                && event.name.is_none()
+                && leader.context.is_like(event.context)
+        })
+    }
+
+    fn is_grouped(&self, id: u64) -> bool {
+        let led = |event: &Event| event.leader == Some(id);
+        let own = self.events.get(&id).and_then(|event| event.leader);
+        own.is_some() || self.events.values().any(led)
+    }
+
+    /// Its task comes to a vCPU, or leaves it.
+    pub(super) fn schedule(&mut self, id: u64, vcpu: u32, into: bool) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(libc::ENOENT)?;
+        let (from, to) = match into {
+            true => (None, Some(vcpu)),
+            false => (Some(vcpu), None),
+        };
+        if event.context != Context::Task(from) {
+            return Err(libc::EINVAL);
+        }
+        event.context = Context::Task(to);
+        Ok(())
+    }
+
     pub(super) fn open(&mut self, id: u64, event: Event) {
         self.events.insert(id, event);
     }
@@ -64,6 +139,9 @@ impl Model {
 
     pub(super) fn detach(&mut self, id: u64, name: Option<&str>) -> Result<(), Errno> {
         let event = self.guests(id)?.clone();
+        if matches!(event.context, Context::Task(_)) || self.is_grouped(id) {
+            return Err(libc::EINVAL);
+        }
         let name = name.map(str::to_owned).or_else(|| event.name.clone());
         let name = name.unwrap_or_else(|| format!("event{id}"));
         let mut others = self.events.iter().filter(|(other, _)| **other != id);
@@ -128,7 +206,7 @@ impl Model {
     pub(super) fn link(&mut self, trigger: u64, target: u64, role: Role) -> Result<(), Errno> {
         let one = self.guests(trigger)?.clone();
         let other = self.guests(target)?;
-        if trigger == target || one.vcpu != other.vcpu || one.period == 0 {
+        if trigger == target || !one.context.is_like(other.context) || one.period == 0 {
             return Err(libc::EINVAL);
         }
         let so = |&&(_, to, by): &&(u64, u64, Role)| (to, by) == (target, role);
@@ -163,7 +241,7 @@ impl Model {
         match self.events.get(&id) {
             _ if id == 0 => Ok(()),
             None => Err(libc::ENOENT),
-            Some(event) if event.enabled && event.vcpu != vcpu => Err(libc::EXDEV),
+            Some(_) if self.active_on(id).is_some_and(|on| on != vcpu) => Err(libc::EXDEV),
             Some(_) => Ok(()),
         }
     }
@@ -171,9 +249,13 @@ impl Model {
     /// First everything counts, then overflows act, then they are written.
     pub(super) fn mark(&mut self, vcpu: u32, value: u64, place: u64) {
         let mut overflowed = Vec::new();
-        for (&id, event) in &mut self.events {
-            let counts = event.enabled && !event.paused && event.vcpu == vcpu;
-            if counts && [value, MARK_ANY].contains(&event.config) {
+        let ids: Vec<u64> = self.events.keys().copied().collect();
+        for id in ids {
+            let active = self.active_on(id) == Some(vcpu);
+            let Some(event) = self.events.get_mut(&id).filter(|_| active) else {
+                continue;
+            };
+            if !event.paused && [value, MARK_ANY].contains(&event.config) {
                 event.count += 1;
                 event.progress += 1;
                 if event.progress == event.period {
@@ -199,9 +281,11 @@ impl Model {
     }
 
     fn act(&mut self, trigger: u64) {
-        for (&target, event) in &mut self.events {
+        let ids: Vec<u64> = self.events.keys().copied().collect();
+        for target in ids {
             let linked = |role| self.links.contains(&(trigger, target, role));
-            if event.enabled {
+            let active = self.active_on(target).is_some();
+            if let Some(event) = self.events.get_mut(&target).filter(|_| active) {
                 event.paused = match (linked(LINK_STARTER), linked(LINK_STOPPER)) {
                     (true, true) => !event.paused,
                     (true, false) => false,
@@ -223,8 +307,11 @@ impl Model {
 
     fn keep(&mut self, stays: impl Fn(u64, &Event) -> bool) {
         self.events.retain(|&id, event| stays(id, event));
-        let events = &self.events;
-        let has = |id: &u64| events.contains_key(id);
+        let left: BTreeSet<u64> = self.events.keys().copied().collect();
+        let has = |id: &u64| left.contains(id);
+        for event in self.events.values_mut() {
+            event.leader = event.leader.filter(has);
+        }
         self.links
             .retain(|(trigger, target, _)| has(trigger) && has(target));
     }

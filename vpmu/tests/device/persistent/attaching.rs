@@ -43,7 +43,7 @@ fn another_thread_takes_over() {
     rig.attach(0);
     rig.world.work(thread(0), 130, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
-    rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.world.work(thread(0), 100, 4);
     rig.vpmu.reset();
     rig.attach_as(0, 500);
@@ -66,7 +66,7 @@ fn between_two_threads_nothing_is_counted_on_one_that_is_gone() {
     rig.attach(0);
     let before = cycles(&rig);
     rig.world.work(thread(0), 30, 4);
-    rig.vpmu.detach(0);
+    rig.vcpus.set(0, None);
     // By now the number may be another thread's.
     let event = rig.vpmu.persist(&Persist {
         name: Some("late".to_owned()),
@@ -92,8 +92,6 @@ fn between_two_threads_nothing_is_counted_on_one_that_is_gone() {
         states(),
         [(before, STATE_ACTIVE, 42), (event, STATE_ACTIVE, 12)]
     );
-    // Of what is no vCPU nothing comes.
-    rig.vpmu.detach(9);
 }
 
 #[test]

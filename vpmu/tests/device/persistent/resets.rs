@@ -132,7 +132,7 @@ fn host_counters_go_on() {
     rig.exit(0, ExitReason::Signal, &mut At(1));
     rig.vpmu.reset();
     assert_eq!(rig.world.open_counters(), 1);
-    assert!(rig.vpmu.wants_registers(0));
+    assert!(rig.vcpus.wants_registers(0));
     rig.world.work(thread(0), 200, 4);
     rig.exit(0, ExitReason::Signal, &mut At(2));
     rig.activate(WINDOW_FEATURES);

@@ -1,5 +1,7 @@
 //! The window: where rings lie in it, and what it refuses.
 
+use std::sync::Arc;
+
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{Engines, Error, Limits};
@@ -138,7 +140,8 @@ fn a_window_is_one_region_outside_guest_memory() {
         &[(GuestAddress(WINDOW), 4000)],
     ] {
         let memory = GuestMemoryMmap::from_ranges(ranges).expect("memory");
-        let refused = Rig::new().vpmu.with_window(memory);
+        let vpmu = Arc::into_inner(Rig::new().vpmu).expect("nobody else's");
+        let refused = vpmu.with_window(memory);
         assert!(matches!(refused, Err(Error::Window)), "{ranges:?}");
     }
     let inside = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4096)]).expect("memory");

@@ -75,10 +75,10 @@ fn vcpus_and_children_share_an_area() {
         );
     }
     // Both are out at once; the order is that of the entries.
-    rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
-    rig.vpmu.leave(1, ExitReason::Io, &mut At(2));
-    rig.vpmu.enter(1);
-    rig.vpmu.enter(0);
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
+    rig.vcpus.leave(1, ExitReason::Io, &mut At(2));
+    rig.vcpus.enter(1);
+    rig.vcpus.enter(0);
     let replies =
         [(0, parent), (1, child)].map(|(vcpu, trace)| rig.command(vcpu, COMMAND_OUT, trace));
     let packets = area.take();
@@ -189,7 +189,7 @@ fn what_goes_away_during_an_exit_cuts_it() {
         let trace = on(&mut rig, 0);
         let mut area = map(&mut rig, trace, 1);
         rig.command(0, COMMAND_ENABLE, trace);
-        rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+        rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
         match end {
             "close" => rig.close(trace).expect("closed"),
             "unmap the ring" => rig.unmap(trace).expect("unmapped"),
@@ -200,7 +200,7 @@ fn what_goes_away_during_an_exit_cuts_it() {
         }
         assert_eq!(told(&mut area), [(1, true)], "{end}");
         let before = rig.snapshot();
-        rig.vpmu.enter(0);
+        rig.vcpus.enter(0);
         rig.exit(0, ExitReason::Io, &mut At(2));
         assert!(before == rig.snapshot(), "nothing is written after: {end}");
     }
@@ -212,10 +212,10 @@ fn a_reset_during_an_exit_writes_nothing() {
     let trace = on(&mut rig, 0);
     map(&mut rig, trace, 1);
     rig.command(0, COMMAND_ENABLE, trace);
-    rig.vpmu.leave(0, ExitReason::Io, &mut At(1));
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
     rig.vpmu.reset();
     let before = rig.snapshot();
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     rig.exit(0, ExitReason::Io, &mut At(2));
     assert!(before == rig.snapshot());
 }
@@ -236,11 +236,11 @@ fn without_an_area_everything_is_lost() {
 fn registers_are_wanted_while_a_trace_may_tell_them() {
     let mut rig = Rig::new();
     let trace = on(&mut rig, 0);
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
     rig.command(0, COMMAND_ENABLE, trace);
-    assert!(rig.vpmu.wants_registers(0) && !rig.vpmu.wants_registers(1));
+    assert!(rig.vcpus.wants_registers(0) && !rig.vcpus.wants_registers(1));
     rig.command(0, COMMAND_DISABLE, trace);
-    assert!(!rig.vpmu.wants_registers(0));
+    assert!(!rig.vcpus.wants_registers(0));
 }
 
 #[test]

@@ -38,9 +38,9 @@ fn a_packet_tells_all_of_an_exit() {
     let (event, mut area) = traced(&mut rig, EXIT_USER);
     rig.world.pass(1000);
     let left = rig.world.now();
-    rig.vpmu.leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
+    rig.vcpus.leave(0, port(0x3f8, 2, true, 3), &mut At(0x1234));
     rig.world.pass(500);
-    rig.vpmu.enter(0);
+    rig.vcpus.enter(0);
     rig.command(0, COMMAND_READ, event);
 
     let packets = area.take();

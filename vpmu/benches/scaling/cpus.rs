@@ -1,0 +1,41 @@
+//! The CPUs that this process may use. A thread stays on one: CPUs of virtual machines differ in speed.
+#![expect(
+    unsafe_code,
+    reason = "the affinity of a thread is set by a system call"
+)]
+
+use std::fs;
+use std::io;
+
+/// CPUs that a mask holds, as many as libc's.
+const MOST: usize = 1024;
+
+/// CPUs that this process may use, by number.
+pub(crate) fn allowed() -> io::Result<Vec<usize>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .unwrap_or_default();
+    let mut cpus = Vec::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let number = |text: &str| text.parse::<usize>().map_err(io::Error::other);
+        cpus.extend(number(first)?..=number(last)?);
+    }
+    cpus.retain(|&cpu| cpu < MOST);
+    Ok(cpus)
+}
+
+/// Keeps the calling thread on `cpu`, one of the CPUs that it may use.
+pub(crate) fn stay_on(cpu: usize) -> io::Result<()> {
+    let mut mask = [0_u64; MOST / 64];
+    mask[cpu / 64] = 1 << (cpu % 64);
+    let mask_ptr = (&raw const mask).cast();
+    // SAFETY: the kernel reads `size_of_val(&mask)` bytes there.
+    let failed = unsafe { libc::sched_setaffinity(0, size_of_val(&mask), mask_ptr) } != 0;
+    match failed {
+        true => Err(io::Error::last_os_error()),
+        false => Ok(()),
+    }
+}

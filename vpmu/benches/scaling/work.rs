@@ -1,0 +1,203 @@
+//! The work of one vCPU: its events, and one step.
+
+use std::io;
+
+use vpmu::abi::*;
+use vpmu::{Access, Exit, ExitReason};
+use zerocopy::FromBytes;
+
+use crate::common::{DriverQueue, check, commands};
+use crate::device::Seat;
+use crate::vcpu::VcpuThread;
+
+/// Events of a vCPU with [`Load::Samples`].
+const SAMPLING: u64 = 4;
+/// Value of the marks.
+const VALUE: u32 = 7;
+const IP_TID_TIME: u64 = 0b111;
+/// A write to a port.
+const EXIT: Exit = Exit {
+    reason: ExitReason::Io,
+    access: Some(Access {
+        address: 0x80,
+        size: 1,
+        write: true,
+        count: 1,
+    }),
+};
+
+/// The step of a vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// Schedules this many counting events of a task in and out, in two notifications.
+    Switches(usize),
+    /// Makes a mark. One event samples it, another counts it.
+    Marks,
+    /// Makes an exit. A trace records it.
+    Exits,
+    /// Notifies the device, which then writes the samples of its events.
+    Samples,
+}
+
+/// The events of one vCPU, and its queue.
+#[derive(Debug)]
+pub(crate) struct Work {
+    load: Load,
+    queue: DriverQueue,
+    /// Index of the queue.
+    index: u16,
+    events: Vec<u64>,
+    steps: u64,
+}
+
+impl Work {
+    /// Opens and enables the events, on the vCPU's thread, and enters the guest. A task counts the
+    /// `software` events in turn.
+    pub(crate) fn begin(
+        load: Load,
+        mut seat: Seat,
+        vcpu: &mut VcpuThread,
+        software: &[u64],
+    ) -> io::Result<Self> {
+        let index = u16::try_from(u32::from(QUEUE_VCPU) + seat.vcpu).map_err(io::Error::other)?;
+        seat.device.name_task(seat.vcpu)?;
+        let events = open(load, &seat, software)?;
+        let room = events.len() * size_of::<Reply>();
+        let enable = commands(COMMAND_ENABLE, &events);
+        replies(&seat.queue.exchange(&enable, room, || vcpu.kick(index))?)?;
+        match load {
+            Load::Switches(_) => seat.queue.lay(&[
+                (&commands(COMMAND_IN, &events), room),
+                (&commands(COMMAND_OUT, &events), room),
+            ])?,
+            Load::Samples => {
+                let one = commands(COMMAND_READ, &events[..1]);
+                seat.queue.lay(&[(&one, size_of::<Reply>())])?;
+            }
+            Load::Marks | Load::Exits => {}
+        }
+        vcpu.enter();
+        Ok(Self {
+            load,
+            queue: seat.queue,
+            index,
+            events,
+            steps: 0,
+        })
+    }
+
+    pub(crate) fn step(&mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
+        self.steps += 1;
+        match self.load {
+            Load::Switches(_) => {
+                self.notify(vcpu)?;
+                self.notify(vcpu)
+            }
+            Load::Samples => self.notify(vcpu),
+            Load::Marks => {
+                vcpu.leave(ExitReason::Mmio);
+                vcpu.mark(VALUE);
+                vcpu.enter();
+                Ok(())
+            }
+            Load::Exits => {
+                vcpu.leave(EXIT);
+                vcpu.enter();
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the exit of a notification, with the next chain of the queue.
+    fn notify(&mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
+        vcpu.leave(ExitReason::Mmio);
+        self.queue.offer(|| vcpu.kick(self.index))?;
+        vcpu.enter();
+        Ok(())
+    }
+
+    /// Leaves the guest, and checks the counts: every step did its work.
+    pub(crate) fn end(mut self, vcpu: &mut VcpuThread) -> io::Result<()> {
+        let room = self.events.len() * size_of::<Reply>();
+        if let Load::Switches(_) = self.load {
+            for chain in 0..2 {
+                replies(&self.queue.answer(chain, room)?)?;
+            }
+        }
+        vcpu.leave(ExitReason::Mmio);
+        let request = commands(COMMAND_READ, &self.events);
+        let answer = self
+            .queue
+            .exchange(&request, room, || vcpu.kick(self.index))?;
+        let replies = replies(&answer)?;
+        let counts = |reply: &Reply, least: u64| reply.value.get() >= least;
+        let whole = match self.load {
+            // The first event is a clock.
+            Load::Switches(_) => counts(&replies[0], 1),
+            Load::Marks => replies.iter().all(|reply| reply.value.get() == self.steps),
+            Load::Exits => counts(&replies[0], self.steps * size_of::<ExitPacket>() as u64),
+            Load::Samples => replies.iter().all(|reply| counts(reply, self.steps)),
+        };
+        if !whole || replies.iter().any(|reply| reply.lost.get() != 0) {
+            let what = format!("{:?}, {} steps: {replies:?}", self.load, self.steps);
+            return Err(io::Error::other(what));
+        }
+        Ok(())
+    }
+}
+
+/// Opens the events of a load, disabled, and maps their rings and areas.
+fn open(load: Load, seat: &Seat, software: &[u64]) -> io::Result<Vec<u64>> {
+    let (device, vcpu) = (&seat.device, seat.vcpu);
+    let counting = |kind: u32, config: u64| OpenRequest {
+        kind: kind.into(),
+        config: config.into(),
+        context: vcpu.into(),
+        ..OpenRequest::default()
+    };
+    let sampling = |kind, config, engine: u32| OpenRequest {
+        period: 1.into(),
+        sample_type: IP_TID_TIME.into(),
+        engine: engine.into(),
+        ..counting(kind, config)
+    };
+    let with_ring = |request: &OpenRequest, index| {
+        let event = device.open(request)?;
+        device.map_ring(vcpu, event, index).map(|()| event)
+    };
+    match load {
+        Load::Switches(events) => {
+            let task = |&config: &u64| {
+                device.open(&OpenRequest {
+                    context: CONTEXT_TASK.into(),
+                    ..counting(KIND_SOFTWARE, config)
+                })
+            };
+            software.iter().cycle().take(events).map(task).collect()
+        }
+        Load::Marks => {
+            let value = u64::from(VALUE);
+            let sampled = with_ring(&sampling(KIND_MARK, value, ENGINE_EXIT), 0)?;
+            Ok(vec![sampled, device.open(&counting(KIND_MARK, value))?])
+        }
+        Load::Exits => {
+            let trace = with_ring(&counting(KIND_EXIT_TRACE, EXIT_USER), 0)?;
+            device.map_area(vcpu, trace).map(|()| vec![trace])
+        }
+        Load::Samples => {
+            let request = sampling(KIND_HARDWARE, 0, ENGINE_BATCHED);
+            let one = |index| with_ring(&request, index);
+            (0..SAMPLING).map(one).collect()
+        }
+    }
+}
+
+/// Reads replies; an error if one reports an error.
+fn replies(answer: &[u8]) -> io::Result<Vec<Reply>> {
+    let read = |bytes: &[u8]| {
+        let reply = Reply::read_from_bytes(bytes).map_err(|_| io::Error::other("a short reply"))?;
+        check("command", reply.status.get())?;
+        Ok(reply)
+    };
+    answer.chunks(size_of::<Reply>()).map(read).collect()
+}

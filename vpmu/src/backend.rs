@@ -1,0 +1,87 @@
+//! The fixed surroundings of a device, shared by all of its parts: settings, clock, source, machine.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::catalogue::Catalogue;
+use crate::clock::Clock;
+use crate::locks::{DRAIN, Lock};
+use crate::machine::Machine;
+use crate::settings::Settings;
+use crate::source::Source;
+use crate::throttle::RateLimit;
+
+/// The fixed surroundings of one device.
+#[derive(Debug)]
+pub(crate) struct Backend {
+    pub(crate) settings: Settings,
+    pub(crate) clock: Clock,
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) machine: Arc<dyn Machine>,
+    /// How often each event may sample.
+    pub(crate) rate_limit: RateLimit,
+    catalogue: OnceLock<Catalogue>,
+    guest_ips: OnceLock<bool>,
+    /// Shards that want to be drained.
+    draining: Lock<usize, DRAIN>,
+}
+
+impl Backend {
+    pub(crate) fn new(
+        settings: Settings,
+        clock: Clock,
+        source: Box<dyn Source>,
+        machine: Arc<dyn Machine>,
+    ) -> Self {
+        Self {
+            rate_limit: RateLimit::new(settings.limits.max_sample_rate),
+            settings,
+            clock,
+            source,
+            machine,
+            catalogue: OnceLock::new(),
+            guest_ips: OnceLock::new(),
+            draining: Lock::new(0),
+        }
+    }
+
+    /// The catalogue, made at the first call: by then the machine has its vCPUs and knows its
+    /// statistics.
+    pub(crate) fn catalogue(&self) -> &Catalogue {
+        self.catalogue
+            .get_or_init(|| Catalogue::new(&*self.source, &*self.machine, self.settings.vcpus))
+    }
+
+    /// The catalogue, if anyone has asked for it yet.
+    pub(crate) fn known_catalogue(&self) -> Option<&Catalogue> {
+        self.catalogue.get()
+    }
+
+    /// The answer of [`Machine::reports_guest_ips`], once [`Backend::ask_guest_ips`] has asked.
+    pub(crate) fn guest_ips(&self) -> Option<bool> {
+        self.guest_ips.get().copied()
+    }
+
+    /// Asks the machine, once. The machine may run a guest to find out, so the caller holds no lock.
+    pub(crate) fn ask_guest_ips(&self) {
+        self.guest_ips
+            .get_or_init(|| self.machine.reports_guest_ips());
+    }
+
+    /// One more shard wants to be drained.
+    pub(crate) fn begin_draining(&self) {
+        let mut shards = self.draining.lock();
+        *shards += 1;
+        if *shards == 1 {
+            self.machine.draining(true);
+        }
+    }
+
+    /// One shard less wants to be drained.
+    pub(crate) fn end_draining(&self) {
+        let mut shards = self.draining.lock();
+        *shards -= 1;
+        if *shards == 0 {
+            self.machine.draining(false);
+        }
+    }
+}

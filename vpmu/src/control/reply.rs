@@ -1,0 +1,87 @@
+//! Answers to control requests, as they go into the driver's buffer.
+
+use std::io::Write;
+
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::abi::{ControlReply, OpenReply};
+use crate::errno::{Errno, status};
+use crate::queues::{BadChain, put};
+
+/// The driver's room for an answer.
+pub(super) struct Room<W> {
+    pub(super) bytes: usize,
+    pub(super) writer: W,
+}
+
+impl<W: Write> Room<W> {
+    /// Answers with a [`ControlReply`] without a value; without room for it nothing is done.
+    pub(super) fn simple(self, act: impl FnOnce() -> Result<(), Errno>) -> Result<u32, BadChain> {
+        self.valued(|| act().map(|()| 0))
+    }
+
+    /// As [`Room::simple`], with the value that the request results in.
+    pub(super) fn valued(
+        mut self,
+        act: impl FnOnce() -> Result<u32, Errno>,
+    ) -> Result<u32, BadChain> {
+        self.enough(size_of::<ControlReply>())?;
+        let acted = act();
+        let reply = ControlReply {
+            status: status(&acted).into(),
+            value: acted.unwrap_or(0).into(),
+        };
+        put(&mut self.writer, &reply)?;
+        Ok(wire_len::<ControlReply>(1))
+    }
+
+    /// Answers with an [`OpenReply`]: an engine and an id.
+    pub(super) fn opened(
+        mut self,
+        open: impl FnOnce() -> Result<(u32, u64), Errno>,
+    ) -> Result<u32, BadChain> {
+        self.enough(size_of::<OpenReply>())?;
+        let opened = open();
+        let (engine, id) = opened.unwrap_or_default();
+        let reply = OpenReply {
+            status: status(&opened).into(),
+            engine: engine.into(),
+            id: id.into(),
+        };
+        put(&mut self.writer, &reply)?;
+        Ok(wire_len::<OpenReply>(1))
+    }
+
+    /// Answers with a [`ControlReply`] and the entries that it counts; `list` makes as many at most as
+    /// it is given.
+    pub(super) fn entries<T: IntoBytes + Immutable>(
+        mut self,
+        list: impl FnOnce(usize) -> Result<Vec<T>, Errno>,
+    ) -> Result<u32, BadChain> {
+        self.enough(size_of::<ControlReply>())?;
+        let entries = list((self.bytes - size_of::<ControlReply>()) / size_of::<T>());
+        let some = entries.as_deref().unwrap_or(&[]);
+        let count = u32::try_from(some.len()).unwrap_or(u32::MAX);
+        let reply = ControlReply {
+            status: status(&entries).into(),
+            value: count.into(),
+        };
+        put(&mut self.writer, &reply)?;
+        some.iter()
+            .try_for_each(|entry| put(&mut self.writer, entry))?;
+        Ok(wire_len::<ControlReply>(1) + wire_len::<T>(count))
+    }
+
+    fn enough(&self, needed: usize) -> Result<(), BadChain> {
+        match self.bytes < needed {
+            true => Err(BadChain),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Bytes of `count` structs of the wire.
+fn wire_len<T>(count: u32) -> u32 {
+    // Structs of the wire are small, and counts bounded by the room that the driver gave.
+    u32::try_from(size_of::<T>()).map_or(u32::MAX, |size| size.saturating_mul(count))
+}

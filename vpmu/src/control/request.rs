@@ -1,0 +1,309 @@
+//! Open requests: checked against the catalogue, the operator's settings and the driver's features.
+//! Every number here comes from the guest and is checked before use.
+
+use crate::abi::{
+    CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE,
+    KIND_HARDWARE, KIND_HOST_TRACE, KIND_HW_CACHE, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
+    MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED,
+    OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
+    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL,
+    OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
+};
+use crate::catalogue::{Catalogue, Entry};
+use crate::errno::Errno;
+use crate::event::{Context, EventSpec, is_trace, pace};
+use crate::links::Role;
+use crate::period::Period;
+use crate::persistent::Persistence;
+use crate::record::{
+    Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
+};
+use crate::ring::Wakeup;
+use crate::settings::{Engines, Settings};
+
+const OPEN_FLAGS: u32 = OPEN_ENABLED
+    | OPEN_EXCLUDE_USER
+    | OPEN_EXCLUDE_KERNEL
+    | OPEN_WATERMARK
+    | OPEN_FREQ
+    | OPEN_SAMPLE_ID_ALL
+    | OPEN_BACKWARD
+    | OPEN_PINNED
+    | OPEN_INHERIT_STAT
+    | OPEN_EXCLUDE_CHAIN_KERNEL
+    | OPEN_EXCLUDE_CHAIN_USER
+    | OPEN_AUX_START_PAUSED
+    | OPEN_AUX_PAUSE
+    | OPEN_AUX_RESUME
+    | OPEN_PAUSED
+    | OPEN_PERSISTENT;
+
+/// What an overflow does to the trace that leads the group.
+const STEERING: [(u32, Role); 2] = [
+    (OPEN_AUX_PAUSE, Role::Stopper),
+    (OPEN_AUX_RESUME, Role::Starter),
+];
+const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
+
+/// Fields of a sample that only a vCPU that stands still can tell.
+const NOT_BATCHED: u64 =
+    SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+
+/// Registers of x86-64 by perf's numbers: AX to SS, then R8 to R15; no DS, ES, FS, GS.
+const REGISTERS: u64 = 0xff_0fff;
+/// perf takes no larger stack.
+const STACK_BOUND: u32 = 65_535;
+/// perf takes no longer period.
+const LONGEST_PERIOD: u64 = u64::MAX >> 1;
+
+/// The side that opens an event.
+#[derive(Debug)]
+pub(crate) enum Maker {
+    /// The guest, by its driver.
+    Guest,
+    /// The operator: the event is persistent as this.
+    Operator(Persistence),
+}
+
+/// The conditions that an open request is checked against, other events aside.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms<'a> {
+    pub(super) catalogue: &'a Catalogue,
+    pub(super) settings: &'a Settings,
+    /// Rings, and areas, were negotiated.
+    pub(super) has_rings: bool,
+    pub(super) has_areas: bool,
+    /// Host samples name guest addresses, as far as is known.
+    pub(super) guest_ips: Option<bool>,
+}
+
+/// An open request that this device can serve.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Opening {
+    pub(super) engine: u32,
+    pub(super) flags: u32,
+    pub(super) shortest_period: u64,
+    /// It is to be persistent.
+    pub(super) persistent: bool,
+}
+
+impl Terms<'_> {
+    /// Checks the context and every field of a request.
+    ///
+    /// # Errors
+    /// As the specification has them for `CONTROL_OPEN`.
+    pub(super) fn check_context(&self, request: &OpenRequest) -> Result<Context, Errno> {
+        let highest = u64::from(self.settings.limits.max_sample_rate);
+        check_fields(request, highest)?;
+        let context = match request.context.get() {
+            CONTEXT_TASK => Context::Task(None),
+            vcpu if vcpu < self.settings.vcpus => Context::Vcpu(vcpu),
+            _ => return Err(Errno::EINVAL),
+        };
+        let persistent = request.flags.get() & OPEN_PERSISTENT != 0;
+        if persistent && (context == Context::Task(None) || request.parent.get() != 0) {
+            return Err(Errno::EINVAL);
+        }
+        Ok(context)
+    }
+
+    /// Checks that the host, the operator and the driver's features allow it.
+    ///
+    /// # Errors
+    /// As [`Terms::check_context`].
+    pub(super) fn check(&self, request: &OpenRequest) -> Result<Opening, Errno> {
+        let entry = self.allowed(request)?;
+        let flags = request.flags.get();
+        Ok(Opening {
+            engine: self.engine(request)?,
+            flags,
+            shortest_period: entry.shortest_period.unwrap_or(1),
+            persistent: flags & OPEN_PERSISTENT != 0,
+        })
+    }
+
+    /// The engine that makes the samples.
+    fn engine(&self, request: &OpenRequest) -> Result<u32, Errno> {
+        if (request.kind.get(), request.config.get()) == (KIND_EXIT_TRACE, EXIT_ALL) {
+            // The vCPU does not come by at most of them.
+            return match request.engine.get() {
+                ENGINE_EXIT => Err(Errno::EOPNOTSUPP),
+                _ => Ok(ENGINE_BATCHED),
+            };
+        }
+        let can_batch = can_batch(request);
+        if request.period.get() == 0 && (can_batch || request.engine.get() != ENGINE_BATCHED) {
+            return Ok(ENGINE_ANY);
+        }
+        let engines = self.settings.engines;
+        let asks = needs_guest_ips(request, engines);
+        let batched = match (engines, request.engine.get()) {
+            (Engines::Auto, _) if asks && self.guest_ips == Some(true) => true,
+            (Engines::Batched, ENGINE_ANY) if can_batch => true,
+            (Engines::Batched, ENGINE_BATCHED) if can_batch => true,
+            (_, ENGINE_BATCHED) => return Err(Errno::EOPNOTSUPP),
+            (Engines::Batched, _) if by_host(request) => return Err(Errno::EOPNOTSUPP),
+            _ => false,
+        };
+        Ok(match batched {
+            true => ENGINE_BATCHED,
+            false => ENGINE_EXIT,
+        })
+    }
+
+    /// The entry that is asked for, if the device has it as asked.
+    fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
+        let kind = request.kind.get();
+        if matches!(kind, KIND_RAW | KIND_HOST_TRACE) {
+            // A raw code can reach host counters that see more than this guest, and so do the
+            // traces of host PMUs.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let entry = self.catalogue.find(kind, request.config.get());
+        let entry = entry.ok_or(Errno::ENOENT)?;
+        let flags = request.flags.get();
+        let excludes = flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
+        let period = request.period.get();
+        let sampled = entry
+            .shortest_period
+            .is_some_and(|shortest| period >= shortest || flags & OPEN_FREQ != 0);
+        if request.sample_type.get() & !SAMPLE_ALLOWED != 0
+            || request.read_format.get() & !READ_ALLOWED != 0
+            || excludes && !entry.excludes
+            || period > 0 && !(sampled && self.has_rings)
+            || flags & OPEN_AUX_START_PAUSED != 0 && entry.format.is_none()
+            || entry.format.is_some() && !self.has_areas
+        {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if kind == KIND_SAMPLE_TRACE && period == 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(entry)
+    }
+}
+
+impl Opening {
+    /// The event's spec.
+    pub(super) fn spec(&self, request: &OpenRequest, id: u64, owner: Option<u64>) -> EventSpec {
+        EventSpec {
+            id,
+            owner: owner.unwrap_or(id),
+            kind: request.kind.get(),
+            config: request.config.get(),
+            flags: self.flags,
+            layout: layout(request),
+            wakeup: wakeup(request),
+            aux_watermark: request.aux_watermark.get(),
+            max_stack: match request.max_stack.get() {
+                0 => MAX_STACK,
+                some => some,
+            },
+            engine: self.engine,
+            shortest_period: self.shortest_period,
+        }
+    }
+
+    /// The effects of its overflows on the trace that leads its group.
+    pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
+        let flags = self.flags;
+        let wanted = STEERING
+            .into_iter()
+            .filter(move |(flag, _)| flags & flag != 0);
+        wanted.map(|(_, role)| role)
+    }
+}
+
+/// Whether a request steers the trace that leads its group.
+pub(super) fn steers(request: &OpenRequest) -> bool {
+    request.flags.get() & STEERS != 0
+}
+
+/// Whether the engine depends on what the host reports of guests.
+pub(super) fn needs_guest_ips(request: &OpenRequest, engines: Engines) -> bool {
+    let may_batch = match request.engine.get() {
+        // Whoever wants to know of each overflow wants to know now.
+        ENGINE_ANY => wakeup(request) != Wakeup::Records(1),
+        ENGINE_BATCHED => true,
+        _ => false,
+    };
+    engines == Engines::Auto && request.period.get() != 0 && can_batch(request) && may_batch
+}
+
+/// Checks what makes no sense on any host; `highest` is the highest frequency.
+fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
+    let flags = request.flags.get();
+    if request.header.event.get() != 0
+        || request.aux_watermark.get() != 0 && !is_trace(request.kind.get())
+        || flags & !OPEN_FLAGS != 0
+        || flags & STEERS == STEERS
+        || request.engine.get() > ENGINE_BATCHED
+    {
+        return Err(Errno::EINVAL);
+    }
+    let period = request.period.get();
+    let fits = match flags & OPEN_FREQ {
+        0 => period <= LONGEST_PERIOD,
+        _ => (1..=highest).contains(&period),
+    };
+    let has = |bit| request.sample_type.get() & bit != 0;
+    let registers = |mask: u64| mask != 0 && mask & !REGISTERS == 0;
+    let stack = request.stack_user.get();
+    if !fits
+        || has(SAMPLE_REGS_USER) && !registers(request.regs_user.get())
+        || has(SAMPLE_REGS_INTR) && !registers(request.regs_intr.get())
+        || has(SAMPLE_STACK_USER) && (stack >= STACK_BOUND || !stack.is_multiple_of(8))
+    {
+        return Err(Errno::EINVAL);
+    }
+    if has(SAMPLE_CALLCHAIN) && request.max_stack.get() > MAX_STACK {
+        return Err(Errno::EOVERFLOW);
+    }
+    Ok(())
+}
+
+/// Whether the batched engine could make such samples: the host records where the guest was when,
+/// and nothing that has to be read, or done, while the vCPU stands still.
+fn can_batch(request: &OpenRequest) -> bool {
+    by_host(request)
+        && request.kind.get() != KIND_SAMPLE_TRACE
+        && request.sample_type.get() & NOT_BATCHED == 0
+        && request.flags.get() & STEERS == 0
+}
+
+/// Whether the host's counters count it.
+fn by_host(request: &OpenRequest) -> bool {
+    match request.kind.get() {
+        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE => true,
+        KIND_SAMPLE_TRACE => pace(request.config.get()).is_some(),
+        _ => false,
+    }
+}
+
+/// When the event overflows; `None`: it only counts.
+pub(super) fn period(request: &OpenRequest) -> Option<Period> {
+    match (request.period.get(), request.flags.get() & OPEN_FREQ) {
+        (0, _) => None,
+        (period, 0) => Some(Period::new(period)),
+        (frequency, _) => Some(Period::frequency(frequency)),
+    }
+}
+
+fn layout(request: &OpenRequest) -> Layout {
+    Layout {
+        sample_type: request.sample_type.get(),
+        read_format: request.read_format.get(),
+        regs_user: request.regs_user.get(),
+        regs_intr: request.regs_intr.get(),
+        stack_user: request.stack_user.get(),
+        sample_id_all: request.flags.get() & OPEN_SAMPLE_ID_ALL != 0,
+    }
+}
+
+fn wakeup(request: &OpenRequest) -> Wakeup {
+    match request.wakeup.get() {
+        0 => Wakeup::Page,
+        bytes if request.flags.get() & OPEN_WATERMARK != 0 => Wakeup::Bytes(bytes),
+        records => Wakeup::Records(records),
+    }
+}

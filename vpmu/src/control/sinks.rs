@@ -1,0 +1,303 @@
+//! Families of events, the sinks that they write to, and the pages of the window that sinks hold.
+//! Bookkeeping alone: the caller tells the events.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use crate::sink::{Shape, Sink};
+use crate::window::Window;
+
+/// An event and its children: they write to one sink.
+#[derive(Debug, Default)]
+struct Family {
+    events: BTreeSet<u64>,
+    /// By the event that it was mapped with.
+    sink: Option<u64>,
+    /// It is another family's.
+    redirected: bool,
+}
+
+/// A sink, and the families that write to it.
+#[derive(Debug)]
+struct Entry {
+    sink: Arc<Sink>,
+    families: BTreeSet<u64>,
+    /// The first page of its ring in the window, if it lies there.
+    window_page: Option<u32>,
+}
+
+/// Events that write elsewhere from now on.
+#[derive(Debug)]
+pub(super) struct Moved {
+    pub(super) events: Vec<u64>,
+    pub(super) sink: Option<Arc<Sink>>,
+}
+
+/// The last event of a family is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extinct {
+    /// Another family that writes to its sink.
+    pub(super) heir: Option<u64>,
+}
+
+/// The families, the sinks, and the window.
+#[derive(Debug, Default)]
+pub(super) struct Sinks {
+    /// By the id of the first event, the owner.
+    families: BTreeMap<u64, Family>,
+    /// By the event that they were mapped with, be it that it is closed by now.
+    sinks: BTreeMap<u64, Entry>,
+    window: Option<Window>,
+    /// The window alone.
+    window_memory: Arc<GuestMemoryMmap>,
+}
+
+impl Sinks {
+    pub(super) fn set_window(&mut self, window: Window) {
+        // One region does not overlap itself.
+        let memory = GuestMemoryMmap::from_arc_regions(vec![window.region()]);
+        self.window_memory = Arc::new(memory.unwrap_or_default());
+        self.window = Some(window);
+    }
+
+    pub(super) fn window(&self) -> Option<&Window> {
+        self.window.as_ref()
+    }
+
+    /// The window's memory, without the guest's.
+    pub(super) fn window_memory(&self) -> &Arc<GuestMemoryMmap> {
+        &self.window_memory
+    }
+
+    /// A run of `count` pages of the window, and the number of the first; `None`: it has no such room.
+    pub(super) fn take_pages(&mut self, count: u32) -> Option<(u32, Vec<GuestAddress>)> {
+        let window = self.window.as_mut()?;
+        let pages = window.take(count)?;
+        Some((window.page(*pages.first()?)?, pages))
+    }
+
+    // Families.
+
+    /// An event joins the family of `owner`.
+    pub(super) fn join(&mut self, owner: u64, id: u64) {
+        self.families.entry(owner).or_default().events.insert(id);
+    }
+
+    /// An event of the family of `owner` is gone. With the last, the family is too; with the last
+    /// family, its sink.
+    pub(super) fn leave(&mut self, owner: u64, id: u64) -> Option<Extinct> {
+        let family = self.families.get_mut(&owner)?;
+        family.events.remove(&id);
+        if !family.events.is_empty() {
+            return None;
+        }
+        let sink = family.sink;
+        self.families.remove(&owner);
+        let mut heir = None;
+        if let Some(sink) = sink
+            && let Some(entry) = self.sinks.get_mut(&sink)
+        {
+            entry.families.remove(&owner);
+            // The family that it was mapped with comes first.
+            let own = entry.families.get(&sink);
+            heir = own.or_else(|| entry.families.first()).copied();
+            self.remove_unused(sink);
+        }
+        Some(Extinct { heir })
+    }
+
+    /// The events of the family of `owner`, by ascending id.
+    pub(super) fn family(&self, owner: u64) -> Vec<u64> {
+        let family = self.families.get(&owner).into_iter();
+        family.flat_map(|family| &family.events).copied().collect()
+    }
+
+    /// The sink that the family of `owner` writes to.
+    pub(super) fn of_family(&self, owner: u64) -> Option<&Arc<Sink>> {
+        self.get(self.families.get(&owner)?.sink?)
+    }
+
+    /// Whether the family of `owner` writes to another's ring.
+    pub(super) fn is_redirected(&self, owner: u64) -> bool {
+        let family = self.families.get(&owner);
+        family.is_some_and(|family| family.redirected)
+    }
+
+    /// The family of `owner` writes to the sink that was mapped with `sink` from now on, or to none.
+    pub(super) fn move_family(&mut self, owner: u64, sink: Option<u64>) -> Moved {
+        let Some(family) = self.families.get_mut(&owner) else {
+            return Moved {
+                events: Vec::new(),
+                sink: None,
+            };
+        };
+        let before = std::mem::replace(&mut family.sink, sink);
+        family.redirected = sink.is_some_and(|sink| sink != owner);
+        let events = family.events.iter().copied().collect();
+        if let Some(entry) = before.and_then(|before| self.sinks.get_mut(&before)) {
+            entry.families.remove(&owner);
+        }
+        let target = sink.and_then(|sink| self.sinks.get_mut(&sink));
+        let sink = target.map(|entry| {
+            entry.families.insert(owner);
+            Arc::clone(&entry.sink)
+        });
+        Moved { events, sink }
+    }
+
+    // Sinks.
+
+    /// The sink that was mapped with an event.
+    pub(super) fn get(&self, id: u64) -> Option<&Arc<Sink>> {
+        self.sinks.get(&id).map(|entry| &entry.sink)
+    }
+
+    /// As it is now.
+    pub(super) fn shape(&self, id: u64) -> Option<Shape> {
+        self.get(id).map(|sink| sink.shape())
+    }
+
+    pub(super) fn has_ring(&self, id: u64) -> bool {
+        self.shape(id).is_some_and(|shape| shape.metadata.is_some())
+    }
+
+    /// Whether the driver keeps an area for the event.
+    pub(super) fn is_driven(&self, id: u64) -> bool {
+        self.shape(id).is_some_and(|shape| shape.driven)
+    }
+
+    /// The first page of its ring in the window, if it lies there.
+    pub(super) fn window_page(&self, id: u64) -> Option<u32> {
+        self.sinks.get(&id)?.window_page
+    }
+
+    /// The events that write to a sink, family by family.
+    pub(super) fn writers(&self, sink: u64) -> Vec<u64> {
+        let entry = self.sinks.get(&sink).into_iter();
+        let families = entry.flat_map(|entry| &entry.families);
+        families.flat_map(|&owner| self.family(owner)).collect()
+    }
+
+    /// Guest pages that rings and areas hold; the window's are bounded by its size.
+    pub(super) fn guest_pages(&self) -> usize {
+        let pages = self.sinks.values().map(|entry| {
+            let shape = entry.sink.shape();
+            let ring = entry.window_page.map_or(shape.ring_pages, |_| 0);
+            ring + shape.area_pages
+        });
+        pages.sum()
+    }
+
+    /// Adds the sink of a family that has none.
+    pub(super) fn add(&mut self, sink: Sink, window_page: Option<u32>) -> Moved {
+        let id = sink.id();
+        let entry = Entry {
+            sink: Arc::new(sink),
+            families: BTreeSet::new(),
+            window_page,
+        };
+        self.sinks.insert(id, entry);
+        self.move_family(id, Some(id))
+    }
+
+    /// The events that write to a sink have none from now on.
+    pub(super) fn abandon(&mut self, id: u64) -> Moved {
+        let entry = self.sinks.get(&id).into_iter();
+        let families: Vec<u64> = entry.flat_map(|entry| &entry.families).copied().collect();
+        let mut moved = Moved {
+            events: Vec::new(),
+            sink: None,
+        };
+        for owner in families {
+            moved.events.extend(self.move_family(owner, None).events);
+        }
+        moved
+    }
+
+    /// Takes a sink away that no event writes to: its pages are the guest's again, or the window's.
+    pub(super) fn remove(&mut self, id: u64) {
+        if let Some(entry) = self.sinks.remove(&id) {
+            entry.sink.close();
+            if let (Some(page), Some(window)) = (entry.window_page, &mut self.window) {
+                window.give_back(page);
+            }
+        }
+    }
+
+    /// Takes a sink away that no family writes to any more.
+    pub(super) fn remove_unused(&mut self, id: u64) {
+        let entry = self.sinks.get(&id);
+        if entry.is_some_and(|entry| entry.families.is_empty()) {
+            self.remove(id);
+        }
+    }
+
+    /// Forgets every event, and every sink, but those of the events `kept`; nothing is written.
+    pub(super) fn retain(&mut self, kept: &BTreeSet<u64>) {
+        for family in self.families.values_mut() {
+            family.events.retain(|id| kept.contains(id));
+        }
+        self.families.retain(|_, family| !family.events.is_empty());
+        for entry in self.sinks.values_mut() {
+            entry
+                .families
+                .retain(|owner| self.families.contains_key(owner));
+        }
+        let sinks: Vec<u64> = self.sinks.keys().copied().collect();
+        for id in sinks.into_iter().filter(|id| !kept.contains(id)) {
+            self.abandon(id);
+            self.remove(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Families of one event each, which is also the owner; the first has a sink.
+    fn sinks(owners: &[u64]) -> Sinks {
+        let mut sinks = Sinks::default();
+        for &owner in owners {
+            sinks.join(owner, owner);
+        }
+        sinks.add(Sink::new(owners[0]), None);
+        sinks
+    }
+
+    #[test]
+    fn sink_goes_with_its_last_family() {
+        let mut sinks = sinks(&[1, 2, 3]);
+        sinks.move_family(2, Some(1));
+        sinks.move_family(3, Some(1));
+        assert!(sinks.is_redirected(2) && !sinks.is_redirected(1));
+        assert_eq!(sinks.writers(1), [1, 2, 3]);
+        assert_eq!(sinks.leave(1, 1), Some(Extinct { heir: Some(2) }));
+        assert_eq!(sinks.leave(2, 2), Some(Extinct { heir: Some(3) }));
+        assert!(sinks.get(1).is_some());
+        assert_eq!(sinks.leave(3, 3), Some(Extinct { heir: None }));
+        assert!(sinks.get(1).is_none());
+    }
+
+    #[test]
+    fn family_lives_on_with_its_children() {
+        let mut sinks = sinks(&[1]);
+        sinks.join(1, 4);
+        assert_eq!(sinks.leave(1, 1), None);
+        assert_eq!(sinks.writers(1), [4]);
+        assert!(sinks.of_family(1).is_some_and(|sink| sink.id() == 1));
+    }
+
+    #[test]
+    fn removed_sink_leaves_its_writers_without_one() {
+        let mut sinks = sinks(&[1, 2]);
+        sinks.move_family(2, Some(1));
+        let moved = sinks.abandon(1);
+        sinks.remove(1);
+        assert_eq!(moved.events, [1, 2]);
+        assert!(moved.sink.is_none());
+        assert!(sinks.of_family(2).is_none() && !sinks.is_redirected(2));
+    }
+}

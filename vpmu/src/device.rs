@@ -1,0 +1,420 @@
+//! The device as a VMM sees it: its transport, its vCPUs, its operator.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::GuestMemoryMmap;
+use zerocopy::IntoBytes;
+
+use crate::abi::{
+    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_CONTROL,
+    QUEUE_EVENT, QUEUE_VCPU, VERSION,
+};
+use crate::backend::Backend;
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::errno::Errno;
+use crate::flush::Visit;
+use crate::machine::Machine;
+use crate::metrics::{ExitCounts, Metrics};
+use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
+use crate::session::VcpuSession;
+use crate::settings::Settings;
+use crate::shard::{Shard, State};
+use crate::shared::Shared;
+use crate::source::Source;
+use crate::window::Window;
+
+const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
+/// `VIRTIO_F_VERSION_1`.
+const VERSION_1: u64 = 1 << 32;
+/// Features offered by every device.
+const FEATURES: u64 = VERSION_1 | 1 << F_RING | 1 << F_TASK_PAGE | 1 << F_DOORBELL | 1 << F_AUX;
+
+/// Why the device cannot be made, started or joined.
+#[derive(Debug, thiserror::Error)]
+#[expect(
+    clippy::error_impl_error,
+    reason = "read with its module before it, as std's are"
+)]
+pub enum Error {
+    /// Too few or too many vCPUs.
+    #[error("a PMU device has 1 to {MAX_VCPUS} vCPUs, not {0}")]
+    Vcpus(u32),
+    /// No TSC frequency to make guest time of.
+    #[error("the guest's TSC frequency is not known, so samples would have no time")]
+    TscFrequency,
+    /// The ring limit is not a power of two.
+    #[error("the limit of ring pages must be a power of two, not {0}")]
+    RingPages(u32),
+    /// The limit of AUX pages is not a power of two.
+    #[error("the limit of AUX pages must be a power of two, not {0}")]
+    AuxPages(u32),
+    /// The limit of samples is zero.
+    #[error("max_sample_rate must be at least 1")]
+    SampleRate,
+    /// The driver took a feature that was not offered, or left out `VIRTIO_F_VERSION_1`.
+    #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
+    Features(u64),
+    /// The transport has another number of queues.
+    #[error("the PMU device has {expected} queues, the transport gave it {given}")]
+    QueueCount {
+        /// [`Vpmu::queue_count`].
+        expected: usize,
+        /// The transport's number.
+        given: usize,
+    },
+    /// A queue's rings do not lie in guest memory.
+    #[error("the driver set up queue {0} outside guest memory, or not at all")]
+    Queue(usize),
+    /// The window is not one region of whole pages.
+    #[error("the window must be one region of whole pages, the first of them aligned")]
+    Window,
+    /// The window lies where guest memory does.
+    #[error("the window lies in guest memory")]
+    WindowOverlaps(#[source] vm_memory::GuestRegionCollectionError),
+    /// There is no such vCPU.
+    #[error("the PMU device has no vCPU {0}")]
+    NoVcpu(u32),
+    /// Another session of this vCPU lives.
+    #[error("vCPU {0} is attached already")]
+    Attached(u32),
+}
+
+/// Why a flush is not whole. The rest has been shown.
+#[derive(Debug, thiserror::Error)]
+pub enum FlushError {
+    /// There is no event with this id.
+    #[error("there is no event {0}")]
+    NoEvent(u64),
+    /// The host gave the event up: its records until then have been shown.
+    #[error("event {0} is in error")]
+    Failed(u64),
+    /// A vCPU that may hold samples could not be made to leave the guest.
+    #[error("vCPU {vcpu} cannot be made to leave the guest")]
+    Inside {
+        /// Which one.
+        vcpu: u32,
+        /// The machine's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The device. Its methods may be called from any thread; the work of a vCPU's own thread goes through
+/// a [`VcpuSession`].
+#[derive(Debug)]
+pub struct Vpmu {
+    shared: Arc<Shared>,
+}
+
+impl Vpmu {
+    /// A device with no driver yet.
+    ///
+    /// # Errors
+    /// [`Error`] for settings that make no device.
+    pub fn new(
+        settings: Settings,
+        machine: Arc<dyn Machine>,
+        source: Box<dyn Source>,
+    ) -> Result<Self, Error> {
+        if !(1..=MAX_VCPUS).contains(&settings.vcpus) {
+            return Err(Error::Vcpus(settings.vcpus));
+        }
+        if !settings.limits.max_ring_pages.is_power_of_two() {
+            return Err(Error::RingPages(settings.limits.max_ring_pages));
+        }
+        if !settings.limits.max_aux_pages.is_power_of_two() {
+            return Err(Error::AuxPages(settings.limits.max_aux_pages));
+        }
+        if settings.limits.max_sample_rate == 0 {
+            return Err(Error::SampleRate);
+        }
+        let clock = Clock::new(settings.tsc_khz).ok_or(Error::TscFrequency)?;
+        let backend = Backend::new(settings, clock, source, machine);
+        Ok(Self {
+            shared: Arc::new(Shared::new(backend)),
+        })
+    }
+
+    /// The same device with a window: memory of the VMM's for rings that outlive a reset. It is one
+    /// region of whole pages, outside the guest's RAM; its address is where the VMM maps it for the
+    /// guest, as shared memory region [`SHM_WINDOW`](crate::abi::SHM_WINDOW). Set before any event is
+    /// started.
+    ///
+    /// # Errors
+    /// [`Error::Window`].
+    pub fn with_window(self, window: GuestMemoryMmap) -> Result<Self, Error> {
+        let window = Window::new(&window).ok_or(Error::Window)?;
+        self.shared.control.lock().set_window(window);
+        Ok(self)
+    }
+
+    // vCPUs.
+
+    /// The calling thread runs `vcpu` from now on, until the session is dropped: guest TSC = host TSC +
+    /// `tsc_offset`, wrapping. Events of the vCPU that counted on an earlier thread go on here.
+    ///
+    /// # Errors
+    /// [`Error::NoVcpu`] for a vCPU that the device does not have, [`Error::Attached`] while another
+    /// session of it lives.
+    pub fn attach(&self, vcpu: u32, tsc_offset: u64) -> Result<VcpuSession, Error> {
+        let shard = self.shared.shard(vcpu).ok_or(Error::NoVcpu(vcpu))?;
+        if !shard.vcpu.take() {
+            return Err(Error::Attached(vcpu));
+        }
+        let thread = self.shared.backend.source.thread();
+        self.control(|control| control.attach(vcpu, thread, tsc_offset));
+        Ok(VcpuSession::new(Arc::clone(&self.shared), vcpu))
+    }
+
+    /// Collects the samples that the host took while vCPUs ran on, one vCPU after the other, and writes
+    /// them to the guest's rings. Called from a thread that is no vCPU's, about every ten milliseconds
+    /// while [`Machine::draining`] asks for it.
+    pub fn drain(&self) {
+        self.shared.count_drain();
+        for shard in self.shared.shards.iter() {
+            self.shared.on(shard, State::collect);
+            self.shared.notices.deliver(false);
+        }
+    }
+
+    /// Exact exits of a vCPU by reason since the start.
+    #[must_use]
+    pub fn exits(&self, vcpu: u32) -> ExitCounts {
+        let exits = self.shared.shard(vcpu).map(|shard| shard.vcpu.exits());
+        exits.unwrap_or_default()
+    }
+
+    /// The device's totals since the start.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        let (notices, bad_requests) = self.shared.notices.totals();
+        let shards = || self.shared.shards.iter();
+        let mut metrics = Metrics {
+            kicks: shards().map(|shard| shard.vcpu.kicks()).collect(),
+            interrupts: self.shared.notices.interrupts(),
+            marks: shards().map(|shard| shard.vcpu.marks()).sum(),
+            drains: self.shared.drains(),
+            notices,
+            bad_requests,
+            ..Metrics::default()
+        };
+        self.shared.control.lock().add_to(&mut metrics);
+        for shard in shards() {
+            shard.with(|state| state.add_to(&mut metrics));
+        }
+        metrics
+    }
+
+    // The transport.
+
+    /// Feature bits offered, `VIRTIO_F_VERSION_1` included.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        let window = self.shared.control.lock().has_window();
+        FEATURES | u64::from(window) << F_WINDOW
+    }
+
+    /// Number of virtqueues: control, event, one per vCPU.
+    #[must_use]
+    pub fn queue_count(&self) -> usize {
+        usize::from(QUEUE_VCPU) + self.shared.shards.len()
+    }
+
+    /// Reads configuration space; bytes beyond it are zero.
+    pub fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let backend = &self.shared.backend;
+        let entries = backend.catalogue().entries().len();
+        let limits = &backend.settings.limits;
+        let config = Config {
+            version: VERSION.into(),
+            vcpus: backend.settings.vcpus.into(),
+            max_events: limits.max_events.into(),
+            max_ring_pages: limits.max_ring_pages.into(),
+            catalogue_len: u32::try_from(entries).unwrap_or(u32::MAX).into(),
+            count_mode: COUNT_GUEST.into(),
+            time_mult: backend.clock.mult.into(),
+            time_shift: backend.clock.shift.into(),
+            tsc_khz: backend.settings.tsc_khz.into(),
+            max_sample_rate: limits.max_sample_rate.into(),
+            max_aux_pages: limits.max_aux_pages.into(),
+            max_persistent: limits.max_persistent.into(),
+            ..Config::default()
+        };
+        data.fill(0);
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        if let Some(rest) = config.as_bytes().get(offset..) {
+            let len = rest.len().min(data.len());
+            data[..len].copy_from_slice(&rest[..len]);
+        }
+    }
+
+    /// The driver has set `DRIVER_OK`.
+    ///
+    /// # Errors
+    /// [`Error`] for queues or features that cannot serve; the device stays inactive.
+    pub fn activate(
+        &self,
+        memory: GuestMemoryMmap,
+        features: u64,
+        queues: Vec<Queue>,
+    ) -> Result<(), Error> {
+        self.reset();
+        if features & VERSION_1 == 0 || features & !self.features() != 0 {
+            return Err(Error::Features(features));
+        }
+        if queues.len() != self.queue_count() {
+            return Err(Error::QueueCount {
+                expected: self.queue_count(),
+                given: queues.len(),
+            });
+        }
+        for (index, queue) in queues.iter().enumerate() {
+            let needed = index == usize::from(QUEUE_CONTROL);
+            if (needed || queue.ready()) && !queue.is_valid(&memory) {
+                return Err(Error::Queue(index));
+            }
+        }
+        let mut control = self.shared.control.lock();
+        let activated = control.activate(memory, features, queues);
+        activated.map_err(Error::WindowOverlaps)
+    }
+
+    /// Forgets the driver and its memory, which is not touched afterwards, and closes every event but the
+    /// persistent ones that need neither: those go on.
+    pub fn reset(&self) {
+        self.shared.control.lock().reset();
+    }
+
+    /// The driver notified the control or the event queue. A vCPU's queue is served by the vCPU's
+    /// thread: [`VcpuSession::kick`].
+    pub fn notify(&self, queue: u16) {
+        match queue {
+            QUEUE_CONTROL => self.serve_control(),
+            QUEUE_EVENT => self.shared.notices.posted(),
+            // A guest can do this as often as it likes.
+            _ => log::debug!("queue {queue} was notified, but not by a vCPU of this device"),
+        }
+    }
+
+    fn serve_control(&self) {
+        // Made before the lock is taken: the machine is asked for its statistics.
+        self.shared.backend.catalogue();
+        let mut served = self.shared.control.lock().serve();
+        if served.needs_guest_ips {
+            self.shared.notices.deliver(served.interrupt);
+            self.shared.backend.ask_guest_ips();
+            served = self.shared.control.lock().serve();
+        }
+        self.shared.notices.deliver(served.interrupt);
+    }
+
+    // The operator.
+
+    /// Starts a persistent event of the operator's; its id. Called when the machine has its vCPUs and
+    /// can tell what it counts, be it before their threads [attach](Vpmu::attach): the event begins
+    /// when its vCPU does.
+    ///
+    /// # Errors
+    /// [`PersistError`]; nothing has been started then.
+    pub fn persist(&self, persist: &Persist) -> Result<u64, PersistError> {
+        let backend = &self.shared.backend;
+        if self.shared.shard(persist.vcpu).is_none() {
+            return Err(PersistError::NoVcpu {
+                vcpu: persist.vcpu,
+                vcpus: backend.settings.vcpus,
+            });
+        }
+        let highest = backend.settings.limits.max_sample_rate;
+        let request = open_request(persist, backend.catalogue(), highest)?;
+        if self.shared.control.lock().needs_guest_ips(&request) {
+            backend.ask_guest_ips();
+        }
+        self.control(|control| control.persist(persist, &request))
+    }
+
+    /// Every persistent event, the guest's too, by ascending id.
+    #[must_use]
+    pub fn persistent(&self) -> Vec<PersistentStatus> {
+        match self.shared.backend.known_catalogue() {
+            Some(_) => self.control(Control::statuses),
+            // Nobody has opened anything yet.
+            None => Vec::new(),
+        }
+    }
+
+    /// Ends a persistent event, the guest's too; its ring goes with it.
+    ///
+    /// # Errors
+    /// [`PersistError::NoSuch`].
+    pub fn end(&self, id: u64) -> Result<(), PersistError> {
+        self.control(|control| control.end_persistent(id))
+    }
+
+    /// A persistent event, the guest's too, with the records in its ring. Samples that the batched engine
+    /// has not collected yet are written first. A reset closes the events that have a ring in guest
+    /// memory: call this before it.
+    ///
+    /// # Errors
+    /// [`PersistError::NoSuch`], [`PersistError::NoRing`], [`PersistError::Unreadable`].
+    pub fn history(&self, id: u64) -> Result<History, PersistError> {
+        // The records are looked through without the lock.
+        let held = self.control(|control| control.held(id))?;
+        Ok(held.history())
+    }
+
+    /// When this returns, the earlier samples and packets of an event (`None`: of every persistent
+    /// event) are in its ring and area, and its readers are woken. vCPUs that run the guest meanwhile
+    /// are made to leave it once where an event may have samples there that only an exit shows.
+    ///
+    /// Waits for them: not to be called where their exits are held up.
+    ///
+    /// # Errors
+    /// [`FlushError`]; of several events, the first that has one.
+    pub fn flush(&self, event: Option<u64>) -> Result<(), FlushError> {
+        let waiting = self.shared.flushes.begin();
+        let ids = self.shared.control.lock().flushed(event);
+        let ids = ids.ok_or_else(|| FlushError::NoEvent(event.unwrap_or(0)))?;
+        let mut failed = None;
+        let mut awaited = self.control(|control| control.begin_flush(&ids));
+        awaited.retain(|&Visit { vcpu, .. }| {
+            let kicked = self.shared.backend.machine.kick(vcpu);
+            let going = kicked.is_ok();
+            if let Err(source) = kicked {
+                failed.get_or_insert(FlushError::Inside { vcpu, source });
+            }
+            going
+        });
+        self.await_exits(&awaited);
+        drop(waiting);
+        for id in ids {
+            match self.control(|control| control.end_flush(id)) {
+                // Closed meanwhile: then it was flushed.
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(_) => {
+                    failed.get_or_insert(FlushError::Failed(id));
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Waits until these visits are over, their exits handled.
+    fn await_exits(&self, visits: &BTreeSet<Visit>) {
+        let over = |&Visit { vcpu, number }: &Visit| {
+            let shard: Option<&Shard> = self.shared.shard(vcpu);
+            shard.is_none_or(|shard| shard.vcpu.visit() != Some(number))
+        };
+        self.shared.flushes.wait(|| visits.iter().all(over));
+    }
+
+    /// Acts on the control plane, then delivers the notices that this made due.
+    fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
+        let result = act(&mut self.shared.control.lock());
+        self.shared.notices.deliver(false);
+        result
+    }
+}

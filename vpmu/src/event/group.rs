@@ -1,0 +1,60 @@
+//! Groups: events that count while their leader is on, and are read as one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// perf's `PERF_FORMAT_GROUP`.
+pub(crate) const FORMAT_GROUP: u64 = 1 << 3;
+
+/// The events of one group as each of them knows it: made anew whenever one joins or leaves.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// The leader's id.
+    pub(crate) leader: u64,
+    /// The leader is enabled, and not in error.
+    pub(crate) on: Arc<AtomicBool>,
+    /// The leader, then its members, oldest first.
+    pub(crate) events: Vec<GroupEvent>,
+}
+
+/// One event of a group.
+#[derive(Debug, Clone)]
+pub(crate) struct GroupEvent {
+    pub(crate) id: u64,
+    /// The id of its family, by which readings name it.
+    pub(crate) owner: u64,
+    pub(crate) counts: Arc<LastCounts>,
+}
+
+/// The count of an event when it was last brought up to date, and its losses. A reading of the group takes
+/// them for an event that counts on another vCPU.
+#[derive(Debug, Default)]
+pub(crate) struct LastCounts {
+    value: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Group {
+    /// The ids of the events that the leader leads.
+    pub(crate) fn members(&self) -> impl Iterator<Item = u64> {
+        let ids = self.events.iter().map(|event| event.id);
+        ids.filter(|&id| id != self.leader)
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+}
+
+impl LastCounts {
+    pub(crate) fn set(&self, value: u64, lost: u64) {
+        self.value.store(value, Ordering::Relaxed);
+        self.lost.store(lost, Ordering::Relaxed);
+    }
+
+    /// The count, and the overflows without a record.
+    pub(crate) fn get(&self) -> (u64, u64) {
+        let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        (load(&self.value), load(&self.lost))
+    }
+}

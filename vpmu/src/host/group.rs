@@ -1,0 +1,498 @@
+//! One group of host events on a vCPU's thread: the host puts all of its members on the CPU or
+//! none, and reads them by one system call.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use perf_event_open_sys::bindings::PERF_FORMAT_GROUP;
+
+use super::counter::attr;
+use super::pmc;
+use super::probe::is_clock;
+use super::readings::Readings;
+use super::sys::{self, Mapping};
+use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
+use crate::source::{CounterKey, Reading, Request};
+
+/// Members of a group at most.
+const MOST: usize = 64;
+/// Members of a group on the CPU's PMU at most; a PMU with fewer counters refuses earlier.
+const MOST_ON_CPU: usize = 16;
+/// Words before the values: the number of members and the times of the leader.
+const HEADER: usize = 3;
+/// Length of the longest reading.
+const BYTES: usize = (HEADER + MOST) * size_of::<u64>();
+
+/// Which events may share a group. Exclusions do not matter: perf keeps them per event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Software events. Perf would let them join hardware events, but then they would lose their
+    /// turns with those.
+    Software,
+    /// Events of the CPU's PMU.
+    Cpu,
+    /// A pinned event. Only a leader can be pinned, and losing the counter puts all of the group
+    /// in error, so it is alone, and costs a system call of its own.
+    Pinned,
+}
+
+impl Class {
+    /// The class of `what`; `None` if it does not merely count.
+    pub(super) fn of(what: &Request) -> Option<Self> {
+        let class = match what.kind {
+            KIND_SOFTWARE => Self::Software,
+            KIND_HARDWARE | KIND_HW_CACHE | KIND_RAW => Self::Cpu,
+            _ => return None,
+        };
+        match (what.sampling, what.pinned) {
+            (Some(_), _) => None,
+            (None, true) => Some(Self::Pinned),
+            (None, false) => Some(class),
+        }
+    }
+
+    fn most(self) -> usize {
+        match self {
+            Self::Software => MOST,
+            Self::Cpu => MOST_ON_CPU,
+            Self::Pinned => 1,
+        }
+    }
+}
+
+/// Where a group is read to, so that reading allocates nothing.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    bytes: [u8; BYTES],
+    /// The members' values in order.
+    values: [u64; MOST],
+}
+
+impl Scratch {
+    pub(super) fn new() -> Self {
+        Self {
+            bytes: [0; BYTES],
+            values: [0; MOST],
+        }
+    }
+}
+
+/// The thread of the counters, as far as it matters to an open or a read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct On {
+    pub(super) thread: i32,
+    /// It is the calling one.
+    pub(super) own: bool,
+    /// An event opened there gets its metadata page.
+    pub(super) pages: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Group {
+    class: Class,
+    /// By their opens, which is the order of the values that the host reads; the first leads.
+    members: Vec<Member>,
+    /// The host refused another member since one left.
+    full: bool,
+    /// The times of the last reading.
+    times: Reading,
+}
+
+#[derive(Debug)]
+struct Member {
+    /// `None` for a leader that was removed: closing it would break the group up.
+    key: Option<CounterKey>,
+    request: Request,
+    event: File,
+    /// Its metadata page.
+    page: Option<Mapping>,
+    /// The host's count when it was added: a leader may have been there before.
+    base: u64,
+}
+
+impl Member {
+    fn open(what: &Request, key: CounterKey, on: On, leader: Option<&File>) -> io::Result<Self> {
+        let mut attr = attr(what);
+        attr.set_disabled(0);
+        attr.read_format |= u64::from(PERF_FORMAT_GROUP);
+        let event = match leader {
+            Some(leader) => sys::open_member(&attr, on.thread, leader)?,
+            None => sys::open(&attr, on.thread)?,
+        };
+        let wants_page = sys::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
+        let page = match wants_page {
+            // Without a page the host reads the event: it may lock no more memory for this process.
+            true => Mapping::new(&event, sys::page_size()?).ok(),
+            false => None,
+        };
+        Ok(Self {
+            key: Some(key),
+            request: *what,
+            event,
+            page,
+            base: 0,
+        })
+    }
+
+    /// Its count when the host reads `value`, with the times of its group.
+    fn reading(&self, value: u64, times: Reading) -> Reading {
+        Reading {
+            value: value.wrapping_sub(self.base),
+            ..times
+        }
+    }
+}
+
+impl Group {
+    /// A group of one event, which runs from now on.
+    pub(super) fn open(class: Class, what: &Request, key: CounterKey, on: On) -> io::Result<Self> {
+        Ok(Self {
+            class,
+            members: vec![Member::open(what, key, on, None)?],
+            full: false,
+            times: Reading::default(),
+        })
+    }
+
+    pub(super) fn is_of(&self, class: Class) -> bool {
+        self.class == class
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.full && self.members.len() < self.class.most()
+    }
+
+    /// Takes no more members until one leaves.
+    pub(super) fn close_to_others(&mut self) {
+        self.full = true;
+    }
+
+    /// Metadata pages that are mapped.
+    pub(super) fn pages(&self) -> usize {
+        let mapped = self.members.iter().filter(|member| member.page.is_some());
+        mapped.count()
+    }
+
+    /// Nothing but a removed leader is left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.iter().all(|member| member.key.is_none())
+    }
+
+    /// Uses a removed leader again for the same request, if there is such: whether.
+    pub(super) fn revive(
+        &mut self,
+        what: &Request,
+        key: CounterKey,
+        on: On,
+        into: &mut Scratch,
+    ) -> bool {
+        let fits = |leader: &Member| leader.key.is_none() && leader.request == *what;
+        if !self.members.first().is_some_and(fits) || self.read(on.own, into).is_none() {
+            return false;
+        }
+        if let Some(leader) = self.members.first_mut() {
+            leader.key = Some(key);
+            leader.base = into.values[0];
+        }
+        true
+    }
+
+    /// Opens another member: whether it fits in with the others.
+    ///
+    /// # Errors
+    /// Errors that another group would not avoid.
+    pub(super) fn join(
+        &mut self,
+        what: &Request,
+        key: CounterKey,
+        on: On,
+        into: &mut Scratch,
+    ) -> io::Result<bool> {
+        let leader = self.members.first().map(|leader| &leader.event);
+        match Member::open(what, key, on, leader) {
+            Ok(member) => self.members.push(member),
+            Err(error) if is_misfit(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if let Err(error) = self.start_last(on) {
+            self.members.pop();
+            return Err(error);
+        }
+        let starves = self.class == Class::Cpu && on.own && self.starves(into);
+        if starves {
+            self.members.pop();
+        }
+        Ok(!starves)
+    }
+
+    /// Has the newest member count from now on. Linux 6.12 and newer starts a member that is added
+    /// with those of its own PMU alone, so that it stands still until the group's thread is next
+    /// put on a CPU, if the leader is of another. One more event of the leader's PMU starts them all.
+    fn start_last(&self, on: On) -> io::Result<()> {
+        let (Some(leader), Some(last)) = (self.members.first(), self.members.last()) else {
+            return Ok(());
+        };
+        if software_pmu(&leader.request) == software_pmu(&last.request) {
+            return Ok(());
+        }
+        let on = On { pages: false, ..on };
+        Member::open(&leader.request, CounterKey(0), on, Some(&leader.event)).map(drop)
+    }
+
+    /// Whether the group waits for counters although its thread runs. The host checks a group
+    /// against an idle PMU, but a counter that others hold for good, such as the NMI watchdog's,
+    /// may be one too many.
+    fn starves(&mut self, into: &mut Scratch) -> bool {
+        let [before, after] = [self.ask(into), self.ask(into)];
+        matches!((before, after), (Some(before), Some(after)) if is_waiting(before, after))
+    }
+
+    /// Ends the member `key`: whether it is one.
+    pub(super) fn remove(&mut self, key: CounterKey) -> bool {
+        let is_it = |member: &Member| member.key == Some(key);
+        match self.members.iter().position(is_it) {
+            Some(0) => self.members[0].key = None,
+            Some(at) => {
+                self.members.remove(at);
+                self.full = false;
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// Reads every member as of now and stores those readings, or `only` one; `own`: on the thread
+    /// of the counters.
+    pub(super) fn refresh(
+        &mut self,
+        only: Option<CounterKey>,
+        own: bool,
+        into: &mut Scratch,
+        readings: &mut Readings,
+    ) {
+        let times = self.read(own, into);
+        for (member, value) in self.members.iter().zip(&into.values) {
+            let wanted = |key: &CounterKey| only.is_none_or(|only| only == *key);
+            if let Some(key) = member.key.filter(wanted) {
+                readings.set(key, times.map(|times| member.reading(*value, times)));
+            }
+        }
+    }
+
+    /// The times of the group, and its values in `into`; `None` if the host gave it up.
+    fn read(&mut self, own: bool, into: &mut Scratch) -> Option<Reading> {
+        let looked = if own { self.look(into) } else { None };
+        let now = looked.or_else(|| self.ask(into))?;
+        // The two ways round nanoseconds differently.
+        self.times = Reading {
+            enabled: self.times.enabled.max(now.enabled),
+            running: self.times.running.max(now.running),
+            ..now
+        };
+        Some(self.times)
+    }
+
+    /// Reads the group in its pages, all of it or `None`. The times are the leader's, as the
+    /// host's own reading has them.
+    fn look(&self, into: &mut Scratch) -> Option<Reading> {
+        let mut of_leader = None;
+        for (member, value) in self.members.iter().zip(&mut into.values) {
+            let reading = pmc::read(member.page.as_ref()?)?;
+            of_leader.get_or_insert(reading);
+            *value = reading.value;
+        }
+        of_leader
+    }
+
+    /// Has the host read the group. A pinned event that lost its counter reads as an end of file.
+    fn ask(&self, into: &mut Scratch) -> Option<Reading> {
+        let leader = self.members.first()?;
+        let words = HEADER + self.members.len();
+        let bytes = into.bytes.get_mut(..words * size_of::<u64>())?;
+        if (&leader.event).read(bytes).ok()? != bytes.len() {
+            return None;
+        }
+        let (words, _) = bytes.as_chunks();
+        let (header, values) = words.split_at_checked(HEADER)?;
+        let &[members, enabled, running] = header else {
+            return None;
+        };
+        if u64::from_ne_bytes(members) != values.len() as u64 {
+            return None;
+        }
+        for (value, bytes) in into.values.iter_mut().zip(values) {
+            *value = u64::from_ne_bytes(*bytes);
+        }
+        Some(Reading {
+            value: into.values[0],
+            enabled: u64::from_ne_bytes(enabled),
+            running: u64::from_ne_bytes(running),
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The leader last: without it, the host makes each member a group of its own.
+        while self.members.pop().is_some() {}
+    }
+}
+
+/// Which of the kernel's software PMUs counts a software event: each clock has its own. `None` for
+/// other events.
+fn software_pmu(what: &Request) -> Option<u64> {
+    let software = what.kind == KIND_SOFTWARE;
+    software.then_some(match is_clock(what.kind, what.config) {
+        true => what.config,
+        false => u64::MAX,
+    })
+}
+
+/// Whether the host refused a member because of its group: `EINVAL` or `ENOSPC` if the PMU cannot
+/// count them all at once, `E2BIG` if it cannot read them at once, `ENODEV` (Linux 6.15 and newer)
+/// if the group's thread has ended, for which an event alone fails with `ESRCH`.
+fn is_misfit(error: &io::Error) -> bool {
+    let misfits = [libc::EINVAL, libc::ENOSPC, libc::E2BIG, libc::ENODEV];
+    error
+        .raw_os_error()
+        .is_some_and(|error| misfits.contains(&error))
+}
+
+/// Whether a group got no time on its PMU between two readings though its thread ran.
+fn is_waiting(before: Reading, after: Reading) -> bool {
+    after.enabled > before.enabled && after.running == before.running
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+    use crate::source::{Engine, Rate, Sampling};
+
+    const PAGE_FAULTS: u64 = 2;
+    const FAULTS: Request = Request {
+        kind: KIND_SOFTWARE,
+        config: PAGE_FAULTS,
+        sampling: None,
+        exclude_user: false,
+        exclude_kernel: false,
+        pinned: false,
+    };
+
+    fn here() -> On {
+        On {
+            thread: sys::thread(),
+            own: true,
+            pages: true,
+        }
+    }
+
+    /// A group of two counters of page faults, with their keys.
+    fn two(readings: &mut Readings, into: &mut Scratch) -> (Group, [CounterKey; 2]) {
+        let keys = [readings.take().unwrap(), readings.take().unwrap()];
+        let mut group = Group::open(Class::Software, &FAULTS, keys[0], here()).unwrap();
+        assert!(group.join(&FAULTS, keys[1], here(), into).unwrap());
+        (group, keys)
+    }
+
+    fn touch(pages: u64) {
+        let length = usize::try_from(pages).unwrap() * 4096;
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), length)]).unwrap();
+        for page in 0..pages {
+            memory.write_obj(1_u8, GuestAddress(page * 4096)).unwrap();
+        }
+    }
+
+    #[test]
+    fn software_events_with_pages_are_read_by_the_kernel() {
+        let (mut readings, mut into) = (Readings::default(), Scratch::new());
+        let (mut group, keys) = two(&mut readings, &mut into);
+        assert_eq!(group.pages(), 0, "a software event never has a counter");
+        for member in &mut group.members {
+            let page = Mapping::new(&member.event, sys::page_size().unwrap()).unwrap();
+            assert_eq!(pmc::read(&page), None);
+            member.page = Some(page);
+        }
+        assert_eq!(group.look(&mut into), None);
+        let mut read = || {
+            group.refresh(None, true, &mut into, &mut readings);
+            keys.map(|key| readings.get(key).unwrap())
+        };
+        read();
+        let before = read();
+        touch(10);
+        let after = read();
+        for (before, after) in before.iter().zip(after) {
+            assert!(after.value - before.value >= 10, "{before:?} {after:?}");
+            assert!(after.running > before.running);
+        }
+    }
+
+    #[test]
+    fn failed_read_fails_the_members_of_its_group_only() {
+        // An end of file, a short read, and an error.
+        for file in ["/dev/null", "/proc/sys/kernel/perf_event_paranoid", "/"] {
+            let (mut readings, mut into) = (Readings::default(), Scratch::new());
+            let (mut lost, of_lost) = two(&mut readings, &mut into);
+            let (mut kept, of_kept) = two(&mut readings, &mut into);
+            let mut refresh = |lost: &mut Group| {
+                lost.refresh(None, true, &mut into, &mut readings);
+                kept.refresh(None, true, &mut into, &mut readings);
+                let is_read = |key| readings.get(key).is_some();
+                (of_lost.map(is_read), of_kept.map(is_read))
+            };
+            assert_eq!(refresh(&mut lost), ([true; 2], [true; 2]));
+            let event = std::mem::replace(&mut lost.members[0].event, File::open(file).unwrap());
+            assert_eq!(refresh(&mut lost), ([false; 2], [true; 2]), "{file}");
+            lost.members[0].event = event;
+            assert_eq!(refresh(&mut lost), ([true; 2], [true; 2]));
+        }
+    }
+
+    #[test]
+    fn group_with_other_members_than_its_own_is_not_read() {
+        let (mut readings, mut into) = (Readings::default(), Scratch::new());
+        let (mut group, _) = two(&mut readings, &mut into);
+        let member = group.members.pop().unwrap();
+        assert_eq!(group.ask(&mut into), None, "the host has one more");
+        group.members.push(member);
+        assert!(group.ask(&mut into).is_some());
+    }
+
+    #[test]
+    fn request_has_the_class_of_its_pmu_unless_it_is_pinned_or_samples() {
+        let of = |kind, pinned, sampling| {
+            Class::of(&Request {
+                kind,
+                pinned,
+                sampling,
+                ..FAULTS
+            })
+        };
+        for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW] {
+            assert_eq!(of(kind, false, None), Some(Class::Cpu));
+            assert_eq!(of(kind, true, None), Some(Class::Pinned));
+        }
+        assert_eq!(of(KIND_SOFTWARE, false, None), Some(Class::Software));
+        assert_eq!(of(KIND_SOFTWARE, true, None), Some(Class::Pinned));
+        assert_eq!(of(crate::abi::KIND_EXIT_TRACE, false, None), None);
+        let sampling = Sampling {
+            rate: Rate::Period(1),
+            engine: Engine::Exit,
+        };
+        assert_eq!(of(KIND_HARDWARE, false, Some(sampling)), None);
+    }
+
+    #[test]
+    fn group_waits_if_its_time_enabled_alone_grows() {
+        let at = |enabled, running| Reading {
+            value: 0,
+            enabled,
+            running,
+        };
+        assert!(is_waiting(at(10, 5), at(20, 5)));
+        assert!(!is_waiting(at(10, 5), at(20, 15)));
+        assert!(!is_waiting(at(10, 5), at(10, 5)), "its thread did not run");
+    }
+}

@@ -1,0 +1,159 @@
+//! The device's locks, and the one order in which a thread takes them.
+//!
+//! | lock | holds | taken by |
+//! |---|---|---|
+//! | `CONTROL` | ids, names, rings' owners, window, control queue | control requests, the operator, effects on other vCPUs |
+//! | `SHARD` | the events placed on one vCPU, its host counters, its queue | that vCPU's thread; the drain; control requests about its events |
+//! | `SINK` | one ring and the AUX area beside it | a thread that writes a record or packet there |
+//! | `NOTICES` | due notices, event queue | a thread that makes a notice due, or delivers |
+//! | `DRAIN` | how many shards want to be drained | a shard that begins or ends to want it |
+//!
+//! The gate of [`crate::flush`] is held alone. A thread takes locks in this order, from the top, and never two of one kind: two shards are
+//! visited one after the other, under `CONTROL` where an event must not move between them.
+//! Debug builds check each acquisition.
+
+use std::fmt::{self, Debug, Formatter};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Rank of the control plane's lock.
+pub(crate) const CONTROL: u8 = 0;
+/// Rank of a shard's lock.
+pub(crate) const SHARD: u8 = 1;
+/// Rank of a sink's lock.
+pub(crate) const SINK: u8 = 2;
+/// Rank of the notices' lock.
+pub(crate) const NOTICES: u8 = 3;
+/// Rank of the drain count's lock.
+pub(crate) const DRAIN: u8 = 4;
+
+/// A mutex with a place in the order.
+pub(crate) struct Lock<T, const RANK: u8>(Mutex<T>);
+
+/// A lock that this thread holds.
+pub(crate) struct Held<'a, T, const RANK: u8> {
+    guard: MutexGuard<'a, T>,
+    _rank: order::Taken<RANK>,
+}
+
+impl<T, const RANK: u8> Lock<T, RANK> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Waits for the lock. A panic elsewhere does not poison it: whatever a change under it had got to,
+    /// the memory is sound, and the guest that brought it about has only itself to spoil.
+    ///
+    /// # Panics
+    /// In debug builds, if this thread holds a lock of this rank or of a later one.
+    pub(crate) fn lock(&self) -> Held<'_, T, RANK> {
+        let _rank = order::Taken::new();
+        Held {
+            guard: self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            _rank,
+        }
+    }
+}
+
+impl<T, const RANK: u8> Debug for Lock<T, RANK> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        // Its content may be locked by the thread that prints it.
+        f.debug_tuple("Lock").field(&RANK).finish()
+    }
+}
+
+impl<T, const RANK: u8> Deref for Held<'_, T, RANK> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T, const RANK: u8> DerefMut for Held<'_, T, RANK> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+#[cfg(debug_assertions)]
+mod order {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// A bit for each rank that this thread holds.
+        static HELD: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// A rank that this thread holds, until dropped.
+    pub(super) struct Taken<const RANK: u8>;
+
+    impl<const RANK: u8> Taken<RANK> {
+        pub(super) fn new() -> Self {
+            HELD.with(|held| {
+                let ranks = held.get();
+                assert!(
+                    ranks >> RANK == 0,
+                    "lock order: rank {RANK} taken under {ranks:#b}"
+                );
+                held.set(ranks | 1 << RANK);
+            });
+            Self
+        }
+    }
+
+    impl<const RANK: u8> Drop for Taken<RANK> {
+        fn drop(&mut self) {
+            HELD.with(|held| held.set(held.get() & !(1 << RANK)));
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod order {
+    /// Nothing: release builds do not check.
+    pub(super) struct Taken<const RANK: u8>;
+
+    impl<const RANK: u8> Taken<RANK> {
+        pub(super) fn new() -> Self {
+            Self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_in_order_are_taken() {
+        let (control, shard, sink) = (
+            Lock::<_, CONTROL>::new(1),
+            Lock::<_, SHARD>::new(2),
+            Lock::<_, SINK>::new(3),
+        );
+        let one = control.lock();
+        let two = shard.lock();
+        assert_eq!(*one + *two + *sink.lock(), 6);
+        drop(one);
+        drop(two);
+        assert_eq!(*control.lock(), 1);
+    }
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "lock order"))]
+    fn second_shard_under_a_shard_is_refused() {
+        let shards = [Lock::<_, SHARD>::new(1), Lock::<_, SHARD>::new(2)];
+        let first = shards[0].lock();
+        let second = shards[1].lock();
+        assert_eq!(*first + *second, 3);
+    }
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "lock order"))]
+    fn control_under_a_sink_is_refused() {
+        let (control, sink) = (Lock::<_, CONTROL>::new(1), Lock::<_, SINK>::new(2));
+        let sink = sink.lock();
+        assert_eq!(*control.lock() + *sink, 3);
+    }
+}

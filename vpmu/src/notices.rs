@@ -1,0 +1,336 @@
+//! Notices to the driver: due until it has posted room for them on the event queue, then delivered,
+//! with the interrupt that they call for.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::abi::{
+    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
+};
+use crate::locks::{Held, Lock, NOTICES};
+use crate::machine::Machine;
+use crate::queues::{BadChain, Chain, DeviceQueue, put};
+
+/// The notices of one device, its event queue and its interrupt.
+#[derive(Debug)]
+pub(crate) struct Notices {
+    machine: Arc<dyn Machine>,
+    /// A notice may be deliverable: without one, and after buffers ran out, nobody takes the lock.
+    ready: AtomicBool,
+    interrupts: AtomicU64,
+    state: Lock<State, NOTICES>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    due: Due,
+    queue: DeviceQueue,
+    delivered: u64,
+    bad_buffers: u64,
+}
+
+impl Notices {
+    pub(crate) fn new(machine: Arc<dyn Machine>) -> Self {
+        Self {
+            machine,
+            ready: AtomicBool::new(false),
+            interrupts: AtomicU64::new(0),
+            state: Lock::new(State::default()),
+        }
+    }
+
+    /// A driver is there, with its event queue; nothing is due.
+    pub(crate) fn activate(&self, queue: DeviceQueue) {
+        let mut state = self.state.lock();
+        state.due = Due::default();
+        state.queue = queue;
+    }
+
+    /// Forgets the driver, and what is due.
+    pub(crate) fn reset(&self) {
+        self.activate(DeviceQueue::default());
+    }
+
+    /// Due notices, to be added to or taken from.
+    pub(crate) fn due(&self) -> DueNotices<'_> {
+        DueNotices {
+            state: self.state.lock(),
+            ready: &self.ready,
+        }
+    }
+
+    /// Makes these due, all before any of them can be delivered.
+    pub(crate) fn tell(&self, all: impl Iterator<Item = Tell>) {
+        let mut due = self.due();
+        for tell in all {
+            match tell {
+                Tell::Wake(owner) => due.wake(owner),
+                Tell::Aux(event) => due.aux(event),
+                Tell::Fail(event) => due.fail(event),
+                Tell::Limit(event) => due.limit(event),
+                Tell::Forget(event) => due.forget(event),
+            }
+        }
+    }
+
+    /// The driver has posted buffers, and notified the event queue.
+    pub(crate) fn posted(&self) {
+        // Under the lock, or a delivery that has just found no buffer clears it again.
+        let state = self.state.lock();
+        self.ready.store(true, Ordering::Relaxed);
+        drop(state);
+        self.deliver(false);
+    }
+
+    /// Delivers due notices, and raises one interrupt if they or the caller's queue, `served`, call for
+    /// it. The caller holds no lock: the machine has locks of its own.
+    pub(crate) fn deliver(&self, served: bool) {
+        if served | self.deliver_due() {
+            self.interrupts.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = self.machine.interrupt() {
+                log::warn!("cannot raise the interrupt: {error}");
+            }
+        }
+    }
+
+    /// Interrupts raised since the start.
+    pub(crate) fn interrupts(&self) -> u64 {
+        self.interrupts.load(Ordering::Relaxed)
+    }
+
+    /// Notices delivered, and buffers that had no room for one, since the start.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.delivered, state.bad_buffers)
+    }
+
+    /// Delivers notices while there are buffers; the rest stays due until more are posted. Whether the
+    /// driver wants an interrupt for them.
+    fn deliver_due(&self) -> bool {
+        if !self.ready.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let mut given = false;
+        for _ in 0..state.queue.bound() {
+            let Some(notice) = state.due.next() else {
+                break;
+            };
+            let Some(chain) = state.queue.take() else {
+                break;
+            };
+            let len = match write(&chain, &notice) {
+                Ok(len) => {
+                    state.due.delivered();
+                    state.delivered += 1;
+                    len
+                }
+                Err(BadChain) => {
+                    state.bad_buffers += 1;
+                    0
+                }
+            };
+            state.queue.give_back(chain, len);
+            given = true;
+        }
+        // Notices without a buffer wait until the driver posts some.
+        self.ready.store(false, Ordering::Relaxed);
+        given && state.queue.wants_interrupt()
+    }
+}
+
+fn write(chain: &Chain, notice: &Notice) -> Result<u32, BadChain> {
+    let (_, mut writer) = chain.writer()?;
+    put(&mut writer, notice)?;
+    u32::try_from(size_of::<Notice>()).map_err(|_| BadChain)
+}
+
+/// A notice that a shard makes due, or retracts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tell {
+    /// The readers of a family are to be woken.
+    Wake(u64),
+    /// The driver is to look at the area that it keeps for an event.
+    Aux(u64),
+    /// An event is in error.
+    Fail(u64),
+    /// An event has used its overflows up.
+    Limit(u64),
+    /// An event is gone.
+    Forget(u64),
+}
+
+/// The due notices of a device, locked.
+pub(crate) struct DueNotices<'a> {
+    state: Held<'a, State, NOTICES>,
+    ready: &'a AtomicBool,
+}
+
+impl Drop for DueNotices<'_> {
+    fn drop(&mut self) {
+        if std::mem::take(&mut self.state.due.grown) {
+            self.ready.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl std::ops::Deref for DueNotices<'_> {
+    type Target = Due;
+
+    fn deref(&self) -> &Due {
+        &self.state.due
+    }
+}
+
+impl std::ops::DerefMut for DueNotices<'_> {
+    fn deref_mut(&mut self) -> &mut Due {
+        &mut self.state.due
+    }
+}
+
+/// Notices that are due, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    queue: VecDeque<Notice>,
+    /// Events whose wakeup is among them.
+    waking: BTreeSet<u64>,
+    /// Events whose limit is among them.
+    limited: BTreeSet<u64>,
+    /// Events whose AUX area the driver is to look at, among them.
+    fetched: BTreeSet<u64>,
+    /// One of persistent events is among them.
+    listing: bool,
+    /// One was added since the last look.
+    grown: bool,
+}
+
+impl Due {
+    /// An event's record calls for a wakeup; one notice stands for all that are not delivered.
+    pub(crate) fn wake(&mut self, event: u64) {
+        if self.waking.insert(event) {
+            self.push(NOTICE_WAKEUP, event);
+        }
+    }
+
+    /// Takes back the wakeup that is due for a family that is gone; whether there was one.
+    pub(crate) fn take_wakeup(&mut self, owner: u64) -> bool {
+        let waking = self.waking.remove(&owner);
+        self.retract(owner, |kind| kind == NOTICE_WAKEUP);
+        waking
+    }
+
+    /// An event is in error; once in its life.
+    pub(crate) fn fail(&mut self, event: u64) {
+        self.push(NOTICE_ERROR, event);
+    }
+
+    /// An event has used its overflows up; one notice stands for all that are not delivered. It
+    /// is a wakeup too, and stands for the one that the last record called for: a program that
+    /// counts signals gets one for each overflow.
+    pub(crate) fn limit(&mut self, event: u64) {
+        self.take_wakeup(event);
+        if self.limited.insert(event) {
+            self.push(NOTICE_LIMIT, event);
+        }
+    }
+
+    /// The driver is to look at the area that it keeps for an event; one notice stands for all that
+    /// are not delivered.
+    pub(crate) fn aux(&mut self, event: u64) {
+        if self.fetched.insert(event) {
+            self.push(NOTICE_AUX, event);
+        }
+    }
+
+    /// The host has started or ended the persistent event `event`; one notice stands for all that are
+    /// not delivered.
+    pub(crate) fn list(&mut self, event: u64) {
+        if !std::mem::replace(&mut self.listing, true) {
+            self.push(NOTICE_PERSISTENT, event);
+        }
+    }
+
+    /// Forgets what is due for an event that is gone, but for its family's wakeup.
+    pub(crate) fn forget(&mut self, event: u64) {
+        self.limited.remove(&event);
+        self.fetched.remove(&event);
+        self.retract(event, |kind| {
+            kind != NOTICE_WAKEUP && kind != NOTICE_PERSISTENT
+        });
+    }
+
+    /// The oldest that is due.
+    pub(crate) fn next(&self) -> Option<Notice> {
+        self.queue.front().copied()
+    }
+
+    /// It has been delivered.
+    pub(crate) fn delivered(&mut self) {
+        let Some(notice) = self.queue.pop_front() else {
+            return;
+        };
+        let event = notice.event.get();
+        match notice.kind.get() {
+            NOTICE_WAKEUP => self.waking.remove(&event),
+            NOTICE_LIMIT => self.limited.remove(&event),
+            NOTICE_AUX => self.fetched.remove(&event),
+            NOTICE_PERSISTENT => std::mem::take(&mut self.listing),
+            _ => false,
+        };
+    }
+
+    fn retract(&mut self, event: u64, which: impl Fn(u32) -> bool) {
+        self.queue
+            .retain(|notice| notice.event.get() != event || !which(notice.kind.get()));
+    }
+
+    fn push(&mut self, kind: u32, event: u64) {
+        self.grown = true;
+        self.queue.push_back(Notice {
+            kind: kind.into(),
+            event: event.into(),
+            ..Notice::default()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drained(notices: &mut Due) -> Vec<(u32, u64)> {
+        let mut all = Vec::new();
+        while let Some(notice) = notices.next() {
+            all.push((notice.kind.get(), notice.event.get()));
+            notices.delivered();
+        }
+        all
+    }
+
+    #[test]
+    fn the_last_overflow_is_told_once() {
+        let mut notices = Due::default();
+        notices.wake(1);
+        notices.wake(2);
+        notices.limit(1);
+        notices.limit(1);
+        let told = drained(&mut notices);
+        assert_eq!(told, [(NOTICE_WAKEUP, 2), (NOTICE_LIMIT, 1)]);
+        // Enabled again, it can wake and end as before.
+        notices.wake(1);
+        assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1)]);
+    }
+
+    #[test]
+    fn one_notice_stands_for_all_persistent_events() {
+        let mut notices = Due::default();
+        notices.list(1);
+        notices.list(2);
+        notices.forget(1);
+        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 1)]);
+        notices.list(2);
+        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 2)]);
+    }
+}

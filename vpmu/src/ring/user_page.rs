@@ -1,0 +1,80 @@
+//! What the metadata page shows of an event: its count and times, under the sequence lock that
+//! programs read them by.
+
+use std::sync::atomic::Ordering;
+
+use zerocopy::FromZeros;
+
+use crate::abi::{Metadata, PAGE_SIZE};
+use crate::clock::Clock;
+use crate::pages::{Pages, Unwritable};
+
+/// Bytes of the page up to its reserved ones; less than a page.
+#[expect(clippy::cast_possible_truncation, reason = "an offset in a page")]
+const HEADER_SIZE: u32 = std::mem::offset_of!(Metadata, reserved) as u32;
+pub(super) const LOCK: usize = std::mem::offset_of!(Metadata, lock);
+pub(super) const COUNT: usize = std::mem::offset_of!(Metadata, offset);
+const ENABLED: usize = std::mem::offset_of!(Metadata, time_enabled);
+const RUNNING: usize = std::mem::offset_of!(Metadata, time_running);
+pub(super) const CAPABILITIES: usize = std::mem::offset_of!(Metadata, capabilities);
+const TIME_OFFSET: usize = std::mem::offset_of!(Metadata, time_offset);
+
+const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
+pub(super) const CAP_USER_TIME: u64 = 1 << 3;
+const CAP_USER_TIME_ZERO: u64 = 1 << 4;
+/// Of the counter that `index` would name: programs shift by 64 less this, which changes nothing.
+const PMC_WIDTH: u16 = 64;
+
+/// The count and times that the metadata page shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CountSnapshot {
+    pub(crate) count: u64,
+    pub(crate) time_enabled: u64,
+    pub(crate) time_running: u64,
+    /// Guest time of these figures while they grow, `None` while they stand still.
+    pub(crate) growing_since: Option<u64>,
+}
+
+/// The metadata page of an empty ring with `size` bytes of data.
+pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
+    let mut page = Metadata::new_zeroed();
+    page.capabilities = (CAP_BIT0_IS_DEPRECATED | CAP_USER_TIME_ZERO).into();
+    page.pmc_width = PMC_WIDTH.into();
+    page.time_mult = clock.mult.into();
+    page.time_shift = clock.shift.into();
+    page.time_mask = u64::MAX.into();
+    page.size = HEADER_SIZE.into();
+    page.data_offset = (PAGE_SIZE as u64).into();
+    page.data_size = size.into();
+    page
+}
+
+/// Shows `counts`; `sequence` is the lock's, even before and after.
+pub(super) fn show(
+    pages: &impl Pages,
+    sequence: &mut u32,
+    counts: &CountSnapshot,
+) -> Result<(), Unwritable> {
+    let capabilities = CAP_BIT0_IS_DEPRECATED
+        | CAP_USER_TIME_ZERO
+        | counts.growing_since.map_or(0, |_| CAP_USER_TIME);
+    let fields = [
+        (COUNT, counts.count),
+        (ENABLED, counts.time_enabled),
+        (RUNNING, counts.time_running),
+        (CAPABILITIES, capabilities),
+        (
+            TIME_OFFSET,
+            counts.growing_since.unwrap_or(0).wrapping_neg(),
+        ),
+    ];
+    let odd = sequence.wrapping_add(1);
+    *sequence = odd.wrapping_add(1);
+    pages.store_half(LOCK, odd, Ordering::Relaxed)?;
+    // No field may be seen changed while the sequence is still seen even.
+    pages.fence(Ordering::Release);
+    for (field, value) in fields {
+        pages.store(field, value, Ordering::Relaxed)?;
+    }
+    pages.store_half(LOCK, *sequence, Ordering::Release)
+}

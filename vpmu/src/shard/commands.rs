@@ -1,0 +1,251 @@
+//! The vCPU queues: commands that the driver gives with interrupts off, carried out on the vCPU's
+//! own thread before the notifying instruction retires.
+
+use std::io::{Read, Write};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::state::State;
+use crate::abi::{
+    COMMAND_AUX_BEGIN, COMMAND_AUX_END, COMMAND_DISABLE, COMMAND_ENABLE, COMMAND_FLUSH, COMMAND_IN,
+    COMMAND_OUT, COMMAND_PERIOD, COMMAND_READ, COMMAND_REFRESH, COMMAND_RESET, COMMAND_VCPU,
+    Command, Reply,
+};
+use crate::errno::{Errno, status};
+use crate::event::Context;
+use crate::queues::{BadChain, Chain};
+
+/// Most commands of one notification: enough for a switch of every event that a guest may open by
+/// default, both ways, and a bound on how long one exit lasts.
+const MAX_COMMANDS: usize = 2048;
+
+/// The buffer of commands that a session is carrying out; kept for its room.
+#[derive(Debug, Default)]
+pub(crate) struct CommandBuffer {
+    chain: Option<Chain>,
+    bytes: Vec<u8>,
+    replies: Vec<u8>,
+    /// Commands that have been carried out.
+    done: usize,
+    /// Commands that this notification may still bring.
+    left: usize,
+    /// Buffers that it may still bring.
+    buffers: u16,
+    /// Resets of the queue when it was notified.
+    resets: u64,
+    served: bool,
+}
+
+/// The next step for a session.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// Nothing more; whether the driver wants an interrupt.
+    Done(bool),
+    /// Have this command carried out where its event is, and hand its reply over.
+    Elsewhere(Command),
+}
+
+impl CommandBuffer {
+    /// A notification begins.
+    pub(crate) fn begin(&mut self, state: &mut State) {
+        self.chain = None;
+        self.left = MAX_COMMANDS;
+        self.buffers = state.queue.bound();
+        self.resets = state.resets;
+        self.served = false;
+        // Earlier samples are in their rings when the notification is answered.
+        state.settle();
+    }
+
+    /// Carries out what the driver has made available on the queue of `state`, notified by the vCPU
+    /// `by`, up to a command whose event another shard has.
+    pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
+        if state.resets != self.resets {
+            // The queue that was notified is gone.
+            self.chain = None;
+            return Answer::Done(false);
+        }
+        loop {
+            if self.chain.is_none() && !self.next(state) {
+                return Answer::Done(self.served && state.queue.wants_interrupt());
+            }
+            let mut rest = self
+                .bytes
+                .get(self.done * size_of::<Command>()..)
+                .unwrap_or_default();
+            while let Ok((command, later)) = Command::ref_from_prefix(rest) {
+                let Some(reply) = carry_out(state, command, by) else {
+                    return Answer::Elsewhere(*command);
+                };
+                self.replies.extend_from_slice(reply.as_bytes());
+                self.done += 1;
+                rest = later;
+            }
+            self.give_back(state);
+        }
+    }
+
+    /// Resets of the device when the queue was notified.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets
+    }
+
+    /// The reply to a command that was carried out elsewhere.
+    pub(crate) fn reply(&mut self, reply: &Reply) {
+        self.replies.extend_from_slice(reply.as_bytes());
+        self.done += 1;
+    }
+
+    /// Takes the next buffer off the queue; `false` if the queue is empty.
+    fn next(&mut self, state: &mut State) -> bool {
+        while self.buffers > 0 {
+            self.buffers -= 1;
+            let Some(chain) = state.queue.take() else {
+                return false;
+            };
+            self.served = true;
+            self.done = 0;
+            self.replies.clear();
+            match self.read(&chain) {
+                Ok(()) => {
+                    let commands = self.bytes.len() / size_of::<Command>();
+                    self.left -= commands;
+                    state.metrics.commands += commands as u64;
+                    self.chain = Some(chain);
+                    return true;
+                }
+                Err(BadChain) => {
+                    state.metrics.bad_requests += 1;
+                    state.queue.give_back(chain, 0);
+                }
+            }
+        }
+        false
+    }
+
+    /// Copies the commands of a buffer that has room for their replies.
+    fn read(&mut self, chain: &Chain) -> Result<(), BadChain> {
+        let (len, mut reader) = chain.reader()?;
+        let (room, _) = chain.writer()?;
+        let commands = len / size_of::<Command>();
+        if len % size_of::<Command>() != 0
+            || commands > self.left
+            || room < commands * size_of::<Reply>()
+        {
+            return Err(BadChain);
+        }
+        self.bytes.resize(len, 0);
+        reader.read_exact(&mut self.bytes).map_err(|_| BadChain)
+    }
+
+    fn give_back(&mut self, state: &mut State) {
+        let Some(chain) = self.chain.take() else {
+            return;
+        };
+        let written = chain.writer().and_then(|(_, mut writer)| {
+            writer.write_all(&self.replies).map_err(|_| BadChain)?;
+            u32::try_from(self.replies.len()).map_err(|_| BadChain)
+        });
+        let len = written.unwrap_or_else(|BadChain| {
+            state.metrics.bad_requests += 1;
+            0
+        });
+        state.queue.give_back(chain, len);
+    }
+}
+
+/// Carries out a command that the vCPU `by` gave on this shard's queue; `None`: another shard may
+/// have its event.
+fn carry_out(state: &mut State, command: &Command, by: u32) -> Option<Reply> {
+    let (op, id) = (command.op.get(), command.event.get());
+    if op == COMMAND_VCPU {
+        let clean = id == 0 && has_no_operand(command);
+        let result = if clean { Ok(()) } else { Err(Errno::EINVAL) };
+        return Some(Reply {
+            status: status(&result).into(),
+            value: u64::from(by).into(),
+            ..Reply::default()
+        });
+    }
+    if by == state.cpu.index
+        && let Some(reply) = state.switch_plain(command)
+    {
+        return Some(reply);
+    }
+    let flushes_all = op == COMMAND_FLUSH && id == 0;
+    let here = flushes_all || state.event(id).is_some();
+    here.then(|| event_command(state, command, by, by == state.cpu.index))
+}
+
+/// Carries out a command that the vCPU `by` gave; `own`: on its own queue.
+pub(crate) fn event_command(state: &mut State, command: &Command, by: u32, own: bool) -> Reply {
+    let id = command.event.get();
+    if own && command.op.get() == COMMAND_AUX_END {
+        return aux_end_command(state, command);
+    }
+    let result = match own {
+        true => run_command(state, command, by),
+        false => Err(Errno::EXDEV),
+    };
+    state.reply(id, result)
+}
+
+/// How far the trace came in an area that the driver keeps.
+fn aux_end_command(state: &mut State, command: &Command) -> Reply {
+    let id = command.event.get();
+    let ended = match has_no_operand(command) {
+        true => state.aux_end(id),
+        false => Err(Errno::EINVAL),
+    };
+    match ended {
+        Ok((head, lost)) => Reply {
+            value: head.into(),
+            lost: lost.into(),
+            ..state.reply(id, Ok(()))
+        },
+        Err(errno) => state.reply(id, Err(errno)),
+    }
+}
+
+fn run_command(state: &mut State, command: &Command, by: u32) -> Result<(), Errno> {
+    let (op, id) = (command.op.get(), command.event.get());
+    let has_value = command.value.get() != 0;
+    let takes_value = matches!(op, COMMAND_PERIOD | COMMAND_REFRESH | COMMAND_AUX_BEGIN);
+    let has_room = command.room.get() != 0 && op != COMMAND_AUX_BEGIN;
+    if command.reserved.get() != 0 || has_room || has_value && !takes_value {
+        return Err(Errno::EINVAL);
+    }
+    if op == COMMAND_FLUSH {
+        return state.flush_command(id, by);
+    }
+    let event = state.event(id).ok_or(Errno::ENOENT)?;
+    let changes = matches!(
+        op,
+        COMMAND_ENABLE | COMMAND_DISABLE | COMMAND_RESET | COMMAND_PERIOD | COMMAND_REFRESH
+    );
+    if changes && event.is_operators() {
+        return Err(Errno::EPERM);
+    }
+    let context = event.context;
+    state.unthrottle(id);
+    match op {
+        COMMAND_ENABLE => state.enable(id),
+        COMMAND_DISABLE => state.disable(id),
+        COMMAND_REFRESH => state.enable_for(id, command.value.get()),
+        COMMAND_IN if by == state.cpu.index => state.schedule_in(id),
+        COMMAND_OUT if context == Context::Task(Some(by)) => state.schedule_out(id),
+        COMMAND_READ => state.update(id),
+        COMMAND_RESET => state.reset_count(id),
+        COMMAND_AUX_BEGIN => state.aux_begin(id, command.value.get(), command.room.get()),
+        COMMAND_PERIOD => state.set_period(id, command.value.get()),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn is_clean(command: &Command) -> bool {
+    command.reserved.get() == 0 && command.room.get() == 0
+}
+
+pub(super) fn has_no_operand(command: &Command) -> bool {
+    is_clean(command) && command.value.get() == 0
+}

@@ -1,0 +1,206 @@
+//! The vCPU of a shard as a place to count on: its clocks, its thread, and the host counters that its
+//! events share.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
+use crate::vcpu::Vcpu;
+
+/// One vCPU as its events count on it, by the thread that holds the shard.
+#[derive(Debug)]
+pub(crate) struct Cpu {
+    pub(crate) index: u32,
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) vcpu: Arc<Vcpu>,
+    counters: Counters,
+    /// Threads that the vCPU had before.
+    threads: u64,
+    /// Each of these is read at most once while the shard is held.
+    now: Option<u64>,
+    exits: Option<Option<u64>>,
+    halts: Option<Option<u64>>,
+}
+
+impl Cpu {
+    pub(crate) fn new(index: u32, backend: Arc<Backend>, vcpu: Arc<Vcpu>) -> Self {
+        Self {
+            index,
+            backend,
+            vcpu,
+            counters: Counters::default(),
+            threads: 0,
+            now: None,
+            exits: None,
+            halts: None,
+        }
+    }
+
+    /// The shard has just been locked: earlier readings are stale.
+    pub(crate) fn invalidate(&mut self) {
+        self.counters.fresh = false;
+        self.now = None;
+        self.exits = None;
+        self.halts = None;
+    }
+
+    /// The vCPU's thread, while it has one.
+    pub(crate) fn thread(&self) -> Option<i32> {
+        self.vcpu.thread()
+    }
+
+    /// The guest's TSC now.
+    pub(crate) fn tsc(&self) -> u64 {
+        self.vcpu.guest_tsc(&*self.backend.source)
+    }
+
+    /// The guest's TSC when counts are brought up to date: one moment for all events of a switch.
+    pub(crate) fn counting_tsc(&mut self) -> u64 {
+        match self.now {
+            Some(now) => now,
+            None => *self.now.insert(self.vcpu.guest_tsc(&*self.backend.source)),
+        }
+    }
+
+    /// Guest nanoseconds now.
+    pub(crate) fn time(&self) -> u64 {
+        self.backend.clock.nanoseconds(self.tsc())
+    }
+
+    /// Every exit of the vCPU, by the hypervisor's statistics.
+    pub(crate) fn all_exits(&mut self) -> Option<u64> {
+        let (machine, index) = (&self.backend.machine, self.index);
+        *self.exits.get_or_insert_with(|| machine.exits(index))
+    }
+
+    /// Halts of the vCPU, by the hypervisor's statistics.
+    pub(crate) fn halts(&mut self) -> Option<u64> {
+        let (machine, index) = (&self.backend.machine, self.index);
+        *self.halts.get_or_insert_with(|| machine.halts(index))
+    }
+
+    /// Opens a host counter of one event's own on the vCPU's thread.
+    ///
+    /// # Errors
+    /// The host's; `ESRCH` while the vCPU has no thread.
+    pub(crate) fn open(&self, request: &Request) -> io::Result<Box<dyn Counter>> {
+        let thread = self.thread().ok_or_else(no_thread)?;
+        self.backend.source.open(request, thread)
+    }
+
+    /// Lets one more event count by the shared counter for `request`.
+    ///
+    /// # Errors
+    /// As [`Cpu::open`].
+    pub(crate) fn share(&mut self, request: &Request) -> io::Result<Lease> {
+        let thread = self.thread().ok_or_else(no_thread)?;
+        let source = &self.backend.source;
+        let key = self.counters.share(request, || source.counters(thread))?;
+        Ok(Lease {
+            key,
+            threads: self.threads,
+        })
+    }
+
+    /// An event counts by a shared counter no more.
+    pub(crate) fn release(&mut self, lease: Lease) {
+        if lease.threads == self.threads {
+            self.counters.release(lease.key);
+        }
+    }
+
+    /// The reading of a shared counter: all of them are read together, once while the shard is held.
+    ///
+    /// # Errors
+    /// The host gave the counter up.
+    pub(crate) fn read(&mut self, lease: Lease) -> io::Result<Reading> {
+        self.counters.read(lease.key)
+    }
+
+    /// The vCPU's thread is another one: the counters of the old one are closed.
+    pub(crate) fn drop_counters(&mut self) {
+        self.counters = Counters::default();
+        self.threads += 1;
+    }
+}
+
+/// The part that an event has in a shared counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lease {
+    key: CounterKey,
+    /// The vCPU's threads before the one whose counter it is: counters of another thread have the same
+    /// keys.
+    threads: u64,
+}
+
+fn no_thread() -> io::Error {
+    io::Error::from_raw_os_error(libc::ESRCH)
+}
+
+/// The counters of one vCPU's thread that several events share: an event's count is the difference
+/// between two readings. So descriptors go with the kinds of events that count, not with their number.
+#[derive(Debug, Default)]
+struct Counters {
+    /// Made with the first counter.
+    set: Option<Box<dyn CounterSet>>,
+    shared: Vec<Shared>,
+    /// The set was read since the shard was locked.
+    fresh: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    request: Request,
+    key: CounterKey,
+    /// Events that count by it.
+    events: usize,
+}
+
+impl Counters {
+    fn share(
+        &mut self,
+        request: &Request,
+        make: impl FnOnce() -> Box<dyn CounterSet>,
+    ) -> io::Result<CounterKey> {
+        if let Some(shared) = self.shared.iter_mut().find(|one| one.request == *request) {
+            shared.events += 1;
+            return Ok(shared.key);
+        }
+        let key = self.set.get_or_insert_with(make).add(request)?;
+        self.shared.push(Shared {
+            request: *request,
+            key,
+            events: 1,
+        });
+        Ok(key)
+    }
+
+    fn release(&mut self, key: CounterKey) {
+        let Some(at) = self.shared.iter().position(|one| one.key == key) else {
+            return;
+        };
+        self.shared[at].events -= 1;
+        if self.shared[at].events > 0 {
+            return;
+        }
+        self.shared.swap_remove(at);
+        if let Some(set) = &mut self.set {
+            set.remove(key);
+        }
+        if self.shared.is_empty() {
+            self.set = None;
+        }
+    }
+
+    fn read(&mut self, key: CounterKey) -> io::Result<Reading> {
+        let Some(set) = &mut self.set else {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        };
+        if !self.fresh {
+            set.refresh();
+            self.fresh = true;
+        }
+        set.reading(key)
+    }
+}

@@ -1,0 +1,160 @@
+//! Overflows that the host recorded while one vCPU ran on, on their way to guest rings: in the order of
+//! time. Knows nothing of events but their ids.
+
+use std::collections::VecDeque;
+
+use crate::machine::GuestRegs;
+
+/// One overflow of the guest's, as the host recorded it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// The event that overflowed.
+    pub(crate) event: u64,
+    /// The host's TSC at that moment.
+    pub(crate) tsc: u64,
+    pub(crate) regs: GuestRegs,
+    pub(crate) period: u64,
+}
+
+/// Overflows that have been taken from the host and not been written yet.
+///
+/// The host's rings are each in the order of time, so what is held is a few sorted runs: the sort finds
+/// them and merges them.
+#[derive(Debug, Default)]
+pub(crate) struct Merge {
+    held: VecDeque<Recorded>,
+    /// `held` is in the order of time.
+    sorted: bool,
+    /// The newest overflow that was given out.
+    newest: u64,
+}
+
+impl Merge {
+    pub(crate) fn add(&mut self, recorded: Recorded) {
+        self.sorted = false;
+        self.held.push_back(recorded);
+    }
+
+    /// The oldest overflow, if it is no newer than `until`; those of one moment as they were added.
+    pub(crate) fn next(&mut self, until: u64) -> Option<Recorded> {
+        self.sort();
+        self.held.front().filter(|recorded| recorded.tsc <= until)?;
+        let mut recorded = self.held.pop_front()?;
+        // The host's clock is converted anew at each drain: never so that time goes back.
+        self.newest = recorded.tsc.max(self.newest);
+        recorded.tsc = self.newest;
+        Some(recorded)
+    }
+
+    /// The overflows that are no newer than `until`, oldest first.
+    pub(crate) fn due(&mut self, until: u64) -> impl Iterator<Item = &Recorded> {
+        self.sort();
+        self.held
+            .iter()
+            .take_while(move |recorded| recorded.tsc <= until)
+    }
+
+    fn sort(&mut self) {
+        if !self.sorted {
+            let held = self.held.make_contiguous();
+            held.sort_by_key(|recorded| recorded.tsc);
+            self.sorted = true;
+        }
+    }
+
+    /// Forgets the overflows of an event.
+    pub(crate) fn forget(&mut self, event: u64) {
+        self.held.retain(|recorded| recorded.event != event);
+    }
+
+    /// Overflows that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn recorded(event: u64, tsc: u64) -> Recorded {
+        Recorded {
+            event,
+            tsc,
+            regs: GuestRegs { ip: 1, user: true },
+            period: 1,
+        }
+    }
+
+    fn all(merge: &mut Merge, until: u64) -> Vec<(u64, u64)> {
+        let due: Vec<_> = merge.due(until).copied().collect();
+        let taken: Vec<_> = std::iter::from_fn(|| merge.next(until)).collect();
+        assert_eq!(due.len(), taken.len());
+        taken.iter().map(|one| (one.tsc, one.event)).collect()
+    }
+
+    #[test]
+    fn newest_overflows_wait() {
+        let mut merge = Merge::default();
+        for (event, tsc) in [(1, 30), (1, 50), (2, 20), (2, 40)] {
+            merge.add(recorded(event, tsc));
+        }
+        assert_eq!(all(&mut merge, 40), [(20, 2), (30, 1), (40, 2)]);
+        assert!(!merge.is_empty());
+        merge.add(recorded(3, 45));
+        merge.forget(1);
+        assert_eq!(all(&mut merge, u64::MAX), [(45, 3)]);
+        assert!(merge.is_empty());
+    }
+
+    #[test]
+    fn time_does_not_go_back() {
+        let mut merge = Merge::default();
+        merge.add(recorded(1, 100));
+        assert_eq!(all(&mut merge, 100), [(100, 1)]);
+        merge.add(recorded(2, 99));
+        assert_eq!(all(&mut merge, 100), [(100, 2)]);
+    }
+
+    proptest! {
+        #[test]
+        fn overflows_come_out_once_and_in_order(
+            rounds in prop::collection::vec(
+                (prop::collection::vec((0_u64..4, 0_u64..100), 0..20), 0_u64..120),
+                0..10,
+            ),
+        ) {
+            let mut merge = Merge::default();
+            let mut given = Vec::new();
+            let mut number = 0;
+            let mut added = Vec::new();
+            let mut now = 0;
+            for (round, until) in rounds {
+                for (event, tsc) in round {
+                    // As the host does: none comes that is older than those given out.
+                    added.push((event, number));
+                    merge.add(Recorded { period: number, ..recorded(event, now + tsc) });
+                    number += 1;
+                }
+                let from = given.len();
+                given.extend(std::iter::from_fn(|| merge.next(now + until)));
+                prop_assert!(given[from..].iter().all(|one: &Recorded| one.tsc <= now + until));
+                now += until;
+            }
+            given.extend(std::iter::from_fn(|| merge.next(u64::MAX)));
+            prop_assert!(given.is_sorted_by_key(|one| one.tsc));
+            // Those of one moment as they came.
+            prop_assert!(given.windows(2).all(|two| two[0].tsc != two[1].tsc
+                || two[0].period < two[1].period));
+            let mut out: Vec<_> = given.iter().map(|one| (one.event, one.period)).collect();
+            out.sort_unstable_by_key(|&(_, number)| number);
+            prop_assert_eq!(out, added);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A shard: one vCPU's part of the device. The events placed on the vCPU, their host counters and
+//! links, its throttles and its queue, under one lock that the vCPU's own thread takes often and
+//! others rarely.
+
+mod commands;
+mod cpu;
+mod hooks;
+mod merge;
+mod moment;
+mod state;
+mod writer;
+
+use std::sync::Arc;
+
+pub(crate) use self::commands::{Answer, CommandBuffer, event_command};
+pub(crate) use self::cpu::{Cpu, Lease};
+pub(crate) use self::moment::ExitView;
+pub(crate) use self::state::{State, View};
+pub(crate) use self::writer::Writer;
+use crate::backend::Backend;
+use crate::links::Effect;
+use crate::locks::{Lock, SHARD};
+use crate::notices::Notices;
+use crate::vcpu::Vcpu;
+
+/// One vCPU's part of the device, in cache lines of its own: on many CPUs a line and its neighbour
+/// travel together.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Shard {
+    pub(crate) vcpu: Arc<Vcpu>,
+    state: Lock<State, SHARD>,
+}
+
+/// Work that the events of one shard leave for another shard, or for whichever holds an event. The
+/// thread that made it carries it out before its vCPU runs on, when it has let the shard go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Errand {
+    /// The event's leader was turned on.
+    Start(u64),
+    /// The event's leader was turned off.
+    Stop(u64),
+    /// An overflow acts on the event.
+    Trigger(u64, Effect),
+    /// An event counts by the vCPU's shared counter no more.
+    Release(u32, Lease),
+}
+
+impl Shard {
+    pub(crate) fn new(index: u32, backend: &Arc<Backend>, notices: &Arc<Notices>) -> Self {
+        let vcpu = Arc::new(Vcpu::default());
+        let cpu = Cpu::new(index, Arc::clone(backend), Arc::clone(&vcpu));
+        let state = State::new(cpu, Writer::new(Arc::clone(notices)));
+        Self {
+            vcpu,
+            state: Lock::new(state),
+        }
+    }
+
+    /// Acts on the shard; the result, and the work that this leaves for other shards, which the caller
+    /// carries out.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> (T, Vec<Errand>) {
+        let mut state = self.state.lock();
+        state.begin();
+        let result = act(&mut state);
+        (result, state.finish())
+    }
+
+    /// Waits until nobody else acts on the shard.
+    pub(crate) fn wait(&self) {
+        drop(self.state.lock());
+    }
+}

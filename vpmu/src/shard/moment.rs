@@ -1,0 +1,131 @@
+//! The moment of an overflow: where the vCPU stood and when, and who ran there.
+
+use super::cpu::Cpu;
+use super::state::State;
+use crate::event::Event;
+use crate::machine::{CpuState, GuestRegs, Registers};
+use crate::record::Origin;
+use crate::source::Overflow;
+use crate::tasks::Task;
+use crate::vcpu::{ExitStamp, Hook};
+use crate::walk::CpuContext;
+
+/// The moment of an overflow, the same for all that one exit finds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) vcpu: u32,
+    /// The guest's.
+    pub(super) tsc: u64,
+    /// The same in guest nanoseconds.
+    pub(super) time: u64,
+    /// `None` where the hypervisor would not tell.
+    pub(super) place: Option<CpuContext>,
+    pub(super) task: Task,
+    /// The value of the mark that it was, else zero.
+    pub(super) addr: u64,
+}
+
+impl Moment {
+    /// The origin of the record or packet that an event writes of it.
+    pub(super) fn origin(&self, event: &Event) -> Origin {
+        let task = event.task.unwrap_or(self.task);
+        Origin {
+            pid: task.pid,
+            tid: task.tid,
+            time: self.time,
+            id: event.spec.owner,
+            stream_id: event.spec.id,
+            vcpu: self.vcpu,
+        }
+    }
+}
+
+/// Overflows of one event that were found at one moment, and have yet to act.
+#[derive(Debug)]
+pub(super) struct Overflows {
+    pub(super) event: u64,
+    pub(super) periods: Periods,
+    pub(super) moment: Moment,
+}
+
+/// The growth of the count for each of some overflows that were found together.
+#[derive(Debug)]
+pub(super) enum Periods {
+    /// Counted by the device.
+    Equal { overflows: u64, length: u64 },
+    /// Recorded by the host.
+    Each(std::vec::IntoIter<Overflow>),
+}
+
+impl Iterator for Periods {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        match self {
+            Self::Equal { overflows: 0, .. } => None,
+            Self::Equal { overflows, length } => {
+                *overflows -= 1;
+                Some(*length)
+            }
+            Self::Each(overflows) => overflows.next().map(|overflow| overflow.period),
+        }
+    }
+}
+
+/// A vCPU just out of the guest, its registers and the time read when first asked for.
+pub(crate) struct ExitView<'a> {
+    registers: &'a mut dyn Registers,
+    regs: Option<Option<GuestRegs>>,
+    cpu: Option<Option<CpuState>>,
+    tsc: Option<u64>,
+    /// The value of the mark that it is, if it is one.
+    mark: Option<u32>,
+}
+
+impl<'a> ExitView<'a> {
+    pub(crate) fn new(registers: &'a mut dyn Registers, mark: Option<u32>) -> Self {
+        Self {
+            registers,
+            regs: None,
+            cpu: None,
+            tsc: None,
+            mark,
+        }
+    }
+
+    /// The exit that a trace holds: its time and registers are those of its stamp.
+    pub(crate) fn stamped(&mut self, stamp: &ExitStamp) {
+        self.tsc = Some(stamp.tsc);
+        self.regs = Some(stamp.regs);
+    }
+
+    pub(crate) fn regs(&mut self) -> Option<GuestRegs> {
+        *self.regs.get_or_insert_with(|| self.registers.registers())
+    }
+
+    /// With all of the state where an event of the vCPU wants it.
+    pub(super) fn place(&mut self, state: &State) -> Option<CpuContext> {
+        let regs = self.regs()?;
+        let cpu = match state.hooks.has(Hook::State) {
+            true => *self.cpu.get_or_insert_with(|| self.registers.state()),
+            false => None,
+        };
+        Some(CpuContext { regs, cpu })
+    }
+
+    pub(super) fn tsc(&mut self, cpu: &Cpu) -> u64 {
+        *self.tsc.get_or_insert_with(|| cpu.tsc())
+    }
+
+    pub(super) fn moment(&mut self, state: &State) -> Moment {
+        let tsc = self.tsc(&state.cpu);
+        Moment {
+            vcpu: state.cpu.index,
+            tsc,
+            time: state.cpu.backend.clock.nanoseconds(tsc),
+            place: self.place(state),
+            task: state.writer.running(),
+            addr: self.mark.map_or(0, u64::from),
+        }
+    }
+}

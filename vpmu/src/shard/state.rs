@@ -1,0 +1,1881 @@
+//! The events of one vCPU and what happens to them, with the shard's lock held. Commands come from the
+//! vCPU's queue, exits and marks from its session, everything else from the control plane.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::io;
+use std::sync::Arc;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::Errand;
+use super::commands::has_no_operand;
+use super::cpu::{Cpu, Lease};
+use super::hooks::HookCounts;
+use super::merge::{Merge, Recorded as MergeEntry};
+use super::moment::{ExitView, Moment, Overflows, Periods};
+use super::writer::{Note, Writer, context};
+use crate::abi::{
+    COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK,
+    KIND_SAMPLE_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN, PACKET_CUT,
+    PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START, SamplePacket,
+};
+use crate::aux::Refused;
+use crate::clock::Clock;
+use crate::errno::{Errno, status};
+use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group};
+use crate::links::Effect;
+use crate::machine::{Exit, ExitReason, GuestRegs};
+use crate::metrics::Metrics;
+use crate::notices::Tell;
+use crate::pages::GuestPages;
+use crate::period::Period;
+use crate::queues::DeviceQueue;
+use crate::record::{
+    MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
+    SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
+};
+use crate::ring::{CountSnapshot, Session};
+use crate::sink::{Flush, Sink};
+use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
+use crate::tasks::{Task, TaskHistory, Tasks};
+use crate::throttle::Verdict;
+use crate::trace::{Found, OpenExit, Packet};
+use crate::vcpu::{ExitStamp, Hook, exit_matches};
+use crate::walk::{Capture, CpuContext};
+
+/// Milliseconds that a host may take to put a record into its ring: when some are collected while the
+/// vCPU runs, those that are younger wait, lest an older one of another ring come after them.
+const HOLD_BACK: u64 = 1;
+/// The half of the address space that kernels keep to themselves begins here: the mode of a guest
+/// whose vCPU ran on follows from its address.
+const KERNEL_HALF: u64 = 1 << 63;
+/// Overflows that are held at once, but for those of one host ring more: a megabyte. Beyond that
+/// they are written as they come, so that a guest cannot have its host keep any number.
+const MOST_HELD: usize = 16_384;
+/// Fields of a sample that tell where the guest was.
+const PLACES: u64 =
+    SAMPLE_IP | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
+
+/// Hashes event ids: the device gives them out in order, so that nobody can choose colliding ones.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        self.0 = (self.0 ^ id)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(26);
+    }
+}
+
+type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
+
+/// The fate of overflows that are found when an event has been stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PendingOverflows {
+    Written,
+    Discarded,
+}
+
+/// The exit that the vCPU's session holds open, as far as traces have been found that hold it.
+#[derive(Debug, Default)]
+struct ClaimedExit {
+    number: u64,
+    traces: Vec<u64>,
+}
+
+/// Overflows that were found, and have yet to act.
+#[derive(Debug, Default)]
+struct OverflowQueue {
+    overflows: VecDeque<Overflows>,
+    /// A caller further up runs them, one after the other.
+    running: bool,
+}
+
+/// The counts of an event or of its group at one moment, leader first.
+#[derive(Debug, Default)]
+struct Counts {
+    time_enabled: u64,
+    time_running: u64,
+    members: Vec<Member>,
+}
+
+impl Counts {
+    fn reading(&self) -> Reading<'_> {
+        Reading {
+            time_enabled: self.time_enabled,
+            time_running: self.time_running,
+            members: &self.members,
+        }
+    }
+}
+
+/// An event as it is at a moment, for its driver or its operator.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct View {
+    pub(crate) enabled: bool,
+    pub(crate) rate: Option<Rate>,
+    pub(crate) state: i32,
+    pub(crate) counts: CountSnapshot,
+    pub(crate) lost: u64,
+}
+
+/// The events of one vCPU, and all that is needed to run them.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) cpu: Cpu,
+    pub(super) writer: Writer,
+    pub(super) hooks: HookCounts,
+    pub(super) queue: DeviceQueue,
+    /// Counts the resets: a queue that was seen before one is gone.
+    pub(super) resets: u64,
+    pub(super) metrics: Metrics,
+    events: Events,
+    overflows: OverflowQueue,
+    /// Number of the last exit that host counters sampled, and where the vCPU stood.
+    sampled_exit: (u64, Option<CpuContext>),
+    open_exit: ClaimedExit,
+    /// Callers, registers and stack of the sample under construction.
+    capture: Capture,
+    /// Overflows that the host recorded, on their way to rings.
+    merge: Merge,
+    /// Those of them that are being written; kept for its room.
+    batch: Vec<MergeEntry>,
+    /// The machine has been asked to have such collected.
+    collecting: bool,
+    errands: Vec<Errand>,
+}
+
+impl State {
+    pub(super) fn new(cpu: Cpu, writer: Writer) -> Self {
+        Self {
+            cpu,
+            writer,
+            hooks: HookCounts::default(),
+            queue: DeviceQueue::default(),
+            resets: 0,
+            metrics: Metrics::default(),
+            events: Events::default(),
+            overflows: OverflowQueue::default(),
+            sampled_exit: (0, None),
+            open_exit: ClaimedExit::default(),
+            capture: Capture::default(),
+            merge: Merge::default(),
+            batch: Vec::new(),
+            collecting: false,
+            errands: Vec::new(),
+        }
+    }
+
+    /// The lock has just been taken.
+    pub(super) fn begin(&mut self) {
+        self.cpu.invalidate();
+    }
+
+    /// The lock is about to be let go; the work that is left for other shards.
+    pub(super) fn finish(&mut self) -> Vec<Errand> {
+        self.writer.publish_notices();
+        std::mem::take(&mut self.errands)
+    }
+
+    /// A driver is there, with its queue for this vCPU and its memory.
+    pub(crate) fn activate(&mut self, memory: Arc<GuestMemoryMmap>, queue: DeviceQueue) {
+        self.writer.set_guest(memory);
+        self.queue = queue;
+    }
+
+    /// The driver names the vCPU's task page.
+    pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
+        self.writer.set_tasks(tasks);
+    }
+
+    /// Adds its own figures to those of the device.
+    pub(crate) fn add_to(&self, metrics: &mut Metrics) {
+        let tally = &self.writer.tally;
+        metrics.commands += self.metrics.commands;
+        metrics.bad_requests += self.metrics.bad_requests;
+        metrics.host_overflows += self.metrics.host_overflows;
+        metrics.host_throttles += self.metrics.host_throttles;
+        metrics.samples_unnamed += self.metrics.samples_unnamed;
+        metrics.overflow_exits += self.metrics.overflow_exits;
+        metrics.samples_written += tally.written;
+        metrics.samples_lost += tally.lost;
+        metrics.samples_throttled += tally.throttled;
+        metrics.wakeups += tally.wakeups;
+        metrics.aux_written += tally.aux_written;
+        metrics.aux_lost += tally.aux_lost;
+        metrics.aux_records += tally.aux_records;
+    }
+
+    // The vCPU's thread.
+
+    /// `thread` runs the vCPU from now on, with guest TSC = host TSC + `tsc_offset`. An event that
+    /// counted on another thread before has counted that for good, and goes on with this one.
+    pub(crate) fn attach(&mut self, thread: i32, tsc_offset: u64) {
+        self.settle();
+        for id in self.ids(|event| event.active_on().is_some()) {
+            // An event that cannot be stopped is in error by itself.
+            let _ = self.stop(id);
+        }
+        let vcpu = self.cpu.index;
+        self.forget_thread(vcpu);
+        self.cpu.drop_counters();
+        self.cpu.vcpu.attach(thread, tsc_offset);
+        // The time that was read is by the offset before.
+        self.cpu.invalidate();
+        for id in self.ids(|event| event.placed_on() == Some(vcpu)) {
+            if let Err(errno) = self.start(id) {
+                let errno = errno.get();
+                log::debug!("event {id} on the thread of vCPU {vcpu}: errno {errno}");
+            }
+        }
+    }
+
+    /// The vCPU's thread is about to end: the exit that it is in is over.
+    pub(crate) fn detach(&mut self) {
+        self.end_exit(true);
+        self.cpu.vcpu.detach();
+    }
+
+    /// The thread of `vcpu` is another one: the counters that events have there are gone.
+    pub(crate) fn forget_thread(&mut self, vcpu: u32) {
+        for event in self.events.values_mut() {
+            event.forget_thread(vcpu);
+        }
+    }
+
+    // Events come and go.
+
+    /// The event with this id, if it is in this shard.
+    pub(crate) fn event(&self, id: u64) -> Option<&Event> {
+        self.events.get(&id)
+    }
+
+    /// As [`State::event`], for changes that touch neither its state nor its hooks.
+    pub(crate) fn event_mut(&mut self, id: u64) -> Option<&mut Event> {
+        self.events.get_mut(&id)
+    }
+
+    /// Ids of events, by ascending id.
+    pub(crate) fn ids(&self, which: impl Fn(&Event) -> bool) -> Vec<u64> {
+        let events = self.events.values().filter(|event| which(event));
+        let mut ids: Vec<u64> = events.map(|event| event.spec.id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// A new event, which starts if it is on. The host counts for it from now on; for an event of the
+    /// operator's, which can come before its vCPU's thread, from when that attaches.
+    ///
+    /// # Errors
+    /// The host's; there is no event then.
+    pub(crate) fn open(&mut self, mut event: Event) -> Result<(), Errno> {
+        let id = event.spec.id;
+        if !event.is_operators() || self.cpu.thread().is_some() {
+            event.prepare(&mut self.cpu)?;
+        }
+        self.events.insert(id, event);
+        let started = self.start(id);
+        if started.is_err() {
+            self.events.remove(&id);
+            self.writer.tell(Tell::Forget(id));
+        }
+        started
+    }
+
+    /// Takes a task event away that is placed on no vCPU, for another shard.
+    pub(crate) fn give(&mut self, id: u64) -> Option<Event> {
+        let event = self.events.get(&id)?;
+        match event.placed_on() {
+            None => self.events.remove(&id),
+            Some(_) => None,
+        }
+    }
+
+    /// Takes in an event of another shard.
+    pub(crate) fn receive(&mut self, event: Event) {
+        self.events.insert(event.spec.id, event);
+    }
+
+    /// Ends an event: it stands still, and what it owes is written.
+    pub(crate) fn end(&mut self, id: u64) {
+        // An event that cannot be stopped is in error, and ends all the same.
+        let _ = self.stop(id);
+        self.write_counts(id);
+        self.flush(id);
+        let Some(mut event) = self.events.remove(&id) else {
+            return;
+        };
+        self.writer.tell(Tell::Forget(id));
+        // Others of its family can then be let write to the area that the driver keeps.
+        let _ = event.sink.as_ref().map(|sink| sink.finish(id));
+        let leases = event.take_counters();
+        self.release(leases);
+    }
+
+    /// Forgets a driver: closes every event that does not outlive it, as if it had never been, without
+    /// a write to guest memory.
+    pub(crate) fn reset(&mut self, outlives: impl Fn(u64) -> bool) {
+        for id in self.ids(|event| !outlives(event.spec.id)) {
+            let Some(mut event) = self.events.remove(&id) else {
+                continue;
+            };
+            if event.active_on().is_some() {
+                self.hooks.remove(&event, &self.cpu.vcpu);
+            }
+            if event.is_batched() {
+                self.merge.forget(id);
+            }
+            let leases = event.take_counters();
+            self.release(leases);
+        }
+        if let Some((number, _)) = self.cpu.vcpu.open_exit().get() {
+            self.open_exit.number = number;
+        }
+        self.open_exit.traces.clear();
+        self.resets += 1;
+        self.activate(Arc::default(), DeviceQueue::default());
+        self.rest_if_idle();
+    }
+
+    /// Gives shared counters up, those of other vCPUs by errands.
+    fn release(&mut self, leases: Vec<(u32, Lease)>) {
+        for (vcpu, lease) in leases {
+            if vcpu == self.cpu.index {
+                self.cpu.release(lease);
+            } else {
+                self.errands.push(Errand::Release(vcpu, lease));
+            }
+        }
+    }
+
+    // Events start and stop.
+
+    /// Makes an event count if its state and its leader's say that it should.
+    pub(crate) fn start(&mut self, id: u64) -> Result<(), Errno> {
+        self.unthrottle(id);
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if event.is_watched() {
+            // The exit that lasts began without it. That may show that its leader cannot trace it.
+            self.claim_exit();
+        }
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        if event.placed_on() != Some(self.cpu.index)
+            || !event.is_enabled()
+            || event.active_on().is_some()
+        {
+            return Ok(());
+        }
+        if event.has_failed() {
+            return Err(Errno::EIO);
+        }
+        if !event.is_led_on() || self.cpu.thread().is_none() {
+            return Ok(());
+        }
+        if let Err(error) = event.start(&mut self.cpu) {
+            return Err(self.fail(id, error));
+        }
+        self.hooks.add(event, &self.cpu.vcpu);
+        let collects = event.is_batched() || event.is_throttled();
+        let traces = event.spec.is_trace();
+        show(event, self.cpu.backend.clock);
+        if collects {
+            self.start_collecting();
+        }
+        if traces {
+            self.announce(id);
+        }
+        Ok(())
+    }
+
+    /// Makes an event stand still, what is pending for its ring written.
+    pub(crate) fn stop(&mut self, id: u64) -> Result<(), Errno> {
+        self.halt(id, PendingOverflows::Written)
+    }
+
+    /// Makes an event stand still.
+    fn halt(&mut self, id: u64, pending: PendingOverflows) -> Result<(), Errno> {
+        let active = self.deactivate(id)?;
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        let stopped = event.stop(&mut self.cpu);
+        if active && event.is_sampled_by_host() {
+            match pending {
+                PendingOverflows::Written if event.is_batched() => self.settle_last(id),
+                // Overflows since the exit belong to the exit: the guest has not run on.
+                PendingOverflows::Written => self.run_overflows(|state| {
+                    state.drain_overflows(id);
+                }),
+                PendingOverflows::Discarded => self.discard_recorded(id),
+            }
+        }
+        self.publish(id, stopped)
+    }
+
+    /// Takes an event off those that are active, though it still counts; whether it was one.
+    fn deactivate(&mut self, id: u64) -> Result<bool, Errno> {
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if event.active_on().is_none() {
+            return Ok(false);
+        }
+        if event.spec.traces_exits() {
+            self.cut(id);
+        }
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if event.active_on().is_none() {
+            // The exit that lasts showed that it cannot be traced: it is in error.
+            return Ok(false);
+        }
+        self.hooks.remove(event, &self.cpu.vcpu);
+        Ok(true)
+    }
+
+    /// Brings an event's figures up to now, a pending loss written.
+    pub(crate) fn update(&mut self, id: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        let result = event.update(&mut self.cpu);
+        self.publish(id, result)
+    }
+
+    /// Its count becomes zero.
+    pub(super) fn reset_count(&mut self, id: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        let result = event.reset(&mut self.cpu);
+        self.publish(id, result)
+    }
+
+    /// A new period, or frequency, for an event that samples.
+    pub(super) fn set_period(&mut self, id: u64, asked: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        let period = event.period.ok_or(Errno::EINVAL)?;
+        let highest = u64::from(self.cpu.backend.settings.limits.max_sample_rate);
+        let period = match period.rate() {
+            Rate::Frequency(_) if (1..=highest).contains(&asked) => Period::frequency(asked),
+            // perf takes no period whose top bit is set.
+            Rate::Period(_) if asked >> 63 == 0 && asked >= event.spec.shortest_period => {
+                Period::new(asked)
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        let changed = event.set_period(period);
+        self.flush(id);
+        match changed {
+            // The host can allow less than the operator does: all is as before.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
+            result => result.map_err(|error| self.fail(id, error)),
+        }
+    }
+
+    /// Turns an event on, and with a leader its group.
+    pub(crate) fn enable(&mut self, id: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        let was_enabled = event.set_enabled(true);
+        if let Some(trace) = event.trace.as_mut().filter(|_| !was_enabled) {
+            trace.sync(SYNC_START);
+        }
+        let started = self.start(id);
+        self.each_member(id, Self::start, Errand::Start);
+        started
+    }
+
+    /// Turns an event off, and with a leader its group.
+    pub(super) fn disable(&mut self, id: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        event.set_enabled(false);
+        let stopped = self.stop(id);
+        self.each_member(id, Self::stop, Errand::Stop);
+        stopped
+    }
+
+    /// Turns an event on for `overflows` more.
+    pub(super) fn enable_for(&mut self, id: u64, overflows: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        if overflows == 0 || event.period.is_none() {
+            return Err(Errno::EINVAL);
+        }
+        event.limit = event.limit.saturating_add(overflows);
+        self.enable(id)
+    }
+
+    /// The task of an event runs on this vCPU from now.
+    pub(super) fn schedule_in(&mut self, id: u64) -> Result<(), Errno> {
+        let vcpu = self.cpu.index;
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        let Context::Task(None) = event.context else {
+            return Err(Errno::EINVAL);
+        };
+        event.context = Context::Task(Some(vcpu));
+        event.task = Some(self.writer.running());
+        event.last_vcpu = vcpu;
+        self.start(id)
+    }
+
+    /// The task of an event has left this vCPU.
+    pub(super) fn schedule_out(&mut self, id: u64) -> Result<(), Errno> {
+        let event = self.events.get_mut(&id).ok_or(Errno::ENOENT)?;
+        event.context = Context::Task(None);
+        self.stop(id)
+    }
+
+    /// The leader of an event on another vCPU was turned off. Since then it may have been turned on
+    /// again, or may lead the event no longer.
+    pub(crate) fn stop_led(&mut self, id: u64) -> Result<(), Errno> {
+        match self.events.get(&id).is_some_and(Event::is_led_on) {
+            true => Ok(()),
+            false => self.stop(id),
+        }
+    }
+
+    /// Does to each member of the group that an event leads as its leader was done to, by errand where
+    /// another shard has it. An event that cannot is in error by itself.
+    fn each_member(
+        &mut self,
+        leader: u64,
+        act: impl Fn(&mut Self, u64) -> Result<(), Errno>,
+        errand: impl Fn(u64) -> Errand,
+    ) {
+        let event = self.events.get(&leader).filter(|event| event.leads());
+        let Some(group) = event.and_then(|event| event.group.clone()) else {
+            return;
+        };
+        for id in group.members() {
+            if !self.events.contains_key(&id) {
+                self.errands.push(errand(id));
+            } else if let Err(errno) = act(self, id) {
+                log::debug!("event {id} of group {leader}: errno {}", errno.get());
+            }
+        }
+    }
+
+    /// An event joins a group or leaves it.
+    pub(crate) fn join(&mut self, id: u64, group: Option<Arc<Group>>) {
+        let leaves = group.is_none();
+        if let Some(event) = self.events.get_mut(&id) {
+            event.join(group);
+        }
+        if leaves && let Err(errno) = self.start(id) {
+            log::debug!("event {id}, on its own now: errno {}", errno.get());
+        }
+    }
+
+    /// Changes an event, and with that what it wants of its vCPU.
+    fn with_hooks<T>(
+        &mut self,
+        id: u64,
+        change: impl FnOnce(&mut Event, &mut Cpu) -> T,
+    ) -> Option<T> {
+        let event = self.events.get_mut(&id)?;
+        let active = event.active_on().is_some();
+        if active {
+            self.hooks.drop(event.hooks(), &self.cpu.vcpu);
+        }
+        let changed = change(event, &mut self.cpu);
+        if active {
+            self.hooks.want(event.hooks(), &self.cpu.vcpu);
+        }
+        Some(changed)
+    }
+
+    /// After a change: a loss that is pending is written, the figures are shown, and an event
+    /// that its host gave up is in error.
+    fn publish(&mut self, id: u64, result: io::Result<()>) -> Result<(), Errno> {
+        if let Some(event) = self.events.get(&id) {
+            event.publish_counts();
+            if event.sink.is_some() {
+                show(event, self.cpu.backend.clock);
+                self.flush(id);
+            }
+        }
+        result.map_err(|error| self.fail(id, error))
+    }
+
+    /// The host gave an event up: reports that to the driver, once. Events that it leads stand still.
+    fn fail(&mut self, id: u64, error: io::Error) -> Errno {
+        // It may be inactive, or gone.
+        let _ = self.deactivate(id);
+        self.flush(id);
+        let errno = Errno::from_raw(&error);
+        if let Some(event) = self.events.get_mut(&id)
+            && !event.has_failed()
+        {
+            log::warn!("event {id} is in error: {error}");
+            let leases = event.fail();
+            self.release(leases);
+            self.writer.tell(Tell::Fail(id));
+            self.each_member(id, Self::stop, Errand::Stop);
+        }
+        errno
+    }
+
+    /// An event as it is, brought up to date.
+    pub(crate) fn view(&mut self, id: u64) -> Option<View> {
+        // An event that its host gave up is in error, and that is how it is.
+        let _ = self.update(id);
+        self.glance(id)
+    }
+
+    /// An event as of its last update.
+    pub(crate) fn glance(&self, id: u64) -> Option<View> {
+        let event = self.events.get(&id)?;
+        Some(View {
+            enabled: event.is_enabled(),
+            rate: event.period.map(Period::rate),
+            state: event.state(),
+            counts: event.counts(self.cpu.backend.clock),
+            lost: event.lost(),
+        })
+    }
+
+    // Sinks.
+
+    /// An event writes to `sink` from now on; all that it wrote elsewhere is shown.
+    pub(crate) fn set_sink(&mut self, id: u64, sink: Option<Arc<Sink>>) {
+        self.flush(id);
+        self.with_hooks(id, |event, _| event.sink = sink);
+    }
+
+    /// Takes away the area of the sink that an event writes to; all that was written there is shown, and
+    /// reported as far as that fits.
+    pub(crate) fn close_area(&mut self, id: u64) {
+        if let Some(event) = self.events.get(&id) {
+            let origin = self.origin(event);
+            let sink = event.sink.as_deref();
+            self.writer
+                .flush(sink, &event.spec, &origin, Flush::CloseArea);
+        }
+    }
+
+    /// The origin of a record that an event would write now.
+    fn origin(&self, event: &Event) -> Origin {
+        let task = match event.context {
+            Context::Vcpu(_) => self.writer.running(),
+            // Nobody's, if its task has never run.
+            Context::Task(_) => event.task.unwrap_or_default(),
+        };
+        Origin {
+            pid: task.pid,
+            tid: task.tid,
+            time: self.cpu.time(),
+            id: event.spec.owner,
+            stream_id: event.spec.id,
+            vcpu: event.placed_on().unwrap_or(event.last_vcpu),
+        }
+    }
+
+    /// Writes what an event's ring owes its reader, as far as it fits: a pending loss, and traced
+    /// pieces.
+    pub(crate) fn flush(&mut self, id: u64) {
+        let Some(event) = self.events.get(&id) else {
+            return;
+        };
+        let sink = event.sink.as_ref();
+        if sink.is_some_and(|sink| sink.owes(event.spec.is_trace())) {
+            let origin = self.origin(event);
+            self.writer
+                .flush(event.sink.as_deref(), &event.spec, &origin, Flush::Owed);
+        }
+    }
+
+    /// Reports in the ring of an active trace, once, that the trace has begun, if it has an area.
+    pub(crate) fn announce(&mut self, id: u64) {
+        let Some(event) = self.events.get(&id) else {
+            return;
+        };
+        let due = event.trace.as_ref().is_some_and(|trace| !trace.announced);
+        if !due || event.active_on().is_none() {
+            return;
+        }
+        let origin = self.origin(event);
+        if let Some(event) = self.events.get_mut(&id)
+            && let Some(trace) = &mut event.trace
+        {
+            let sink = event.sink.as_deref();
+            self.writer.announce(sink, &event.spec, &origin, trace);
+        }
+    }
+
+    /// A trace writes to another area from now on, whose reader has to learn who writes.
+    pub(crate) fn begin_area(&mut self, id: u64) {
+        if let Some(trace) = self
+            .events
+            .get_mut(&id)
+            .and_then(|event| event.trace.as_mut())
+        {
+            trace.sync(SYNC_START);
+        }
+        self.announce(id);
+    }
+
+    /// The driver lets a trace write to the area that it keeps for it.
+    pub(super) fn aux_begin(&mut self, id: u64, head: u64, room: u64) -> Result<(), Errno> {
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        if !head.is_multiple_of(PACKET_ALIGN as u64) {
+            return Err(Errno::EINVAL);
+        }
+        let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
+        let begun = sink.begin(id, head, room);
+        begun.map_err(|_: Refused| Errno::EINVAL)
+    }
+
+    /// The driver lets it write no longer: the head that it reached and the bytes it lost.
+    pub(super) fn aux_end(&mut self, id: u64) -> Result<(u64, u64), Errno> {
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let sink = event.sink.as_deref().ok_or(Errno::EINVAL)?;
+        sink.finish(id).map_err(|_: Refused| Errno::EINVAL)
+    }
+
+    /// Writes the counts of an inherited event that is about to close, if they are asked for.
+    fn write_counts(&mut self, id: u64) {
+        let Some(event) = self.events.get(&id) else {
+            return;
+        };
+        if !event.spec.is_child() || !event.spec.has(OPEN_INHERIT_STAT) {
+            return;
+        }
+        let origin = self.origin(event);
+        let counts = self.counts(id);
+        if let Some(event) = self.events.get(&id) {
+            let note = Note::Read(counts.reading());
+            self.writer
+                .note(event.sink.as_deref(), &event.spec, &origin, &note);
+        }
+    }
+
+    /// The counts that a record of an event holds, as they are now: its group's, all read at this
+    /// exit, where its `read_format` says so.
+    fn counts(&mut self, id: u64) -> Counts {
+        let Some(event) = self.events.get(&id) else {
+            return Counts::default();
+        };
+        let grouped = event.spec.layout.read_format & FORMAT_GROUP != 0;
+        let group = event.group.clone().filter(|_| grouped);
+        let mut counts = Counts::default();
+        let Some(group) = group else {
+            let owner = event.spec.owner;
+            self.count(id, owner, id, None, &mut counts);
+            return counts;
+        };
+        for event in &group.events {
+            let last = Some(event.counts.get());
+            self.count(event.id, event.owner, id, last, &mut counts);
+        }
+        counts
+    }
+
+    /// Adds one event to `counts` of `of`, as it is now; `last`: as it was, where another shard has it.
+    fn count(
+        &mut self,
+        id: u64,
+        owner: u64,
+        of: u64,
+        last: Option<(u64, u64)>,
+        counts: &mut Counts,
+    ) {
+        let clock = self.cpu.backend.clock;
+        let Some(event) = self.events.get_mut(&id) else {
+            if let Some((value, lost)) = last {
+                counts.members.push(Member {
+                    value,
+                    id: owner,
+                    lost,
+                });
+            }
+            return;
+        };
+        let updated = event.update(&mut self.cpu);
+        let now = event.counts(clock);
+        if id == of {
+            counts.time_enabled = now.time_enabled;
+            counts.time_running = now.time_running;
+        }
+        counts.members.push(Member {
+            value: now.count,
+            id: owner,
+            lost: event.lost(),
+        });
+        if let Err(error) = updated {
+            self.fail(id, error);
+        }
+    }
+
+    // Exits and marks.
+
+    /// A mark was placed.
+    pub(crate) fn mark(&mut self, value: u32, exit: &mut ExitView<'_>) {
+        self.run_overflows(|state| {
+            state.count_occurrence(exit, |spec| {
+                spec.kind == KIND_MARK && [u64::from(value), MARK_ANY].contains(&spec.config)
+            });
+        });
+    }
+
+    /// The vCPU left the guest while events look at exits.
+    pub(crate) fn leave(&mut self, why: &Exit, exit: &mut ExitView<'_>) {
+        if self.hooks.has(Hook::Throttled) {
+            // Not the batched ones: overflows of that window may have to be collected yet.
+            for id in self.throttled(false) {
+                self.unthrottle(id);
+            }
+        }
+        if self.hooks.has(Hook::HostSamples) {
+            // A command may come next, whose stop finds overflows after this.
+            let exits = self.cpu.vcpu.exits().total();
+            self.sampled_exit = (exits, exit.place(self));
+        }
+        // Before any overflow: the exit that pauses a trace is the last that it holds.
+        self.claim_exit();
+        self.run_overflows(|state| {
+            if state.hooks.has(Hook::Exits) {
+                state.count_occurrence(exit, |spec| match (spec.kind, spec.config) {
+                    (KIND_EXITS, config) => exit_matches(config, why.reason),
+                    kind_and_pace => kind_and_pace == (KIND_SAMPLE_TRACE, PACE_EXITS),
+                });
+            }
+            if state.hooks.has(Hook::HostSamples) {
+                state.drain_all_overflows(why.reason);
+            }
+        });
+    }
+
+    /// Something happened that events count whose spec `matches`: first all of them count it, so that
+    /// each finds the others' counts as they are after it; then those whose period is over have
+    /// overflowed.
+    fn count_occurrence(&mut self, exit: &mut ExitView<'_>, matches: impl Fn(&EventSpec) -> bool) {
+        let (mut grown, mut completed, mut blind) = (Vec::new(), Vec::new(), Vec::new());
+        let clock = self.cpu.backend.clock;
+        for &id in self.hooks.watched() {
+            let Some(event) = self.events.get_mut(&id) else {
+                continue;
+            };
+            if !event.is_kept() || event.is_paused() || !matches(&event.spec) {
+                continue;
+            }
+            if event.spec.excludes_any() {
+                match exit.regs() {
+                    Some(regs) if event.spec.excludes(regs.user) => continue,
+                    Some(_) => {}
+                    None => {
+                        blind.push(id);
+                        continue;
+                    }
+                }
+            }
+            let cpu = &self.cpu;
+            let done = event.count_one(|| clock.nanoseconds(exit.tsc(cpu)));
+            completed.extend(done.map(|done| (id, done)));
+            // Its page, and its group on other vCPUs, see the count at once.
+            let seen = event.is_shown() || event.group.is_some();
+            grown.extend(seen.then_some(id));
+        }
+        for id in grown {
+            self.show_now(id);
+        }
+        if !completed.is_empty() {
+            // Earlier overflows of this vCPU come first in the rings.
+            self.settle();
+        }
+        for (id, done) in completed {
+            let periods = Periods::Equal {
+                overflows: done.overflows,
+                length: done.length,
+            };
+            let moment = exit.moment(self);
+            self.queue_overflows(id, periods, moment);
+        }
+        for id in blind {
+            self.fail(id, io::Error::from_raw_os_error(libc::EIO));
+        }
+    }
+
+    /// Shows an event's figures as they are now: the vCPU stands still until they stand there.
+    fn show_now(&mut self, id: u64) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let updated = event.update(&mut self.cpu);
+        show(event, self.cpu.backend.clock);
+        if let Err(error) = updated {
+            self.fail(id, error);
+        }
+    }
+
+    // The exit that lasts.
+
+    /// Finds the traces that hold the exit that the session keeps open: those that are active and not
+    /// paused. Called before any of that changes, and when the exit is over.
+    fn claim_exit(&mut self) {
+        let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
+            return;
+        };
+        if number == self.open_exit.number {
+            return;
+        }
+        self.open_exit.number = number;
+        self.open_exit.traces.clear();
+        let mut blind = Vec::new();
+        for &id in self.hooks.watched() {
+            let Some(event) = self.events.get(&id) else {
+                continue;
+            };
+            let spec = &event.spec;
+            if !spec.traces_exits()
+                || event.is_paused()
+                || !exit_matches(spec.config, stamp.exit.reason)
+            {
+                continue;
+            }
+            match stamp.regs {
+                Some(regs) if spec.excludes(regs.user) => {}
+                None if spec.excludes_any() => blind.push(id),
+                _ => self.open_exit.traces.push(id),
+            }
+        }
+        for id in blind {
+            self.fail(id, io::Error::from_raw_os_error(libc::EIO));
+        }
+    }
+
+    /// The exit that the session keeps open is over; `cut`: nobody knows when it was. The traces that
+    /// hold it have its packet.
+    pub(crate) fn end_exit(&mut self, cut: bool) {
+        self.claim_exit();
+        if let Some((number, stamp)) = self.cpu.vcpu.open_exit().get()
+            && number == self.open_exit.number
+        {
+            let mut traces = std::mem::take(&mut self.open_exit.traces);
+            let now = self.cpu.time();
+            for id in traces.drain(..) {
+                self.write_open_exit(id, &stamp, now, cut);
+            }
+            // Its room serves the next exit.
+            self.open_exit.traces = traces;
+        }
+        self.cpu.vcpu.open_exit().withdraw();
+    }
+
+    /// A trace ends, or its area goes: it holds the exit that lasts up to now.
+    pub(crate) fn cut(&mut self, id: u64) {
+        self.claim_exit();
+        let Some((number, stamp)) = self.cpu.vcpu.open_exit().get() else {
+            return;
+        };
+        if number != self.open_exit.number {
+            return;
+        }
+        let traces = &mut self.open_exit.traces;
+        let Some(at) = traces.iter().position(|&trace| trace == id) else {
+            return;
+        };
+        traces.remove(at);
+        let now = self.cpu.time();
+        self.write_open_exit(id, &stamp, now, true);
+    }
+
+    /// Writes the packet of an exit that is over at `now`.
+    fn write_open_exit(&mut self, id: u64, stamp: &ExitStamp, now: u64, cut: bool) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let task = event.task.unwrap_or_else(|| self.writer.running());
+        let exit = OpenExit {
+            exit: stamp.exit,
+            vcpu: self.cpu.index,
+            tsc: stamp.tsc,
+            time: self.cpu.backend.clock.nanoseconds(stamp.tsc),
+            regs: stamp.regs,
+        };
+        let origin = Origin {
+            pid: task.pid,
+            tid: task.tid,
+            time: exit.time,
+            id: event.spec.owner,
+            stream_id: event.spec.id,
+            vcpu: exit.vcpu,
+        };
+        let packet = exit.packet(task, now, cut);
+        let paused = event.is_paused();
+        if let Some(trace) = &mut event.trace {
+            let (sink, packet) = (event.sink.as_deref(), Packet::Exit(&packet));
+            self.writer
+                .produce(sink, &event.spec, &origin, exit.tsc, trace, packet);
+        }
+        if paused {
+            // Nothing follows that would show it.
+            self.flush(id);
+        }
+    }
+
+    // Overflows.
+
+    /// Has `find` find overflows; then all of them act, in the order in which they were found.
+    /// Overflows found meanwhile act after them: a chain of events makes no chain of calls.
+    fn run_overflows(&mut self, find: impl FnOnce(&mut Self)) {
+        let outermost = !std::mem::replace(&mut self.overflows.running, true);
+        find(self);
+        if !outermost {
+            return;
+        }
+        while let Some(found) = self.overflows.overflows.pop_front() {
+            self.overflows_act(found);
+        }
+        self.overflows.running = false;
+    }
+
+    /// Overflows are to act, within [`State::run_overflows`].
+    fn queue_overflows(&mut self, event: u64, periods: Periods, moment: Moment) {
+        self.overflows.overflows.push_back(Overflows {
+            event,
+            periods,
+            moment,
+        });
+    }
+
+    /// Takes the overflows of one host counter, to act at the exit that the vCPU is at; how many there
+    /// were.
+    fn drain_overflows(&mut self, id: u64) -> u64 {
+        let vcpu = self.cpu.index;
+        let Some(event) = self.events.get_mut(&id) else {
+            return 0;
+        };
+        let HostOverflows { samples, lost, .. } = event.drain(vcpu);
+        let overflows = samples.len() as u64;
+        if overflows > 0 {
+            // Earlier overflows of this vCPU come first in the rings.
+            self.settle();
+            let tsc = self.cpu.tsc();
+            let moment = Moment {
+                vcpu,
+                tsc,
+                time: self.cpu.backend.clock.nanoseconds(tsc),
+                place: self.place_at_exit(),
+                task: self.writer.running(),
+                addr: 0,
+            };
+            self.queue_overflows(id, Periods::Each(samples.into_iter()), moment);
+        }
+        self.lose(id, lost);
+        overflows
+    }
+
+    /// Takes the overflows of every active host counter of the exit engine.
+    fn drain_all_overflows(&mut self, reason: ExitReason) {
+        let sampled = |id: &u64| {
+            let event = self.events.get(id);
+            event.is_some_and(|event| event.is_sampled_by_host() && !event.is_batched())
+        };
+        let watched = self.hooks.watched().iter().copied();
+        let ids: Vec<u64> = watched.filter(sampled).collect();
+        let mut overflows = 0;
+        for id in ids {
+            overflows += self.drain_overflows(id);
+        }
+        if overflows > 0 && reason == ExitReason::Signal {
+            self.metrics.overflow_exits += 1;
+        }
+    }
+
+    /// Where the vCPU stood at the exit that is being handled, if that was read. A vCPU that has run on
+    /// since, while another's command or a request is served, is elsewhere by now.
+    fn place_at_exit(&self) -> Option<CpuContext> {
+        let vcpu = &self.cpu.vcpu;
+        let (exit, place) = self.sampled_exit;
+        place.filter(|_| !vcpu.is_inside() && exit == vcpu.exits().total())
+    }
+
+    /// Overflows of an event act: on the events that it starts and stops, and on its own records.
+    fn overflows_act(&mut self, found: Overflows) {
+        let Overflows {
+            event: id,
+            mut periods,
+            moment,
+        } = found;
+        let Some(event) = self.events.get(&id) else {
+            return;
+        };
+        if event.spec.is_trace() {
+            self.trace_sample(id, periods, &moment);
+        } else {
+            periods.all(|period| self.overflow(id, period, &moment));
+        }
+    }
+
+    /// An overflow at `moment`: whether it makes a record, and what became of the host's counter with
+    /// the last of a share.
+    fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
+        self.unthrottle_at(id, moment.time);
+        let limit = self.cpu.backend.rate_limit;
+        self.with_hooks(id, |event, _| event.admit(limit, moment.time))
+    }
+
+    /// An event that makes records overflowed after `period`. At the last that its limit allows the
+    /// event is turned off; whether it goes on.
+    fn overflow(&mut self, id: u64, period: u64, moment: &Moment) -> bool {
+        self.trigger(id);
+        let Some((verdict, silenced)) = self.admit(id, moment) else {
+            return false;
+        };
+        if verdict == Verdict::Throttled {
+            self.writer.tally.throttled += 1;
+            return true;
+        }
+        let origin = self.sample(id, period, moment);
+        if let (Verdict::Last, Some(origin)) = (verdict, origin) {
+            self.note(id, &origin, &Note::Throttle);
+            // A vCPU whose host counter is silent may not come here for long.
+            self.start_collecting();
+        }
+        if let Err(error) = silenced {
+            self.fail(id, error);
+            return false;
+        }
+        !self.reaches_limit(id)
+    }
+
+    /// Makes the record of one overflow, or counts it as lost; whose it is.
+    fn sample(&mut self, id: u64, period: u64, moment: &Moment) -> Option<Origin> {
+        let counts = match self.events.get(&id) {
+            Some(event) if event.spec.layout.has(SAMPLE_READ) => self.counts(id),
+            _ => Counts::default(),
+        };
+        let event = self.events.get_mut(&id)?;
+        let spec = &event.spec;
+        let origin = moment.origin(event);
+        // A record without the IP that was asked for would be a lie, and one from the mode that
+        // is excluded a leak: the overflow came there, but the exit that found it came later.
+        let regs = moment.place.map(|place| place.regs);
+        let allowed = regs.is_some_and(|regs| !spec.excludes(regs.user));
+        if !allowed && spec.layout.sample_type & PLACES != 0 {
+            self.lose(id, 1);
+            return Some(origin);
+        }
+        let wanted = spec.capture();
+        let capture = &mut self.capture;
+        if let Some(place) = moment.place.filter(|_| wanted.wants_state()) {
+            let user_regs = self.writer.user_regs();
+            capture.take(self.writer.guest(), &place, user_regs, &wanted);
+        }
+        let sample = Sample {
+            misc: misc(regs),
+            ip: regs.map_or(0, |regs| regs.ip),
+            addr: moment.addr,
+            period,
+            read: counts.reading(),
+            chain: capture.chain(),
+            regs_user: capture.regs_user(),
+            stack: capture.stack(),
+            regs_intr: capture.regs_intr(),
+        };
+        if !self
+            .writer
+            .sample(event.sink.as_deref(), spec, &origin, &sample)
+        {
+            event.lost = event.lost.saturating_add(1);
+        }
+        Some(origin)
+    }
+
+    /// Counts overflows of an event that no record or packet can be made of.
+    fn lose(&mut self, id: u64, overflows: u64) {
+        let Some(event) = self.events.get_mut(&id).filter(|_| overflows > 0) else {
+            return;
+        };
+        if let Some(trace) = &mut event.trace {
+            let bytes = overflows.saturating_mul(size_of::<SamplePacket>() as u64);
+            self.writer
+                .lose_packets(event.sink.as_deref(), trace, overflows, bytes);
+        } else {
+            event.lost = event.lost.saturating_add(overflows);
+            self.writer
+                .lose(event.sink.as_deref(), &event.spec, overflows);
+        }
+    }
+
+    /// Counts an overflow towards the limit of its event; whether that turned it off.
+    fn reaches_limit(&mut self, id: u64) -> bool {
+        let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
+            return false;
+        };
+        event.limit -= 1;
+        if event.limit > 0 {
+            return false;
+        }
+        event.set_enabled(false);
+        // An event that fails here reports that by itself. What the host saw of it since is beyond
+        // the limit.
+        let _ = self.halt(id, PendingOverflows::Discarded);
+        self.each_member(id, Self::stop, Errand::Stop);
+        self.writer.tell(Tell::Limit(id));
+        true
+    }
+
+    fn note(&mut self, id: u64, origin: &Origin, note: &Note<'_>) {
+        if let Some(event) = self.events.get(&id) {
+            self.writer
+                .note(event.sink.as_deref(), &event.spec, origin, note);
+        }
+    }
+
+    /// An event overflowed: it acts on the events that it starts and stops.
+    fn trigger(&mut self, id: u64) {
+        let Some(event) = self
+            .events
+            .get_mut(&id)
+            .filter(|event| !event.effects.is_empty())
+        else {
+            return;
+        };
+        let effects = std::mem::take(&mut event.effects);
+        for &(target, effect) in &effects {
+            if self.events.contains_key(&target) {
+                self.apply(target, effect);
+            } else {
+                self.errands.push(Errand::Trigger(target, effect));
+            }
+        }
+        if let Some(event) = self.events.get_mut(&id) {
+            event.effects = effects;
+        }
+    }
+
+    /// A trigger overflowed: an active target starts or stops.
+    pub(crate) fn apply(&mut self, target: u64, effect: Effect) {
+        let event = self.events.get(&target);
+        let Some(event) = event.filter(|event| event.active_on().is_some()) else {
+            return;
+        };
+        let paused = match effect {
+            Effect::Start => false,
+            Effect::Stop => true,
+            Effect::Toggle => !event.is_paused(),
+        };
+        if event.is_paused() != paused {
+            self.set_paused(target, paused);
+        }
+    }
+
+    /// Pauses or resumes an active event. What it overflowed up to a pause is written.
+    fn set_paused(&mut self, id: u64, paused: bool) {
+        self.claim_exit();
+        let Some(changed) = self.with_hooks(id, |event, cpu| event.pause(cpu, paused)) else {
+            return;
+        };
+        let sampled =
+            |event: &&Event| paused && event.is_sampled_by_host() && event.active_on().is_some();
+        match self.events.get(&id).filter(sampled) {
+            Some(event) if event.is_batched() => self.settle_last(id),
+            Some(_) => self.run_overflows(|state| {
+                state.drain_overflows(id);
+            }),
+            None => {}
+        }
+        // A notice reports a target in error.
+        let _ = self.publish(id, changed);
+    }
+
+    /// A trace of samples overflowed after each of `periods`, all found at one moment: one packet
+    /// stands for those that its rate and its limit allow.
+    fn trace_sample(&mut self, id: u64, periods: impl Iterator<Item = u64>, moment: &Moment) {
+        let Some(event) = self.events.get(&id) else {
+            return;
+        };
+        let (limit, origin) = (event.limit, moment.origin(event));
+        let (mut overflows, mut counted, mut last) = (0, 0_u64, false);
+        let mut silenced = Ok(());
+        for period in periods {
+            if limit > 0 && overflows == limit {
+                break;
+            }
+            self.trigger(id);
+            let Some((verdict, result)) = self.admit(id, moment) else {
+                return;
+            };
+            silenced = silenced.and(result);
+            if verdict == Verdict::Throttled {
+                self.writer.tally.throttled += 1;
+                continue;
+            }
+            overflows += 1;
+            counted = counted.saturating_add(period);
+            last |= verdict == Verdict::Last;
+        }
+        if overflows == 0 {
+            return;
+        }
+        self.write_sample_packet(id, &origin, moment, overflows, counted);
+        if self.events.get(&id).is_some_and(Event::is_paused) {
+            // Nothing follows that would show it.
+            self.flush(id);
+        }
+        if last {
+            self.note(id, &origin, &Note::Throttle);
+            // A vCPU whose host counter is silent may not come here for long.
+            self.start_collecting();
+        }
+        if let Err(error) = silenced {
+            self.fail(id, error);
+            return;
+        }
+        for _ in 0..overflows {
+            if self.reaches_limit(id) {
+                break;
+            }
+        }
+    }
+
+    /// Writes the packet of overflows of a trace that were found together, `period` in all. A packet
+    /// of a mode that is excluded, or of a vCPU that runs on, is lost.
+    fn write_sample_packet(
+        &mut self,
+        id: u64,
+        origin: &Origin,
+        moment: &Moment,
+        overflows: u64,
+        period: u64,
+    ) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let spec = &event.spec;
+        let Some(trace) = &mut event.trace else {
+            return;
+        };
+        let sink = event.sink.as_deref();
+        let place = moment.place;
+        let Some(place) = place.filter(|place| !spec.excludes(place.regs.user)) else {
+            let len = size_of::<SamplePacket>() as u64;
+            self.writer.lose_packets(sink, trace, 1, len);
+            return;
+        };
+        let found = Found {
+            place,
+            overflows,
+            period,
+        };
+        let packet = found.packet(origin);
+        self.writer.produce(
+            sink,
+            spec,
+            origin,
+            moment.tsc,
+            trace,
+            Packet::Sample(&packet),
+        );
+    }
+
+    // Throttles.
+
+    /// The throttled events, those of the batched engine or the others.
+    fn throttled(&self, batched: bool) -> Vec<u64> {
+        let throttled = |id: &u64| {
+            let event = self.events.get(id);
+            event.is_some_and(|event| event.is_throttled() && event.is_batched() == batched)
+        };
+        let watched = self.hooks.watched().iter().copied();
+        watched.filter(throttled).collect()
+    }
+
+    /// Lets an event sample again if it was throttled in a window that is over by now.
+    pub(super) fn unthrottle(&mut self, id: u64) {
+        if self.events.get(&id).is_some_and(Event::is_throttled) {
+            let time = self.cpu.time();
+            self.unthrottle_at(id, time);
+        }
+    }
+
+    /// As [`State::unthrottle`], at a moment in guest nanoseconds.
+    fn unthrottle_at(&mut self, id: u64, time: u64) {
+        if !self.events.get(&id).is_some_and(Event::is_throttled) {
+            return;
+        }
+        let limit = self.cpu.backend.rate_limit;
+        match self.with_hooks(id, |event, _| event.unthrottle(limit, time)) {
+            Some(Ok(true)) => {
+                let origin = self.events.get(&id).map(|event| Origin {
+                    time,
+                    ..self.origin(event)
+                });
+                if let Some(origin) = origin {
+                    self.note(id, &origin, &Note::Unthrottle);
+                }
+            }
+            Some(Err(error)) => {
+                self.fail(id, error);
+            }
+            Some(Ok(false)) | None => {}
+        }
+    }
+
+    // Switches.
+
+    /// Schedules a plain event in or out, or reads it: the path that a task switch takes for each of its
+    /// events that only count. `None`: the command needs more.
+    pub(super) fn switch_plain(&mut self, command: &Command) -> Option<Reply> {
+        let op = command.op.get();
+        if !matches!(op, COMMAND_IN | COMMAND_OUT | COMMAND_READ) || !has_no_operand(command) {
+            return None;
+        }
+        let vcpu = self.cpu.index;
+        let event = self.events.get_mut(&command.event.get())?;
+        if !event.is_plain() {
+            return None;
+        }
+        let counted = match (op, event.context) {
+            (COMMAND_IN, Context::Task(None)) => {
+                event.context = Context::Task(Some(vcpu));
+                event.task = Some(self.writer.running());
+                event.last_vcpu = vcpu;
+                match event.is_enabled() && event.is_led_on() && self.cpu.thread().is_some() {
+                    true => event.start(&mut self.cpu),
+                    false => Ok(()),
+                }
+            }
+            (COMMAND_OUT, Context::Task(Some(on))) if on == vcpu => {
+                event.context = Context::Task(None);
+                event.stop(&mut self.cpu)
+            }
+            (COMMAND_READ, _) => event.update(&mut self.cpu),
+            _ => return None,
+        };
+        if let Err(error) = counted {
+            let id = command.event.get();
+            let errno = self.fail(id, error);
+            return Some(self.reply(id, Err(errno)));
+        }
+        Some(reply(event, self.cpu.backend.clock, 0))
+    }
+
+    /// The answer to a command of an event: how it is now.
+    pub(super) fn reply(&self, id: u64, result: Result<(), Errno>) -> Reply {
+        let status = status(&result);
+        match self.events.get(&id) {
+            Some(event) => reply(event, self.cpu.backend.clock, status),
+            None => Reply {
+                status: status.into(),
+                ..Reply::default()
+            },
+        }
+    }
+
+    // Flushes.
+
+    /// The driver flushes an event, or with zero every persistent one of this vCPU.
+    pub(super) fn flush_command(&mut self, id: u64, by: u32) -> Result<(), Errno> {
+        let ids = match id {
+            0 => self.ids(|event| event.persistent.is_some() && event.placed_on() == Some(by)),
+            id => {
+                let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+                if event.active_on().is_some_and(|on| on != by) {
+                    // Its overflows there are found when that vCPU stands still.
+                    return Err(Errno::EXDEV);
+                }
+                vec![id]
+            }
+        };
+        let mut flushed = Ok(());
+        for id in ids {
+            self.write_held(id);
+            let shown = self.show_all(id);
+            flushed = flushed.and(shown);
+        }
+        flushed
+    }
+
+    /// Writes the overflows that the host holds of an event, whose vCPU stands still.
+    pub(crate) fn write_held(&mut self, id: u64) {
+        if self.holds(id) {
+            self.run_overflows(|state| {
+                state.drain_overflows(id);
+            });
+        }
+    }
+
+    /// Whether the host may hold overflows of an event until its vCPU stands still.
+    pub(crate) fn holds(&self, id: u64) -> bool {
+        let event = self.events.get(&id);
+        let sampled = event.filter(|event| event.is_sampled_by_host() && !event.is_batched());
+        sampled.is_some_and(|event| event.active_on().is_some())
+    }
+
+    /// Shows what is written of an event, with its figures, and wakes its reader for what it was not
+    /// woken for yet.
+    pub(crate) fn show_all(&mut self, id: u64) -> Result<(), Errno> {
+        let updated = self.update(id);
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let origin = self.origin(event);
+        self.writer
+            .flush(event.sink.as_deref(), &event.spec, &origin, Flush::Rouse);
+        match event.has_failed() {
+            true => Err(Errno::EIO),
+            false => updated,
+        }
+    }
+
+    // The batched engine.
+
+    /// Collects what the host has recorded, while the vCPU runs on.
+    pub(crate) fn collect(&mut self) {
+        if !self.collecting {
+            return;
+        }
+        let backend = Arc::clone(&self.cpu.backend);
+        let hold_back = HOLD_BACK * u64::from(backend.settings.tsc_khz);
+        let until = backend.source.tsc().saturating_sub(hold_back);
+        self.gather();
+        self.write_until(until);
+        if self.hooks.has(Hook::Throttled) {
+            for id in self.throttled(false) {
+                self.unthrottle(id);
+            }
+            // Up to here everything is written: what is to come is not of that window.
+            let time = backend.clock.nanoseconds(self.cpu.vcpu.to_guest(until));
+            for id in self.throttled(true) {
+                self.unthrottle_at(id, time);
+            }
+        }
+        self.rest_if_idle();
+    }
+
+    /// Writes whatever the host has recorded up to now: of a vCPU that stands still, everything.
+    pub(crate) fn settle(&mut self) {
+        if !self.collecting {
+            return;
+        }
+        self.gather();
+        self.write_until(self.cpu.backend.source.tsc());
+    }
+
+    /// Lets nobody collect any more when there is nothing to collect, and nothing throttled.
+    fn rest_if_idle(&mut self) {
+        let busy = self.hooks.has(Hook::Collecting) || self.hooks.has(Hook::Throttled);
+        if self.collecting && self.merge.is_empty() && !busy {
+            self.collecting = false;
+            self.cpu.backend.end_draining();
+        }
+    }
+
+    /// Sees to it that the host's records are collected while an event of the engine counts, and
+    /// that throttled events are looked at.
+    fn start_collecting(&mut self) {
+        if !self.collecting {
+            self.collecting = true;
+            self.cpu.backend.begin_draining();
+        }
+    }
+
+    /// As [`State::settle`], for an event that has just ceased to count.
+    fn settle_last(&mut self, id: u64) {
+        self.take_recorded(id);
+        self.write_until(self.cpu.backend.source.tsc());
+    }
+
+    /// Drops what the host recorded of an event that has ceased to count.
+    fn discard_recorded(&mut self, id: u64) {
+        if let Some(event) = self.events.get_mut(&id) {
+            event.drain(self.cpu.index);
+        }
+        self.merge.forget(id);
+    }
+
+    /// Takes the records of every event of the engine.
+    fn gather(&mut self) {
+        if !self.hooks.has(Hook::Collecting) {
+            return;
+        }
+        let batched = |id: &u64| self.events.get(id).is_some_and(Event::is_batched);
+        let watched = self.hooks.watched().iter().copied();
+        for id in watched.filter(batched).collect::<Vec<_>>() {
+            self.take_recorded(id);
+            if self.merge.len() > MOST_HELD {
+                self.write_until(self.cpu.backend.source.tsc());
+            }
+        }
+    }
+
+    /// Takes the records of one event, but for overflows in the host's own work.
+    fn take_recorded(&mut self, id: u64) {
+        let Some(event) = self.events.get_mut(&id) else {
+            return;
+        };
+        let overflows = event.drain(self.cpu.index);
+        let now = self.cpu.backend.source.tsc();
+        for overflow in &overflows.samples {
+            if overflow.mode == Mode::Host {
+                self.metrics.host_overflows += 1;
+                continue;
+            }
+            self.merge.add(MergeEntry {
+                event: id,
+                // It has happened, whatever a clock that was converted says.
+                tsc: overflow.tsc.min(now),
+                regs: GuestRegs {
+                    ip: overflow.ip,
+                    user: overflow.ip < KERNEL_HALF,
+                },
+                period: overflow.period,
+            });
+        }
+        self.write_exits(id, &overflows.exits);
+        self.metrics.host_throttles += overflows.throttles;
+        self.lose(id, overflows.lost);
+    }
+
+    /// Makes samples of what was taken, up to the host's TSC `until`.
+    fn write_until(&mut self, until: u64) {
+        if self.merge.is_empty() {
+            return;
+        }
+        let events = &self.events;
+        let named = |entry: &MergeEntry| {
+            let event = events.get(&entry.event);
+            event.is_some_and(|event| event.task.is_none() && event.spec.layout.has(SAMPLE_TID))
+        };
+        // Read after the records were taken, so it holds every switch before those.
+        let history = match self.merge.due(until).any(named) {
+            true => self.writer.history(),
+            false => TaskHistory::default(),
+        };
+        let alone = |entry: &MergeEntry| {
+            let event = events.get(&entry.event);
+            event.is_none_or(|event| event.limit == 0 && event.group.is_none())
+        };
+        if self.merge.due(until).all(alone) {
+            let mut batch = std::mem::take(&mut self.batch);
+            batch.extend(std::iter::from_fn(|| self.merge.next(until)));
+            self.write_batch(&mut batch, &history);
+            batch.clear();
+            self.batch = batch;
+        } else {
+            // One can stop others, whose later overflows are then forgotten.
+            while let Some(entry) = self.merge.next(until) {
+                self.overflow_recorded(&entry, &history);
+            }
+        }
+    }
+
+    /// Writes overflows of events that stop no other: each sink's in one burst. Readers rely on the
+    /// order within a ring alone.
+    fn write_batch(&mut self, batch: &mut [MergeEntry], history: &TaskHistory) {
+        batch.sort_by_key(|entry| {
+            let event = self.events.get(&entry.event);
+            event
+                .and_then(|event| event.sink.as_ref())
+                .map(|sink| sink.id())
+        });
+        let mut rest = &*batch;
+        while let Some((first, others)) = rest.split_first() {
+            let event = self.events.get(&first.event);
+            let written = event.and_then(|event| event.sink.clone()).and_then(|sink| {
+                sink.burst(|session| self.write_burst(session, &sink, rest, history))
+            });
+            rest = match written.unwrap_or(0) {
+                // More than a sample follows from it, or there is no ring.
+                0 => {
+                    self.overflow_recorded(first, history);
+                    others
+                }
+                written => rest.split_at(written).1,
+            };
+        }
+    }
+
+    /// An overflow that the host recorded acts.
+    fn overflow_recorded(&mut self, entry: &MergeEntry, history: &TaskHistory) {
+        if let Some(moment) = self.recorded_moment(entry, history) {
+            self.overflow(entry.event, entry.period, &moment);
+        }
+    }
+
+    /// Writes overflows to one sink as long as each makes a sample there and does nothing else; how
+    /// many. The sink is locked, so this touches no sink but by `session`.
+    fn write_burst(
+        &mut self,
+        session: &mut Session<'_, GuestPages<'_>>,
+        sink: &Arc<Sink>,
+        entries: &[MergeEntry],
+        history: &TaskHistory,
+    ) -> usize {
+        let limit = self.cpu.backend.rate_limit;
+        for (index, entry) in entries.iter().enumerate() {
+            let time = self.guest_time(entry);
+            let Some(event) = self.events.get_mut(&entry.event) else {
+                return index;
+            };
+            let own = event
+                .sink
+                .as_ref()
+                .is_some_and(|own| Arc::ptr_eq(own, sink));
+            let regs = entry.regs;
+            if !own || event.spec.excludes(regs.user) || !event.admit_plain(limit, time) {
+                return index;
+            }
+            let Some(moment) = self.recorded_moment(entry, history) else {
+                return index;
+            };
+            let Some(event) = self.events.get_mut(&entry.event) else {
+                return index;
+            };
+            let spec = &event.spec;
+            let origin = moment.origin(event);
+            let sample = Sample {
+                misc: misc(Some(regs)),
+                ip: regs.ip,
+                period: entry.period,
+                ..Sample::default()
+            };
+            let context = context(spec, &origin);
+            let outcome = match self.writer.record.sample(&spec.layout, &origin, &sample) {
+                Ok(record) => session.write(record, &context),
+                Err(_) => session.lose(1),
+            };
+            if outcome.wake {
+                self.writer.wake(&event.spec);
+            }
+            self.writer.count_sample(outcome.written);
+            if !outcome.written {
+                event.lost = event.lost.saturating_add(1);
+            }
+        }
+        entries.len()
+    }
+
+    /// The time of an overflow that the host recorded, in guest nanoseconds.
+    fn guest_time(&self, entry: &MergeEntry) -> u64 {
+        let tsc = self.cpu.vcpu.to_guest(entry.tsc);
+        self.cpu.backend.clock.nanoseconds(tsc)
+    }
+
+    /// The moment of an overflow that the host recorded; `None`: its event is gone.
+    fn recorded_moment(&mut self, entry: &MergeEntry, history: &TaskHistory) -> Option<Moment> {
+        let event = self.events.get(&entry.event)?;
+        let tsc = self.cpu.vcpu.to_guest(entry.tsc);
+        let task = match event.task {
+            None if event.spec.layout.has(SAMPLE_TID) => history.at(tsc),
+            known => Some(known.unwrap_or_default()),
+        };
+        if task.is_none() {
+            self.metrics.samples_unnamed += 1;
+        }
+        Some(Moment {
+            vcpu: self.cpu.index,
+            tsc,
+            time: self.cpu.backend.clock.nanoseconds(tsc),
+            place: Some(CpuContext {
+                regs: entry.regs,
+                cpu: None,
+            }),
+            task: task.unwrap_or_default(),
+            addr: 0,
+        })
+    }
+
+    /// Makes packets of the exits that the host recorded for a trace, oldest first: those included that
+    /// its kernel handled by itself.
+    fn write_exits(&mut self, id: u64, recorded: &[Recorded]) {
+        let Some(event) = self.events.get_mut(&id).filter(|_| !recorded.is_empty()) else {
+            return;
+        };
+        let Some(trace) = &mut event.trace else {
+            return;
+        };
+        let (spec, sink) = (&event.spec, event.sink.as_deref());
+        let (clock, vcpu) = (self.cpu.backend.clock, &self.cpu.vcpu);
+        // Read after the exits were taken, so it holds every switch before those.
+        let history = event.task.is_none().then(|| self.writer.history());
+        let now = self.cpu.backend.source.tsc();
+        let mut left = recorded.len();
+        for one in recorded {
+            left -= 1;
+            let exit = match one {
+                Recorded::Exit(exit) => exit,
+                Recorded::Lost(exits) => {
+                    let bytes = exits.saturating_mul(size_of::<ExitPacket>() as u64);
+                    self.writer.lose_packets(sink, trace, *exits, bytes);
+                    continue;
+                }
+            };
+            // It has happened, whatever a clock that was converted says.
+            let tsc = vcpu.to_guest(exit.tsc.min(now));
+            let task = event.task.unwrap_or_else(|| {
+                let known = history.as_ref().and_then(|history| history.at(tsc));
+                known.unwrap_or_else(|| {
+                    self.metrics.samples_unnamed += 1;
+                    Task::default()
+                })
+            });
+            let origin = Origin {
+                pid: task.pid,
+                tid: task.tid,
+                time: clock.nanoseconds(tsc),
+                id: spec.owner,
+                stream_id: spec.id,
+                vcpu: self.cpu.index,
+            };
+            // The last was not over until now, as far as is known.
+            let until = exit.back.or_else(|| (left == 0).then_some(now));
+            let until = until.map_or(tsc, |tsc| vcpu.to_guest(tsc.min(now)));
+            let outside = clock.nanoseconds(until).saturating_sub(origin.time);
+            let packet = exit_packet(exit, &origin, outside);
+            let packet = Packet::Exit(&packet);
+            self.writer.produce(sink, spec, &origin, tsc, trace, packet);
+        }
+    }
+}
+
+/// Shows an event's figures in its own metadata page, if it has one.
+fn show(event: &Event, clock: Clock) {
+    if let Some(sink) = event.sink.as_ref().filter(|_| event.is_shown()) {
+        sink.show(&event.counts(clock));
+    }
+}
+
+/// An event as it is after a command with this status.
+fn reply(event: &Event, clock: Clock, status: u32) -> Reply {
+    let counts = event.counts(clock);
+    Reply {
+        status: status.into(),
+        state: event.state().into(),
+        value: counts.count.into(),
+        time_enabled: counts.time_enabled.into(),
+        time_running: counts.time_running.into(),
+        lost: event.lost().into(),
+    }
+}
+
+fn misc(regs: Option<GuestRegs>) -> u16 {
+    match regs {
+        Some(GuestRegs { user: true, .. }) => MISC_USER,
+        Some(GuestRegs { user: false, .. }) => MISC_KERNEL,
+        None => MISC_UNKNOWN,
+    }
+}
+
+fn exit_packet(exit: &HostExit, origin: &Origin, outside: u64) -> ExitPacket {
+    let flag = |on: bool, flag| if on { flag } else { 0 };
+    ExitPacket {
+        kind: PACKET_EXIT,
+        flags: PACKET_HARDWARE
+            | PACKET_IP
+            | flag(exit.ip < KERNEL_HALF, PACKET_USER)
+            | flag(exit.back.is_none(), PACKET_CUT),
+        reason: exit.reason.into(),
+        vcpu: origin.vcpu.into(),
+        time: origin.time.into(),
+        ip: exit.ip.into(),
+        outside: outside.into(),
+        qualification: exit.qualification.into(),
+        detail: exit.detail.into(),
+        pid: origin.pid.into(),
+        tid: origin.tid.into(),
+        ..ExitPacket::default()
+    }
+}

@@ -1,0 +1,291 @@
+//! How the events of one vCPU write: each record and packet to the sink of its event, with what became
+//! of it counted, and the driver's notices.
+
+use std::sync::Arc;
+
+use vm_memory::GuestMemoryMmap;
+
+use crate::event::EventSpec;
+use crate::notices::{Notices, Tell};
+use crate::record::{Origin, Reading, Record, Sample};
+use crate::ring::{Outcome, WriteContext};
+use crate::sink::{Flush, Produced, Sink};
+use crate::tasks::{Task, TaskHistory, Tasks};
+use crate::trace::{Packet, Trace};
+
+/// The writing side of one vCPU.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    notices: Arc<Notices>,
+    /// Notices for when the shard is let go: a reader that is woken finds what it is woken for.
+    told: Vec<Tell>,
+    /// The guest's RAM, as the driver brought it.
+    guest: Arc<GuestMemoryMmap>,
+    tasks: Tasks,
+    /// The record under construction.
+    pub(super) record: Record,
+    pub(crate) tally: Tally,
+}
+
+/// Samples, wakeups and AUX bytes since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) written: u64,
+    pub(crate) lost: u64,
+    pub(crate) throttled: u64,
+    pub(crate) wakeups: u64,
+    /// Bytes.
+    pub(crate) aux_written: u64,
+    /// Bytes.
+    pub(crate) aux_lost: u64,
+    pub(crate) aux_records: u64,
+}
+
+/// A record that is no sample.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Note<'a> {
+    Throttle,
+    Unthrottle,
+    /// The counts of an event that closes.
+    Read(Reading<'a>),
+}
+
+impl Writer {
+    pub(crate) fn new(notices: Arc<Notices>) -> Self {
+        Self {
+            notices,
+            told: Vec::new(),
+            guest: Arc::default(),
+            tasks: Tasks::default(),
+            record: Record::default(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Keeps a notice until [`Writer::publish_notices`].
+    pub(crate) fn tell(&mut self, tell: Tell) {
+        self.told.push(tell);
+    }
+
+    /// Makes the notices due that were kept.
+    pub(crate) fn publish_notices(&mut self) {
+        if !self.told.is_empty() {
+            self.notices.tell(self.told.drain(..));
+        }
+    }
+
+    /// A driver is there with guest memory, or has gone with it.
+    pub(crate) fn set_guest(&mut self, guest: Arc<GuestMemoryMmap>) {
+        self.guest = guest;
+        self.tasks = Tasks::default();
+    }
+
+    /// The driver names the vCPU's task page.
+    pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
+        self.tasks = tasks;
+    }
+
+    /// The guest's RAM.
+    pub(crate) fn guest(&self) -> &GuestMemoryMmap {
+        &self.guest
+    }
+
+    /// The task that runs on the vCPU, by its task page.
+    pub(crate) fn running(&self) -> Task {
+        self.tasks.running(&self.guest)
+    }
+
+    /// The tasks that have run on the vCPU, by its task page.
+    pub(crate) fn history(&self) -> TaskHistory {
+        self.tasks.history(&self.guest)
+    }
+
+    /// Where the kernel keeps the user registers of the task that runs, unchecked.
+    pub(crate) fn user_regs(&self) -> u64 {
+        self.tasks.user_regs(&self.guest)
+    }
+
+    /// Writes a sample of an event; whether it could.
+    pub(crate) fn sample(
+        &mut self,
+        sink: Option<&Sink>,
+        spec: &EventSpec,
+        origin: &Origin,
+        sample: &Sample<'_>,
+    ) -> bool {
+        let written = self.write(sink, spec, origin, |record, context, sink| {
+            sink.write(
+                |ring, memory| match record.sample(&spec.layout, origin, sample) {
+                    Ok(sample) => ring.write(memory, sample, context),
+                    Err(_) => ring.lose(1),
+                },
+            )
+        });
+        self.count_sample(written);
+        written
+    }
+
+    /// Counts a sample that was written, or lost.
+    pub(crate) fn count_sample(&mut self, written: bool) {
+        if written {
+            self.tally.written += 1;
+        } else {
+            self.tally.lost += 1;
+        }
+    }
+
+    /// Counts overflows that no record can be made of.
+    pub(crate) fn lose(&mut self, sink: Option<&Sink>, spec: &EventSpec, overflows: u64) {
+        self.tally.lost = self.tally.lost.saturating_add(overflows);
+        self.write(sink, spec, &Origin::default(), |_, _, sink| {
+            sink.write(|ring, _| ring.lose(overflows))
+        });
+    }
+
+    /// Writes a record that is no sample, if it fits.
+    pub(crate) fn note(
+        &mut self,
+        sink: Option<&Sink>,
+        spec: &EventSpec,
+        origin: &Origin,
+        note: &Note<'_>,
+    ) {
+        self.write(sink, spec, origin, |record, context, sink| {
+            let built = match note {
+                Note::Throttle => Ok(record.throttle(context.layout, origin)),
+                Note::Unthrottle => Ok(record.unthrottle(context.layout, origin)),
+                Note::Read(reading) => record.read(context.layout, origin, reading),
+            };
+            built.map_or_else(
+                |_| Outcome::default(),
+                |bytes| sink.write(|ring, memory| ring.note(memory, bytes, context)),
+            )
+        });
+    }
+
+    /// Writes what an event's ring owes its reader, as far as it fits.
+    pub(crate) fn flush(
+        &mut self,
+        sink: Option<&Sink>,
+        spec: &EventSpec,
+        origin: &Origin,
+        how: Flush,
+    ) {
+        let Some(sink) = sink else {
+            return;
+        };
+        let context = context(spec, origin);
+        let produced = sink.flush(&mut self.record, spec.is_trace(), how, &context);
+        self.count_produced(spec, &produced);
+    }
+
+    /// Writes the next packet of a trace, with the sync packet and the padding that have to stand
+    /// before it, or counts it as lost; whether it was written.
+    ///
+    /// `packet` is complete but for its number. `origin` is its origin: the vCPU, the task, and its
+    /// time, of which `tsc` is the guest's TSC. `trace` is the event's own. The reader sees the packet
+    /// when a watermark is crossed, or with [`Writer::flush`].
+    pub(crate) fn produce(
+        &mut self,
+        sink: Option<&Sink>,
+        spec: &EventSpec,
+        origin: &Origin,
+        tsc: u64,
+        trace: &mut Trace,
+        packet: Packet<'_>,
+    ) -> bool {
+        let record = &mut self.record;
+        let produced = sink.and_then(|sink| sink.produce(record, spec, origin, tsc, trace, packet));
+        let Some(produced) = produced else {
+            self.lose_packets(sink, trace, 1, packet.len());
+            return false;
+        };
+        let appended = produced.appended;
+        trace.account(packet, &appended);
+        self.tally.aux_written += appended.written;
+        if !appended.whole {
+            self.tally.aux_lost = self.tally.aux_lost.saturating_add(packet.len());
+        }
+        self.count_produced(spec, &produced);
+        appended.whole
+    }
+
+    /// Counts packets of a trace that were lost before they could be written, of `bytes` together.
+    pub(crate) fn lose_packets(
+        &mut self,
+        sink: Option<&Sink>,
+        trace: &mut Trace,
+        packets: u64,
+        bytes: u64,
+    ) {
+        trace.lose(packets, bytes);
+        self.tally.aux_lost = self.tally.aux_lost.saturating_add(bytes);
+        if let Some(sink) = sink {
+            sink.miss();
+        }
+    }
+
+    /// Reports in the ring of a trace, once, that it has begun; if there is an area of the device's,
+    /// and room.
+    pub(crate) fn announce(
+        &mut self,
+        sink: Option<&Sink>,
+        spec: &EventSpec,
+        origin: &Origin,
+        trace: &mut Trace,
+    ) {
+        let shape = sink.map(Sink::shape);
+        if trace.announced || shape.is_none_or(|shape| !shape.has_area || shape.driven) {
+            return;
+        }
+        trace.announced = self.write(sink, spec, origin, |record, context, sink| {
+            let start = record.itrace_start(context.layout, origin);
+            sink.write(|ring, memory| ring.note(memory, start, context))
+        });
+    }
+
+    /// The reader of an event's family is to be woken.
+    pub(crate) fn wake(&mut self, spec: &EventSpec) {
+        self.tally.wakeups += 1;
+        self.tell(Tell::Wake(spec.owner));
+    }
+
+    fn count_produced(&mut self, spec: &EventSpec, produced: &Produced) {
+        self.tally.aux_records += produced.records;
+        if !produced.wake {
+            return;
+        }
+        if produced.driven {
+            self.tell(Tell::Aux(spec.id));
+        } else {
+            self.wake(spec);
+        }
+    }
+
+    /// Lets `act` write to the sink of an event, if it has one, and wakes who waits for it.
+    fn write(
+        &mut self,
+        sink: Option<&Sink>,
+        spec: &EventSpec,
+        origin: &Origin,
+        act: impl FnOnce(&mut Record, &WriteContext<'_>, &Sink) -> Outcome,
+    ) -> bool {
+        let Some(sink) = sink else {
+            return false;
+        };
+        let outcome = act(&mut self.record, &context(spec, origin), sink);
+        if outcome.wake {
+            self.wake(spec);
+        }
+        outcome.written
+    }
+}
+
+/// With which layout and wakeup an event writes a record of `origin`.
+pub(super) fn context<'a>(spec: &'a EventSpec, origin: &'a Origin) -> WriteContext<'a> {
+    WriteContext {
+        layout: &spec.layout,
+        origin,
+        wakeup: spec.wakeup,
+    }
+}

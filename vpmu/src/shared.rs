@@ -1,0 +1,71 @@
+//! The parts of one device, and how a thread gets from one to the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::QUEUE_VCPU;
+use crate::backend::Backend;
+use crate::control::Control;
+use crate::flush::Flushes;
+use crate::locks::{CONTROL, Lock};
+use crate::notices::Notices;
+use crate::shard::{Shard, State};
+
+/// The parts of one device.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) shards: Arc<[Shard]>,
+    pub(crate) notices: Arc<Notices>,
+    pub(crate) control: Lock<Control, CONTROL>,
+    pub(crate) flushes: Flushes,
+    drains: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(backend: Backend) -> Self {
+        let notices = Arc::new(Notices::new(Arc::clone(&backend.machine)));
+        let backend = Arc::new(backend);
+        let shards: Arc<[Shard]> = (0..backend.settings.vcpus)
+            .map(|vcpu| Shard::new(vcpu, &backend, &notices))
+            .collect();
+        let control = Control::new(&backend, &shards, &notices);
+        Self {
+            backend,
+            shards,
+            notices,
+            control: Lock::new(control),
+            flushes: Flushes::default(),
+            drains: AtomicU64::new(0),
+        }
+    }
+
+    /// The shard of a vCPU, if there is such a vCPU.
+    pub(crate) fn shard(&self, vcpu: u32) -> Option<&Shard> {
+        self.shards.get(vcpu as usize)
+    }
+
+    /// The vCPU whose queue this is.
+    pub(crate) fn queue_of(&self, queue: u16) -> Option<u32> {
+        let vcpu = u32::from(queue.checked_sub(QUEUE_VCPU)?);
+        self.shard(vcpu).map(|_| vcpu)
+    }
+
+    /// Acts on a shard, then carries out the work that this leaves for others. The caller holds no lock.
+    pub(crate) fn on<T>(&self, shard: &Shard, act: impl FnOnce(&mut State) -> T) -> T {
+        let (result, errands) = shard.with(act);
+        if !errands.is_empty() {
+            self.control.lock().run(errands);
+        }
+        result
+    }
+
+    pub(crate) fn count_drain(&self) {
+        self.drains.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Drains since the start.
+    pub(crate) fn drains(&self) -> u64 {
+        self.drains.load(Ordering::Relaxed)
+    }
+}

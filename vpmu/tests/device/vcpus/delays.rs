@@ -1,0 +1,178 @@
+//! A vCPU waits for no other.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use vpmu::abi::*;
+use vpmu::{Engines, ExitReason, GuestRegs, Limits, Registers};
+
+use super::{Lane, Pending, VcpuThread, aside, each, task_event};
+use crate::reader::Reader;
+use crate::rig::{ALL_FEATURES, Rig, command, open_of, sampling};
+use crate::world::{At, CYCLES, FAULTS};
+
+/// Events of vCPU 1, and of tasks that run there.
+struct Own {
+    /// Samples marks.
+    marks: u64,
+    tasks: [Vec<u64>; 2],
+    ring: Reader,
+}
+
+impl Own {
+    fn open(rig: &mut Rig) -> Self {
+        let marks = OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..sampling(open_of(KIND_MARK, 5, 1), 1)
+        };
+        let marks = rig.open(&marks).expect("open");
+        let ring = rig.map(marks, 4);
+        let tasks = [(); 2].map(|()| {
+            let kinds = [CYCLES, FAULTS, (KIND_MARK, 5), (KIND_TSC, 0)];
+            let open = |(kind, config)| rig.open(&task_event(kind, config)).expect("open");
+            kinds.map(open).to_vec()
+        });
+        // They have been here.
+        for task in &tasks {
+            rig.commands(1, &each(COMMAND_IN, task));
+            rig.commands(1, &each(COMMAND_OUT, task));
+        }
+        Self { marks, tasks, ring }
+    }
+
+    /// vCPU 1 switches, marks and flushes: all of it comes to an end, and is done.
+    fn check(&mut self, vcpu: &VcpuThread) {
+        const ROUNDS: usize = 100;
+        let (marks, tasks) = (self.marks, self.tasks.clone());
+        let replies = vcpu.run(move |lane| {
+            let mut replies = Vec::new();
+            for round in 0..ROUNDS {
+                let (one, other) = (&tasks[round % 2], &tasks[(round + 1) % 2]);
+                replies.extend(lane.commands(&each(COMMAND_IN, one)));
+                lane.mark(5);
+                lane.session.leave(ExitReason::Io, &mut At(2));
+                lane.session.enter();
+                let switch = [each(COMMAND_OUT, one), each(COMMAND_IN, other)].concat();
+                replies.extend(lane.commands(&switch));
+                replies.extend(lane.commands(&[command(COMMAND_FLUSH, marks)]));
+                replies.extend(lane.commands(&each(COMMAND_OUT, other)));
+            }
+            replies
+        });
+        assert!(replies.iter().all(|reply| reply.status.get() == 0));
+        assert_eq!(self.ring.samples().len(), ROUNDS);
+    }
+}
+
+/// A hypervisor that tells the registers when the test lets it.
+struct Slow {
+    asked: Sender<()>,
+    let_go: Receiver<()>,
+}
+
+impl Registers for Slow {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        let _ = self.asked.send(());
+        let _ = self.let_go.recv();
+        At(7).registers()
+    }
+}
+
+#[test]
+fn vcpu_in_its_exit_handler_delays_no_other() {
+    let mut rig = Rig::new();
+    let mut own = Own::open(&mut rig);
+    let request = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
+        engine: ENGINE_EXIT.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
+    };
+    let of_first = rig.open(&request).expect("open");
+    let mut ring = rig.map(of_first, 1);
+    let second = VcpuThread::spawn(Lane::new(&mut rig, 1));
+    rig.vcpus.enter(0);
+    rig.world.work(crate::rig::thread(0), 250, 4);
+    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
+    assert_eq!(ring.samples().len(), 2);
+    rig.world.work(crate::rig::thread(0), 100, 4);
+    // From here on it does not come back.
+    own.check(&second);
+    for event in [Some(of_first), None, Some(own.marks)] {
+        let vpmu = Arc::clone(&rig.vpmu);
+        let flushed = aside(move || vpmu.flush(event)).wait();
+        flushed.expect("flushed");
+    }
+    assert_eq!(ring.samples().len(), 1, "what was held is there");
+    let vpmu = Arc::clone(&rig.vpmu);
+    aside(move || vpmu.drain()).wait();
+    own.check(&second);
+    // Requests go on, about its events too.
+    let other = rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+    rig.close(other).expect("closed");
+    assert_eq!(rig.vpmu.metrics().drains, 1);
+}
+
+#[test]
+fn vcpu_without_a_thread_delays_no_other() {
+    let mut rig = Rig::bare(Engines::Auto, Limits::default(), None);
+    rig.attach(1);
+    rig.activate(ALL_FEATURES);
+    let mut own = Own::open(&mut rig);
+    let of_first = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PERSISTENT).into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let of_first = rig.open(&of_first).expect("open");
+    let second = VcpuThread::spawn(Lane::new(&mut rig, 1));
+    own.check(&second);
+    for event in [Some(of_first), None, Some(own.marks)] {
+        let vpmu = Arc::clone(&rig.vpmu);
+        let flushed = aside(move || vpmu.flush(event)).wait();
+        flushed.expect("flushed");
+    }
+    let vpmu = Arc::clone(&rig.vpmu);
+    aside(move || vpmu.drain()).wait();
+    own.check(&second);
+}
+
+/// Its own part of the device is locked then, and a request about one of its events waits for it with
+/// the control plane locked.
+#[test]
+fn vcpu_whose_hypervisor_is_slow_delays_requests_and_no_other_vcpu() {
+    let mut rig = Rig::new();
+    let mut own = Own::open(&mut rig);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 6, 0), 1)
+    };
+    let of_first = rig.open(&request).expect("open");
+    let mut ring = rig.map(of_first, 1);
+    let first = VcpuThread::spawn(Lane::new(&mut rig, 0));
+    let second = VcpuThread::spawn(Lane::new(&mut rig, 1));
+    let (asked, is_asked) = channel();
+    let (go, let_go) = channel();
+    let mark = first.begin(move |lane| {
+        lane.session.mark(6, &mut Slow { asked, let_go });
+    });
+    is_asked
+        .recv_timeout(super::LONG)
+        .expect("a sample needs them");
+    let flush: Pending<_> = {
+        let vpmu = Arc::clone(&rig.vpmu);
+        aside(move || vpmu.flush(Some(of_first)))
+    };
+    let drain = {
+        let vpmu = Arc::clone(&rig.vpmu);
+        aside(move || vpmu.drain())
+    };
+    for _ in 0..5 {
+        own.check(&second);
+    }
+    assert!(!mark.is_over() && !flush.is_over());
+    go.send(()).expect("it waits");
+    mark.wait();
+    flush.wait().expect("flushed");
+    drain.wait();
+    let ips: Vec<_> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [7]);
+}

@@ -1,0 +1,292 @@
+//! Requests, drains and other vCPUs that come at the worst moment.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread as threads;
+
+use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow};
+use vpmu::{ExitReason, GuestRegs, Limits, Registers, Vpmu};
+use zerocopy::IntoBytes;
+
+use crate::persistent::{WINDOW_FEATURES, marks, reader, window};
+use crate::reader::{SAMPLE, THROTTLE, UNTHROTTLE};
+use crate::rig::{ALL_FEATURES, Rig, command, open_of, sampling, thread};
+use crate::traces::area::map;
+use crate::world::{At, CYCLES, Nowhere};
+
+fn overflow(tsc: u64) -> Overflow {
+    Overflow {
+        tsc,
+        ip: 1,
+        mode: Mode::Guest,
+        period: 100,
+    }
+}
+
+/// An enabled event that samples cycles.
+fn cycles(context: u32, period: u64) -> OpenRequest {
+    OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, context), period)
+    }
+}
+
+/// A command of a vCPU that stays in its exit.
+fn kick(rig: &mut Rig, vcpu: u32, op: u32, event: u64) {
+    let index = 2 + vcpu as usize;
+    rig.queues[index].request(command(op, event).as_bytes(), size_of::<Reply>());
+    rig.vcpus.kick(vcpu, u16::try_from(index).expect("small"));
+    rig.queues[index].answer().expect("answered at once");
+}
+
+#[test]
+fn trace_that_turns_out_blind_at_its_end_is_in_error_once() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_EXCLUDE_USER).into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_USER, 0)
+    };
+    let trace = rig.open(&request).expect("open");
+    rig.vcpus.leave(0, ExitReason::Mmio, &mut Nowhere);
+    kick(&mut rig, 0, COMMAND_DISABLE, trace);
+    rig.vcpus.enter(0);
+    assert_eq!(rig.read(0, trace).state.get(), STATE_ERROR);
+    assert!(!rig.vcpus.wants_registers(0), "it wants nothing any more");
+}
+
+#[test]
+fn new_tsc_offset_moves_neither_count_nor_times() {
+    let mut rig = Rig::windowed(&window(8));
+    rig.world.pass(1_000_000);
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_TSC, 0, 0)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.detach(event, "tsc").expect("detached");
+    rig.world.pass(500);
+    let before = rig.vpmu.persistent()[0].clone();
+    rig.vpmu.reset();
+    rig.vcpus.set(0, None);
+    rig.world.be_thread(500);
+    // The guest's clock begins anew.
+    let offset = 0_u64.wrapping_sub(rig.world.now());
+    let session = rig.vpmu.attach(0, offset).expect("attached");
+    rig.vcpus.set(0, Some(session));
+    rig.world.pass(1000);
+    let after = rig.vpmu.persistent()[0].clone();
+    for (before, after) in [
+        (before.count, after.count),
+        (before.time_enabled, after.time_enabled),
+    ] {
+        // Looks at the clock take a tick each.
+        assert!((1000..1100).contains(&(after - before)), "{before} {after}");
+    }
+}
+
+#[test]
+fn window_is_free_again_after_a_reset_with_redirected_events() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "").expect("detached");
+    rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let other = rig.open(&marks(0)).expect("open");
+    rig.redirect(other, event).expect("redirected");
+    rig.activate(WINDOW_FEATURES);
+    rig.reattach(event).expect("attached");
+    rig.close(event).expect("closed");
+    let next = rig.open(&marks(0)).expect("open");
+    rig.detach(next, "").expect("detached");
+    assert_eq!(rig.map_window(next, 4, 0), Ok(0), "its pages are free");
+}
+
+#[test]
+fn new_task_page_names_no_earlier_sample() {
+    let memory = window(8);
+    let mut rig = Rig::windowed(&memory);
+    rig.world.know_ips();
+    rig.world.pass(10_000_000);
+    let event = rig.open(&cycles(0, 100)).expect("open");
+    rig.detach(event, "").expect("detached");
+    let first = rig.map_window(event, 4, MAP_WRITABLE).expect("mapped");
+    let mut ring = reader(&memory, first, 4);
+    rig.world.record(thread(0), overflow(rig.world.now()));
+    rig.runs(0, 7, 8);
+    rig.world.pass(10_000_000);
+    rig.vpmu.drain();
+    let tasks: Vec<_> = ring.samples().iter().map(|s| (s.pid, s.tid)).collect();
+    assert_eq!(tasks, [(0, 0)]);
+}
+
+#[test]
+fn command_of_another_vcpu_bends_no_time() {
+    let mut rig = Rig::new();
+    rig.world.know_ips();
+    rig.world.pass(10_000_000);
+    let [stopped, other] = [(); 2].map(|()| rig.open(&cycles(1, 100)).expect("open"));
+    rig.map(stopped, 2);
+    let mut ring = rig.map(other, 2);
+    rig.world.pass(20_000_000);
+    let now = rig.world.now();
+    let recorded = [now - 8_000_000, now - 2_000_000];
+    for tsc in recorded {
+        rig.world.record(thread(1), overflow(tsc));
+    }
+    rig.command(0, COMMAND_DISABLE, stopped);
+    rig.vpmu.drain();
+    let times: Vec<_> = ring.samples().iter().map(|sample| sample.time).collect();
+    assert_eq!(times, recorded.map(|tsc| tsc + crate::rig::TSC_OFFSET));
+}
+
+#[test]
+fn throttled_event_is_looked_at_on_its_next_vcpu() {
+    let limits = Limits {
+        max_sample_rate: 500,
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    rig.world.pass(1_000_000_000);
+    let event = rig.open(&cycles(CONTEXT_TASK, 10)).expect("open");
+    let mut ring = rig.map(event, 2);
+    // It has a counter on both.
+    for (vcpu, op) in [(1, COMMAND_IN), (1, COMMAND_OUT), (0, COMMAND_IN)] {
+        rig.command(vcpu, op, event);
+    }
+    rig.world.work(thread(0), 100, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(1));
+    let kinds = |records: &[crate::reader::Raw]| -> Vec<_> {
+        records.iter().map(|record| record.kind).collect()
+    };
+    let mut expected = vec![SAMPLE; 5];
+    expected.push(THROTTLE);
+    assert_eq!(kinds(&ring.raw()), expected);
+    rig.command(0, COMMAND_OUT, event);
+    rig.command(1, COMMAND_IN, event);
+    rig.world.pass(20_000_000);
+    assert!(rig.world.draining());
+    rig.vpmu.drain();
+    assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
+}
+
+/// Registers whose reading lets a request that waits be served just then.
+struct Meanwhile<'a>(&'a Vpmu);
+
+impl Registers for Meanwhile<'_> {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        self.0.notify(QUEUE_CONTROL);
+        Some(GuestRegs { ip: 5, user: true })
+    }
+}
+
+#[test]
+fn trace_that_starts_in_an_exit_does_not_hold_it_though_another_ended() {
+    let mut rig = Rig::new();
+    let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
+    let on = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..request
+    };
+    let other = rig.open(&on).expect("open");
+    let trace = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, trace, 4);
+    rig.vcpus.enter(0);
+    let close = Rig::header(CONTROL_CLOSE, other);
+    rig.queues[0].request(close.as_bytes(), size_of::<ControlReply>());
+    let mut registers = Meanwhile(&rig.vpmu);
+    rig.vcpus.leave(0, ExitReason::Mmio, &mut registers);
+    rig.queues[0].answer().expect("closed");
+    kick(&mut rig, 0, COMMAND_ENABLE, trace);
+    rig.vcpus.enter(0);
+    rig.command(0, COMMAND_READ, trace);
+    assert!(area.exits().iter().all(|exit| exit.ip.get() != 5));
+}
+
+#[test]
+fn reader_that_is_woken_finds_the_head() {
+    let mut rig = Rig::new();
+    rig.world.know_ips();
+    rig.world.pass(10_000_000);
+    let event = rig.open(&cycles(0, 100)).expect("open");
+    let mut ring = rig.map(event, 64);
+    for round in 0..300 {
+        rig.post_notice(0, 64);
+        let now = rig.world.now();
+        // Over one page or two.
+        for tick in 0..70 {
+            rig.world.record(thread(0), overflow(now + tick));
+        }
+        rig.world.pass(20_000_000);
+        let mut events = rig.queues.remove(1);
+        let (before, over) = (ring.head(), &AtomicBool::new(false));
+        let (rig_, ring_) = (&rig, &ring);
+        let heads = threads::scope(|scope| {
+            scope.spawn(move || {
+                rig_.vpmu.drain();
+                over.store(true, Ordering::Release);
+            });
+            let mut heads = Vec::new();
+            loop {
+                let last = over.load(Ordering::Acquire);
+                // Whoever leaves the guest delivers.
+                rig_.exit(1, ExitReason::Hlt, &mut At(1));
+                while events.reclaim().is_some() {
+                    heads.push(ring_.head());
+                }
+                if last {
+                    break heads;
+                }
+            }
+        });
+        rig.queues.insert(1, events);
+        assert_eq!(heads.is_empty(), before == ring.head(), "round {round}");
+        assert!(heads.iter().all(|&head| head > before), "round {round}");
+        ring.raw();
+    }
+}
+
+#[test]
+fn area_unmapped_under_exits_shows_all_that_was_counted() {
+    let mut rig = Rig::new();
+    let request = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
+    let trace = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, trace, 64);
+    rig.command(0, COMMAND_ENABLE, trace);
+    let mut shown = 0;
+    for _ in 0..500 {
+        let Rig {
+            vpmu,
+            vcpus,
+            queues,
+            ..
+        } = &mut rig;
+        let (over, vcpus, vpmu) = (&AtomicBool::new(false), &*vcpus, &*vpmu);
+        threads::scope(|scope| {
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    vcpus.leave(0, ExitReason::Hlt, &mut At(1));
+                    vcpus.enter(0);
+                }
+            });
+            while area.head() == 0 {
+                // The reader sees nothing before the first watermark: a few exits are enough.
+                if vpmu.exits(0).hlt % 50 == 49 {
+                    break;
+                }
+                threads::yield_now();
+            }
+            let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
+            queues[0].request(unmap.as_bytes(), size_of::<ControlReply>());
+            vpmu.notify(QUEUE_CONTROL);
+            queues[0].answer().expect("unmapped");
+            over.store(true, Ordering::Relaxed);
+        });
+        shown += area.head();
+        area = area.again(&mut rig, trace);
+    }
+    let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
+    rig.control(&unmap).expect("unmapped");
+    shown += area.head();
+    let reply = rig.read(0, trace);
+    assert_eq!(reply.value.get(), shown + reply.lost.get());
+}

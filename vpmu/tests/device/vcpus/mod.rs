@@ -1,0 +1,159 @@
+//! Several vCPUs: which events are whose, and who waits for whom.
+
+mod delays;
+mod drains;
+mod effects;
+mod elsewhere;
+mod exits;
+mod interleavings;
+mod moving;
+mod notices;
+mod readings;
+mod sessions;
+mod storm;
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use vpmu::{ExitReason, VcpuSession};
+use zerocopy::IntoBytes;
+
+use crate::driver::DriverQueue;
+use crate::rig::{Errno, Rig, command, open_of, structs};
+use crate::world::At;
+
+/// Nothing here takes that long, however busy the machine is.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A vCPU as its own thread has it: the session, and the driver's side of the queue.
+struct Lane {
+    vcpu: u32,
+    session: VcpuSession,
+    queue: DriverQueue,
+}
+
+impl Lane {
+    /// The rig does nothing with this vCPU any more.
+    fn new(rig: &mut Rig, vcpu: u32) -> Self {
+        // Nobody serves what stands in for it.
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
+        let (idle, _) = DriverQueue::new(&memory, 0, 0);
+        Self {
+            vcpu,
+            session: rig.vcpus.take(vcpu),
+            queue: std::mem::replace(&mut rig.queues[2 + vcpu as usize], idle),
+        }
+    }
+
+    /// As [`Rig::commands`].
+    fn commands(&mut self, commands: &[Command]) -> Vec<Reply> {
+        self.session.leave(ExitReason::Mmio, &mut At(u64::MAX));
+        let replies = self.kick(commands);
+        self.session.enter();
+        replies
+    }
+
+    /// The commands without the exit that they take.
+    fn kick(&mut self, commands: &[Command]) -> Vec<Reply> {
+        let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
+        self.queue.request(commands.as_bytes(), room);
+        let index = u16::try_from(self.vcpu).expect("few");
+        self.session.kick(QUEUE_VCPU + index);
+        structs(&self.queue.answer().expect("answered at once"))
+    }
+
+    fn mark(&mut self, value: u32) {
+        self.session.leave(ExitReason::Mmio, &mut At(1));
+        self.session.mark(value, &mut At(1));
+        self.session.enter();
+    }
+}
+
+/// A thread of a vCPU's, which carries out what it is sent.
+struct VcpuThread(Sender<Job>);
+
+type Job = Box<dyn FnOnce(&mut Lane) + Send>;
+
+impl VcpuThread {
+    fn spawn(mut lane: Lane) -> Self {
+        let (jobs, received) = channel::<Job>();
+        thread::spawn(move || received.into_iter().for_each(|job| job(&mut lane)));
+        Self(jobs)
+    }
+
+    fn begin<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Lane) -> T + Send + 'static,
+    ) -> Pending<T> {
+        let (done, result) = channel();
+        let job = move |lane: &mut Lane| {
+            // The test may have failed meanwhile.
+            let _ = done.send(act(lane));
+        };
+        self.0.send(Box::new(job)).expect("it lives");
+        Pending(result)
+    }
+
+    /// The thread's result; the test fails if it never comes.
+    fn run<T: Send + 'static>(&self, act: impl FnOnce(&mut Lane) -> T + Send + 'static) -> T {
+        self.begin(act).wait()
+    }
+}
+
+/// The result of what another thread does.
+struct Pending<T>(Receiver<T>);
+
+impl<T> Pending<T> {
+    fn wait(self) -> T {
+        self.0.recv_timeout(LONG).expect("it comes to an end")
+    }
+
+    fn is_over(&self) -> bool {
+        !matches!(self.0.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty))
+    }
+}
+
+/// Does it on another thread, and lets that thread be if it never ends.
+fn aside<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
+    let (done, result) = channel();
+    thread::spawn(move || {
+        let _ = done.send(act());
+    });
+    Pending(result)
+}
+
+/// An enabled event of tasks'.
+fn task_event(kind: u32, config: u64) -> OpenRequest {
+    OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(kind, config, CONTEXT_TASK)
+    }
+}
+
+/// An enabled member of the group of `leader`.
+fn led(leader: u64, request: OpenRequest) -> OpenRequest {
+    OpenRequest {
+        leader: leader.into(),
+        ..request
+    }
+}
+
+/// A command to each of these events.
+fn each(op: u32, events: &[u64]) -> Vec<Command> {
+    events.iter().map(|&event| command(op, event)).collect()
+}
+
+/// A command's status.
+fn status(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Errno {
+    rig.valued(vcpu, op, event, 0)
+}
+
+/// A command that succeeds.
+fn done(rig: &mut Rig, vcpu: u32, op: u32, event: u64) -> Reply {
+    let reply = rig.command(vcpu, op, event);
+    assert_eq!(reply.status.get(), 0, "command {op}: {reply:?}");
+    reply
+}

@@ -1,0 +1,136 @@
+//! Notices that the events of several vCPUs call for.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+
+use super::{done, task_event};
+use crate::rig::{Rig, Vcpus, open_of, sampling};
+use crate::world::At;
+
+/// An event of vCPU `vcpu` whose every mark 5 wakes.
+fn waking(rig: &mut Rig, vcpu: u32) -> u64 {
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        wakeup: 1.into(),
+        ..sampling(open_of(KIND_MARK, 5, vcpu), 1)
+    };
+    let event = rig.open(&request).expect("open");
+    // Never full.
+    let pages = [rig.next_ring, rig.next_ring + 0x1000];
+    rig.next_ring += 0x3000;
+    rig.map_pages(event, 0, &pages).expect("mapped");
+    event
+}
+
+#[test]
+fn notices_without_a_buffer_wait_until_the_driver_posts_some_and_says_so() {
+    let mut rig = Rig::new();
+    let events = [0, 1].map(|vcpu| waking(&mut rig, vcpu));
+    for vcpu in [1, 0] {
+        rig.mark(vcpu, 5, 1);
+    }
+    let interrupts = rig.world.interrupts();
+    rig.post_notice(0, 16);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[1])), "the older");
+    assert_eq!(rig.world.interrupts(), interrupts + 1);
+    assert_eq!(rig.notice(), None);
+    rig.post_notice(0, 16);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
+    rig.post_notice(0, 16);
+    assert_eq!(rig.notice(), None);
+    assert_eq!(rig.world.interrupts(), interrupts + 2, "nothing was due");
+    // The buffer is there for the next.
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, events[0])));
+    assert_eq!(rig.vpmu.metrics().notices, 3);
+}
+
+#[test]
+fn wakeups_of_two_vcpus_are_one_for_each_family() {
+    let mut rig = Rig::new();
+    let family = |rig: &mut Rig, value: u64| {
+        let request = OpenRequest {
+            wakeup: 1.into(),
+            ..sampling(task_event(KIND_MARK, value), 1)
+        };
+        let parent = rig.open(&request).expect("open");
+        rig.map(parent, 8);
+        let child = OpenRequest {
+            parent: parent.into(),
+            ..request
+        };
+        let child = rig.open(&child).expect("open");
+        done(rig, 0, COMMAND_IN, parent);
+        done(rig, 1, COMMAND_IN, child);
+        parent
+    };
+    let [first, second] = [5, 6].map(|value| family(&mut rig, value));
+    for _ in 0..3 {
+        for value in [5, 6] {
+            (0..2).for_each(|vcpu| rig.mark(vcpu, value, 1));
+        }
+        (0..4).for_each(|slot| rig.post_notice(slot, 16));
+        let notices = [(); 3].map(|()| rig.notice());
+        let woken = [first, second].map(|family| Some((NOTICE_WAKEUP, family)));
+        assert_eq!(notices[..2], woken);
+        assert_eq!(notices[2], None);
+        // Two buffers are left: each wakeup has one at once.
+        (0..2).for_each(|vcpu| rig.mark(vcpu, 6, 1));
+        let notices = [(); 3].map(|()| rig.notice());
+        let twice = [Some((NOTICE_WAKEUP, second)); 2];
+        assert_eq!(notices[..2], twice);
+        assert_eq!(notices[2], None);
+    }
+}
+
+/// One thread makes a notice due while another posts the buffer for it. The later of the two
+/// delivers it.
+#[test]
+fn notice_is_delivered_when_it_comes_with_its_buffer() {
+    const ROUNDS: u32 = 5_000;
+    let mut rig = Rig::new();
+    let event = waking(&mut rig, 0);
+    let (start, end) = (&Barrier::new(2), &Barrier::new(2));
+    let (go, over) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let vcpus = std::mem::replace(&mut rig.vcpus, Vcpus::new());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            loop {
+                start.wait();
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                while !go.load(Ordering::SeqCst) {
+                    std::hint::spin_loop();
+                }
+                vcpus.leave(0, ExitReason::Mmio, &mut At(1));
+                vcpus.mark(0, 5, &mut At(1));
+                vcpus.enter(0);
+                end.wait();
+            }
+        });
+        for round in 0..ROUNDS {
+            go.store(false, Ordering::SeqCst);
+            start.wait();
+            go.store(true, Ordering::SeqCst);
+            // Sooner and later than the mark.
+            for _ in 0..(round.wrapping_mul(2654435761) >> 16) % 60 {
+                std::hint::spin_loop();
+            }
+            rig.post_notice(0, 16);
+            end.wait();
+            let notice = rig.notice();
+            if notice.is_none() {
+                over.store(true, Ordering::SeqCst);
+                start.wait();
+            }
+            assert_eq!(notice, Some((NOTICE_WAKEUP, event)), "round {round}");
+        }
+        over.store(true, Ordering::SeqCst);
+        start.wait();
+    });
+}

@@ -1,0 +1,132 @@
+//! Groups that are read where some of their events are in on another vCPU.
+
+use vpmu::ExitReason;
+use vpmu::abi::*;
+use zerocopy::IntoBytes;
+
+use super::{done, led, task_event};
+use crate::reader::{Reader, SAMPLE};
+use crate::rig::{Rig, command, thread};
+use crate::world::{At, CYCLES, FAULTS};
+
+const SAMPLE_READ: u64 = 1 << 4;
+/// GROUP, ID and LOST.
+const FORMAT: u64 = 0x1c;
+
+/// A leader that samples the counts of its group at each mark 5, and its ring.
+fn leader(rig: &mut Rig) -> (u64, Reader) {
+    let request = OpenRequest {
+        period: 1.into(),
+        sample_type: SAMPLE_READ.into(),
+        read_format: FORMAT.into(),
+        ..task_event(KIND_MARK, 5)
+    };
+    let leader = rig.open(&request).expect("open");
+    let ring = rig.map(leader, 4);
+    (leader, ring)
+}
+
+/// Count, id and losses of each event of the group, by each sample.
+fn groups(ring: &mut Reader) -> Vec<Vec<[u64; 3]>> {
+    let records = ring.raw();
+    let groups = records.iter().map(|record| {
+        assert_eq!(record.kind, SAMPLE);
+        let events = record.words[1..].as_chunks::<3>().0.to_vec();
+        assert_eq!(record.words[0], events.len() as u64);
+        events
+    });
+    groups.collect()
+}
+
+#[test]
+fn sample_has_the_count_at_the_last_command_of_a_member_elsewhere() {
+    let mut rig = Rig::new();
+    let (leader, mut ring) = leader(&mut rig);
+    let member = led(leader, task_event(FAULTS.0, FAULTS.1));
+    let [far, near] = [(); 2].map(|()| rig.open(&member).expect("open"));
+    for (vcpu, event) in [(0, leader), (0, near), (1, far)] {
+        done(&mut rig, vcpu, COMMAND_IN, event);
+    }
+    let mut sample = |rig: &Rig| {
+        rig.mark(0, 5, 1);
+        let groups = groups(&mut ring);
+        assert_eq!(groups.len(), 1);
+        let ids: Vec<_> = groups[0].iter().map(|event| event[1]).collect();
+        assert_eq!(ids, [leader, far, near]);
+        groups[0].iter().map(|event| event[0]).collect::<Vec<_>>()
+    };
+    assert_eq!(sample(&rig), [1, 0, 0]);
+    rig.world.work(thread(1), 10, 4);
+    rig.world.work(thread(0), 3, 4);
+    assert_eq!(sample(&rig), [2, 0, 3], "the near one as it is");
+    assert_eq!(rig.value(1, far), 10);
+    assert_eq!(sample(&rig), [3, 10, 3]);
+    rig.world.work(thread(1), 10, 4);
+    assert_eq!(rig.value(0, far), 20, "by whichever vCPU it is read");
+    assert_eq!(sample(&rig), [4, 20, 3]);
+    rig.world.work(thread(1), 10, 4);
+    done(&mut rig, 1, COMMAND_OUT, far);
+    assert_eq!(sample(&rig), [5, 30, 3], "what it had as it went out");
+    done(&mut rig, 0, COMMAND_IN, far);
+    rig.world.work(thread(0), 2, 4);
+    assert_eq!(sample(&rig), [6, 32, 5], "here again");
+}
+
+#[test]
+fn sample_has_the_zero_of_a_member_that_was_reset_elsewhere() {
+    let mut rig = Rig::new();
+    let (leader, mut ring) = leader(&mut rig);
+    let member = led(leader, task_event(FAULTS.0, FAULTS.1));
+    let member = rig.open(&member).expect("open");
+    done(&mut rig, 0, COMMAND_IN, leader);
+    done(&mut rig, 1, COMMAND_IN, member);
+    rig.world.work(thread(1), 10, 4);
+    assert_eq!(done(&mut rig, 1, COMMAND_RESET, member).value.get(), 0);
+    rig.mark(0, 5, 1);
+    assert_eq!(groups(&mut ring), [[[1, leader, 0], [0, member, 0]]]);
+}
+
+#[test]
+fn sample_has_the_losses_of_a_member_that_went_out_elsewhere() {
+    let mut rig = Rig::new();
+    let (leader, mut ring) = leader(&mut rig);
+    // Without a ring: each of its overflows is lost, and found as it goes out.
+    let member = OpenRequest {
+        period: 100.into(),
+        engine: ENGINE_EXIT.into(),
+        ..led(leader, task_event(CYCLES.0, CYCLES.1))
+    };
+    let member = rig.open(&member).expect("open");
+    done(&mut rig, 0, COMMAND_IN, leader);
+    done(&mut rig, 1, COMMAND_IN, member);
+    rig.vcpus.leave(1, ExitReason::Mmio, &mut At(1));
+    // The exit has found nothing, so the command does.
+    rig.world.work(thread(1), 250, 4);
+    rig.queues[3].request(command(COMMAND_OUT, member).as_bytes(), size_of::<Reply>());
+    rig.vcpus.kick(1, QUEUE_VCPU + 1);
+    let lost = rig.read(0, member).lost.get();
+    assert_eq!(lost, 2);
+    rig.mark(0, 5, 1);
+    assert_eq!(groups(&mut ring), [[[1, leader, 0], [250, member, lost]]]);
+}
+
+#[test]
+fn sample_has_the_marks_that_a_member_elsewhere_has_counted() {
+    let mut rig = Rig::new();
+    let (leader, mut ring) = leader(&mut rig);
+    let member = OpenRequest {
+        period: 2.into(),
+        ..led(leader, task_event(KIND_MARK, 6))
+    };
+    let member = rig.open(&member).expect("open");
+    // Its own metadata page would show the count at each mark.
+    let other = rig.open(&task_event(KIND_TSC, 0)).expect("open");
+    let mut records = rig.map(other, 1);
+    rig.redirect(member, other).expect("redirected");
+    done(&mut rig, 0, COMMAND_IN, leader);
+    done(&mut rig, 1, COMMAND_IN, member);
+    (0..5).for_each(|_| rig.mark(1, 6, 1));
+    assert_eq!(records.raw().len(), 2);
+    rig.mark(0, 5, 1);
+    assert_eq!(groups(&mut ring), [[[1, leader, 0], [5, member, 0]]]);
+}

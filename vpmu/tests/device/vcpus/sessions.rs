@@ -1,0 +1,205 @@
+//! Sessions: who has a vCPU, and what becomes of it without one.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use vpmu::abi::*;
+use vpmu::{Error, ExitReason};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Lane, VcpuThread, aside, done, each, task_event};
+use crate::rig::{self, Rig, command, open_of, sampling};
+use crate::traces::area::map;
+use crate::world::{At, CYCLES, FAULTS};
+
+#[test]
+fn second_session_of_a_vcpu_is_refused_and_the_first_goes_on() {
+    let mut rig = Rig::new();
+    let event = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    done(&mut rig, 0, COMMAND_IN, event);
+    rig.world.work(rig::thread(0), 10, 4);
+    rig.world.be_thread(500);
+    let refused = rig.vpmu.attach(0, 7).expect_err("taken");
+    assert!(matches!(refused, Error::Attached(0)), "{refused}");
+    rig.world.work(rig::thread(0), 10, 4);
+    rig.world.work(500, 1000, 4);
+    assert_eq!(rig.value(0, event), 20);
+    for vcpu in [rig::VCPUS, u32::MAX] {
+        let unknown = rig.vpmu.attach(vcpu, 0).expect_err("no such vCPU");
+        assert!(matches!(unknown, Error::NoVcpu(index) if index == vcpu));
+    }
+}
+
+#[test]
+fn vcpu_is_free_when_its_session_is_dropped() {
+    let mut rig = Rig::new();
+    let of_vcpu = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(FAULTS.0, FAULTS.1, 0)
+    };
+    let of_vcpu = rig.open(&of_vcpu).expect("open");
+    let of_task = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    done(&mut rig, 0, COMMAND_IN, of_task);
+    for round in 1..=5 {
+        rig.world.work(rig::thread(0), 10, 4);
+        rig.vcpus.set(0, None);
+        rig.world.be_thread(rig::thread(0));
+        let session = rig.vpmu.attach(0, rig::TSC_OFFSET).expect("free");
+        rig.vcpus.set(0, Some(session));
+        for event in [of_vcpu, of_task] {
+            assert_eq!(rig.value(1, event), 10 * round);
+        }
+    }
+    assert_eq!(rig.world.open_counters(), 1);
+}
+
+#[test]
+fn one_of_many_threads_gets_a_vcpu() {
+    const THREADS: usize = 8;
+    let rig = Rig::new();
+    rig.vcpus.set(1, None);
+    for _ in 0..100 {
+        let start = &Barrier::new(THREADS);
+        let end = &Barrier::new(THREADS);
+        let vpmu = &rig.vpmu;
+        let taken = thread::scope(|scope| {
+            let threads = [(); THREADS].map(|()| {
+                scope.spawn(move || {
+                    start.wait();
+                    let session = vpmu.attach(1, 0);
+                    end.wait();
+                    session.is_ok()
+                })
+            });
+            threads.map(|thread| thread.join().expect("no panic"))
+        });
+        assert_eq!(taken.iter().filter(|&&taken| taken).count(), 1);
+    }
+}
+
+#[test]
+fn exit_that_lasts_ends_cut_with_its_session() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
+    };
+    let event = rig.open(&request).expect("open");
+    let mut area = map(&mut rig, event, 4);
+    rig.exit(0, ExitReason::Io, &mut At(1));
+    rig.vcpus.leave(0, ExitReason::Io, &mut At(2));
+    rig.vcpus.set(0, None);
+    done(&mut rig, 1, COMMAND_READ, event);
+    let exits = area.exits();
+    let cuts = exits
+        .iter()
+        .map(|exit| (exit.ip.get(), exit.flags & PACKET_CUT));
+    assert_eq!(cuts.collect::<Vec<_>>(), [(1, 0), (2, PACKET_CUT)]);
+    // Nothing of it is left for the next.
+    rig.attach(0);
+    rig.vcpus.enter(0);
+    rig.exit(0, ExitReason::Io, &mut At(3));
+    done(&mut rig, 1, COMMAND_READ, event);
+    let ips: Vec<_> = area.exits().iter().map(|exit| exit.ip.get()).collect();
+    assert_eq!(ips, [3]);
+}
+
+#[test]
+fn session_goes_on_in_another_thread() {
+    let mut rig = Rig::new();
+    let event = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+    let marks = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_MARK, 5, 0)
+    };
+    let marks = rig.open(&marks).expect("open");
+    done(&mut rig, 0, COMMAND_IN, event);
+    rig.vcpus.enter(0);
+    let moved = VcpuThread::spawn(Lane::new(&mut rig, 0));
+    moved.run(|lane| {
+        lane.session.leave(ExitReason::Io, &mut At(1));
+        lane.session.enter();
+        lane.mark(5);
+    });
+    // The thread that attached is the one whose events are counted.
+    rig.world.work(rig::thread(0), 10, 4);
+    let replies = moved.run(move |lane| lane.commands(&each(COMMAND_READ, &[event, marks])));
+    let values: Vec<_> = replies.iter().map(|reply| reply.value.get()).collect();
+    assert_eq!(values, [10, 1]);
+    drop(moved);
+    // Its thread ends, and then it is free.
+    for _ in 0..1000 {
+        rig.world.be_thread(rig::thread(0));
+        if let Ok(session) = rig.vpmu.attach(0, 0) {
+            rig.vcpus.set(0, Some(session));
+            assert_eq!(rig.value(1, event), 10);
+            return;
+        }
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the session was dropped with its thread");
+}
+
+/// A thread that panics between `enter` and `leave` drops its session there.
+#[test]
+fn flush_ends_when_the_session_that_it_waits_for_is_dropped() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        engine: ENGINE_EXIT.into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
+    };
+    let event = rig.open(&request).expect("open");
+    rig.vcpus.enter(0);
+    let vpmu = Arc::clone(&rig.vpmu);
+    let flush = aside(move || vpmu.flush(Some(event)));
+    assert_eq!(rig.world.await_kicks(1), [0]);
+    rig.vcpus.set(0, None);
+    flush.wait().expect("flushed");
+    // And one that comes later does not wait.
+    let vpmu = Arc::clone(&rig.vpmu);
+    aside(move || vpmu.flush(Some(event)))
+        .wait()
+        .expect("flushed");
+    assert_eq!(rig.world.kicks(), 0);
+}
+
+/// An event that fails on one vCPU gives up its counter on the other, whose thread changes meanwhile.
+#[test]
+fn counters_of_a_new_thread_stay_when_an_event_gives_up_one_of_the_old() {
+    const ROUNDS: u32 = 2_000;
+    let mut rig = Rig::new();
+    let of_vcpu = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(FAULTS.0, FAULTS.1, 0)
+    };
+    let stays = rig.open(&of_vcpu).expect("open");
+    for round in 0..ROUNDS {
+        let fails = rig.open(&task_event(FAULTS.0, FAULTS.1)).expect("open");
+        done(&mut rig, 0, COMMAND_IN, fails);
+        done(&mut rig, 0, COMMAND_OUT, fails);
+        done(&mut rig, 1, COMMAND_IN, fails);
+        rig.world.give_up(rig::thread(1));
+        let start = &Barrier::new(2);
+        let command = command(COMMAND_READ, fails);
+        rig.queues[3].request(command.as_bytes(), size_of::<Reply>());
+        let shared = &rig;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                start.wait();
+                shared.vcpus.kick(1, QUEUE_VCPU + 1);
+            });
+            start.wait();
+            shared.attach(0);
+        });
+        let answer = rig.queues[3].answer().expect("answered at once");
+        let reply = Reply::read_from_bytes(&answer).expect("a reply");
+        assert_eq!(reply.state.get(), STATE_ERROR);
+        rig.world.work(rig::thread(0), 1, 4);
+        let reply = rig.command(0, COMMAND_READ, stays);
+        assert_eq!(reply.state.get(), STATE_ACTIVE, "round {round}");
+        assert_eq!(reply.value.get(), u64::from(round) + 1);
+        rig.close(fails).expect("closed");
+        assert_eq!(rig.world.open_counters(), 1);
+    }
+}

@@ -1,0 +1,440 @@
+//! Everything at once: vCPUs notify, mark, enter, leave, end and come back while requests, drains,
+//! flushes, metrics and resets go on. Nobody waits forever, no lock is taken out of its order, and
+//! nothing is left over.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use vm_memory::GuestMemoryMmap;
+use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow};
+use vpmu::{ExitReason, Limits, VcpuSession, Vpmu};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Pending, aside};
+use crate::driver::{Descriptor, DriverQueue};
+use crate::rig::{self, ALL_FEATURES, Rig, command, make_queues, open_of};
+use crate::world::{At, CYCLES, FAULTS, World};
+
+/// Resets; between two of them all others go on for a while.
+const RESETS: u32 = 150;
+const BETWEEN: Duration = Duration::from_millis(5);
+/// Rings and areas are mapped at so many places; several can be mapped at the same one.
+const PLACES: u64 = 6;
+const PAGES: u64 = 0x40_0000;
+
+/// Numbers that look like chance and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % limit
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        let most = u64::try_from(of.len()).expect("few");
+        of[usize::try_from(self.below(most)).expect("few")]
+    }
+
+    /// Each of these in a quarter of the cases.
+    fn flags(&mut self, of: &[u32]) -> u32 {
+        let mut flags = 0;
+        for flag in of {
+            if self.below(4) == 0 {
+                flags |= flag;
+            }
+        }
+        flags
+    }
+}
+
+/// State shared by all threads.
+struct Storm {
+    vpmu: Arc<Vpmu>,
+    world: Arc<World>,
+    memory: GuestMemoryMmap,
+    /// Drivers' sides of all queues, remade by each reset.
+    queues: Vec<Mutex<DriverQueue>>,
+    /// Events that were opened since the last reset.
+    events: Mutex<Vec<u64>>,
+    /// A thread that attaches says who it is first.
+    attaching: Mutex<()>,
+    /// Resets, requests and the host's calls end.
+    over: AtomicBool,
+    /// So do the vCPUs, for whom flushes wait.
+    ended: AtomicBool,
+}
+
+impl Storm {
+    fn queue(&self, index: usize) -> MutexGuard<'_, DriverQueue> {
+        self.queues[index].lock().expect("no panic")
+    }
+
+    /// One of the events, or one that never was.
+    fn event(&self, dice: &mut Dice) -> u64 {
+        let events = self.events.lock().expect("no panic");
+        match events.len() {
+            0 => 7,
+            _ => dice.one(&events),
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.over.load(Ordering::Relaxed)
+    }
+
+    fn attach(&self, vcpu: u32) -> VcpuSession {
+        let _alone = self.attaching.lock().expect("no panic");
+        self.world.be_thread(rig::thread(vcpu));
+        self.vpmu.attach(vcpu, rig::TSC_OFFSET).expect("free")
+    }
+
+    fn run_vcpu(&self, vcpu: u32) {
+        let mut dice = Dice(0x1234_5678 + u64::from(vcpu));
+        let mut session = self.attach(vcpu);
+        let reasons = [ExitReason::Io, ExitReason::Mmio, ExitReason::Signal];
+        while !self.ended.load(Ordering::Relaxed) {
+            session.enter();
+            match dice.below(4) {
+                0 => self.world.work(rig::thread(vcpu), dice.below(300), 4),
+                1 => self.world.record(
+                    rig::thread(vcpu),
+                    Overflow {
+                        tsc: self.world.now(),
+                        ip: dice.below(9),
+                        mode: Mode::Guest,
+                        period: 100,
+                    },
+                ),
+                2 => self.world.pass(dice.below(5_000_000)),
+                _ => {}
+            }
+            session.leave(dice.one(&reasons), &mut At(dice.below(1000)));
+            match dice.below(64) {
+                // It ends, be it in the midst of an exit or, as here, in the guest.
+                0 => {
+                    if dice.below(2) == 0 {
+                        session.enter();
+                    }
+                    drop(session);
+                    session = self.attach(vcpu);
+                }
+                1..24 => {
+                    let value = u32::try_from(dice.below(3)).expect("few");
+                    session.mark(value, &mut At(5));
+                }
+                _ => {
+                    // Mostly its own queue.
+                    let of = if dice.below(8) == 0 { 1 - vcpu } else { vcpu };
+                    self.notify(&mut session, of, &mut dice);
+                }
+            }
+        }
+    }
+
+    /// Offers commands in two buffers, and notifies.
+    fn notify(&self, session: &mut VcpuSession, of: u32, dice: &mut Dice) {
+        const OPS: [u32; 13] = [
+            COMMAND_IN,
+            COMMAND_IN,
+            COMMAND_OUT,
+            COMMAND_OUT,
+            COMMAND_ENABLE,
+            COMMAND_DISABLE,
+            COMMAND_READ,
+            COMMAND_RESET,
+            COMMAND_PERIOD,
+            COMMAND_REFRESH,
+            COMMAND_FLUSH,
+            COMMAND_AUX_BEGIN,
+            COMMAND_AUX_END,
+        ];
+        let index = 2 + of as usize;
+        let slot = 4 * u16::try_from(session.vcpu()).expect("few");
+        let mut queue = self.queue(index);
+        for slot in [slot, slot + 2] {
+            let commands: Vec<Command> = (0..dice.below(8))
+                .map(|_| {
+                    let op = dice.one(&OPS);
+                    let valued = [COMMAND_PERIOD, COMMAND_REFRESH].contains(&op);
+                    Command {
+                        value: if valued { 1 + dice.below(200) } else { 0 }.into(),
+                        ..command(op, self.event(dice))
+                    }
+                })
+                .collect();
+            let room = commands.len() * size_of::<Reply>();
+            queue.request_at(slot, commands.as_bytes(), room);
+        }
+        drop(queue);
+        session.kick(u16::try_from(index).expect("few"));
+        let mut queue = self.queue(index);
+        while queue.reclaim().is_some() {}
+    }
+
+    /// The answer's status, and its value or id; `None`: there was a reset.
+    fn ask(&self, request: &[u8]) -> Option<(u32, u64)> {
+        let mut queue = self.queue(0);
+        queue.request(request, size_of::<OpenReply>());
+        self.vpmu.notify(QUEUE_CONTROL);
+        let answer = queue.answer();
+        drop(queue);
+        if answer.is_none() {
+            // The next driver needs the queue.
+            thread::sleep(Duration::from_micros(50));
+        }
+        let answer = answer?;
+        let status = u32::from_le_bytes(*answer.first_chunk()?);
+        let opened = OpenReply::read_from_bytes(&answer);
+        Some((status, opened.map_or(0, |reply| reply.id.get())))
+    }
+
+    fn request(&self, dice: &mut Dice) {
+        let header = |op| Rig::header(op, 0);
+        let event = self.event(dice);
+        let about = |op| Rig::header(op, event);
+        match dice.below(18) {
+            0..5 => self.open(dice),
+            5 | 16 | 17 => drop(self.ask(about(CONTROL_CLOSE).as_bytes())),
+            6 => drop(self.ask(about(CONTROL_UNMAP).as_bytes())),
+            7 => drop(self.ask(about(CONTROL_UNMAP_AUX).as_bytes())),
+            8 | 9 => self.map(CONTROL_MAP, event, 3, dice),
+            10 => self.map(CONTROL_MAP_AUX, event, 2, dice),
+            11 | 12 => {
+                let link = LinkRequest {
+                    header: about(CONTROL_LINK),
+                    target: self.event(dice).into(),
+                    role: dice.one(&[LINK_STARTER, LINK_STOPPER]).into(),
+                    reserved: 0.into(),
+                };
+                self.ask(link.as_bytes());
+            }
+            13 => {
+                let target = if dice.below(4) == 0 {
+                    0
+                } else {
+                    self.event(dice)
+                };
+                let redirect = RedirectRequest {
+                    header: about(CONTROL_REDIRECT),
+                    target: target.into(),
+                };
+                self.ask(redirect.as_bytes());
+            }
+            14 => {
+                let pause = PauseRequest {
+                    header: about(CONTROL_PAUSE),
+                    paused: u32::try_from(dice.below(2)).expect("few").into(),
+                    reserved: 0.into(),
+                };
+                self.ask(pause.as_bytes());
+            }
+            _ => {
+                let page = TaskPageRequest {
+                    header: header(CONTROL_TASK_PAGE),
+                    vcpu: u32::try_from(dice.below(2)).expect("few").into(),
+                    reserved: 0.into(),
+                    address: 0x8000.into(),
+                };
+                self.ask(page.as_bytes());
+            }
+        }
+    }
+
+    fn open(&self, dice: &mut Dice) {
+        let kinds = [
+            CYCLES,
+            FAULTS,
+            (KIND_MARK, 1),
+            (KIND_MARK, 1),
+            (KIND_EXITS, EXIT_USER),
+            (KIND_GUEST_TIME, 0),
+            (KIND_EXIT_TRACE, EXIT_USER),
+            (KIND_EXIT_TRACE, EXIT_ALL),
+            (KIND_SAMPLE_TRACE, PACE_EXITS),
+        ];
+        let (kind, config) = dice.one(&kinds);
+        let context = dice.one(&[CONTEXT_TASK, CONTEXT_TASK, 0, 1]);
+        let other = |dice: &mut Dice, often| match dice.below(often) {
+            0 => self.event(dice),
+            _ => 0,
+        };
+        let samples = dice.below(2) == 0 && (kind, config) != FAULTS || kind == KIND_SAMPLE_TRACE;
+        let traces = [KIND_EXIT_TRACE, KIND_SAMPLE_TRACE].contains(&kind);
+        let flags = dice.flags(&[OPEN_PAUSED, OPEN_PERSISTENT, OPEN_INHERIT_STAT]);
+        let request = OpenRequest {
+            period: if samples { 10 + dice.below(90) } else { 0 }.into(),
+            sample_type: if traces { 0 } else { 0x1_03c7_u64 }.into(),
+            flags: (OPEN_ENABLED | flags).into(),
+            leader: other(dice, 4).into(),
+            parent: other(dice, 8).into(),
+            wakeup: 1.into(),
+            engine: dice.one(&[ENGINE_ANY, ENGINE_EXIT]).into(),
+            ..open_of(kind, config, context)
+        };
+        if let Some((0, id)) = self.ask(request.as_bytes()) {
+            self.events.lock().expect("no panic").push(id);
+            if dice.below(2) == 0 {
+                self.map(CONTROL_MAP, id, 3, dice);
+            }
+            if traces {
+                self.map(CONTROL_MAP_AUX, id, 2, dice);
+            }
+        }
+    }
+
+    fn map(&self, op: u32, event: u64, pages: u32, dice: &mut Dice) {
+        let flags = dice.flags(&[MAP_DRIVEN]);
+        let driven = if op == CONTROL_MAP_AUX { flags } else { 0 };
+        let request = MapRequest {
+            header: Rig::header(op, event),
+            pages: pages.into(),
+            flags: (MAP_WRITABLE | driven).into(),
+        };
+        let mut bytes = request.as_bytes().to_vec();
+        let place = PAGES + dice.below(PLACES) * 0x1_0000;
+        let first = place + if op == CONTROL_MAP { 0 } else { 0x8000 };
+        for page in 0..u64::from(pages) {
+            bytes.extend((first + page * 0x1000).to_le_bytes());
+        }
+        self.ask(&bytes);
+    }
+
+    /// The driver goes, and another comes.
+    fn reset(&self) {
+        self.vpmu.reset();
+        // Persistent ones are left.
+        self.events.lock().expect("no panic").clear();
+        let mut queues: Vec<_> = (0..self.queues.len()).map(|at| self.queue(at)).collect();
+        let (drivers, made) = make_queues(&self.memory);
+        for (queue, driver) in queues.iter_mut().zip(drivers) {
+            **queue = driver;
+        }
+        self.vpmu
+            .activate(self.memory.clone(), ALL_FEATURES, made)
+            .expect("active");
+        for slot in 0..8 {
+            let address = queues[1].buffer(slot);
+            queues[1].describe(
+                slot,
+                Descriptor {
+                    address,
+                    len: 16,
+                    writable: true,
+                    next: None,
+                },
+            );
+            queues[1].offer(slot);
+        }
+        drop(queues);
+        self.vpmu.notify(QUEUE_EVENT);
+    }
+
+    /// Calls of the VMM: drains, flushes, metrics.
+    fn host(&self, dice: &mut Dice) {
+        match dice.below(5) {
+            0 => self.vpmu.drain(),
+            3 => drop(self.vpmu.end(self.event(dice))),
+            1 => drop(self.vpmu.flush(None)),
+            2 => drop(self.vpmu.flush(Some(self.event(dice)))),
+            _ => {
+                let metrics = self.vpmu.metrics();
+                assert!(metrics.kicks.len() == 2 && self.vpmu.persistent().len() <= 64);
+                assert!(!format!("{:?}", self.vpmu).is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn resets_requests_and_notifications_of_two_vcpus_end_and_leave_nothing_open() {
+    let limits = Limits {
+        max_events: 64,
+        ..Limits::default()
+    };
+    let rig = Rig::with(limits, ALL_FEATURES);
+    rig.world.know_ips();
+    (0..rig::VCPUS).for_each(|vcpu| rig.vcpus.set(vcpu, None));
+    let storm = Arc::new(Storm {
+        vpmu: Arc::clone(&rig.vpmu),
+        world: Arc::clone(&rig.world),
+        memory: rig.memory.clone(),
+        queues: rig.queues.into_iter().map(Mutex::new).collect(),
+        events: Mutex::default(),
+        attaching: Mutex::default(),
+        over: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
+    });
+    let loops = |seed: u64, act: fn(&Storm, &mut Dice)| -> Pending<u64> {
+        let storm = Arc::clone(&storm);
+        aside(move || {
+            let mut dice = Dice(seed);
+            let mut rounds = 0;
+            while storm.goes_on() {
+                act(&storm, &mut dice);
+                rounds += 1;
+            }
+            rounds
+        })
+    };
+    let others = [
+        loops(11, Storm::request),
+        loops(12, Storm::host),
+        loops(13, Storm::host),
+    ];
+    let vcpus = [0, 1].map(|vcpu| {
+        let storm = Arc::clone(&storm);
+        aside(move || storm.run_vcpu(vcpu))
+    });
+    let resets = {
+        let storm = Arc::clone(&storm);
+        aside(move || {
+            for _ in 0..RESETS {
+                thread::sleep(BETWEEN);
+                storm.reset();
+            }
+        })
+    };
+    resets.wait();
+    storm.over.store(true, Ordering::Relaxed);
+    let rounds = others.map(Pending::wait);
+    storm.ended.store(true, Ordering::Relaxed);
+    for vcpu in vcpus {
+        vcpu.wait();
+    }
+    let metrics = storm.vpmu.metrics();
+    eprintln!("requests and host calls {rounds:?}, {metrics:?}");
+    assert!(metrics.commands > 1000 && metrics.events_opened > 100);
+
+    let events = std::mem::take(&mut *storm.events.lock().expect("no panic"));
+    for event in storm.vpmu.persistent() {
+        storm.vpmu.end(event.id).expect("there");
+    }
+    for event in events {
+        storm.ask(Rig::header(CONTROL_CLOSE, event).as_bytes());
+    }
+    assert_eq!(storm.vpmu.persistent().len(), 0);
+    assert_eq!(storm.world.open_counters(), 0);
+    // Throttling and collection are over, and the device is as at first.
+    storm.vpmu.drain();
+    assert!(!storm.world.draining());
+    let mut session = storm.attach(0);
+    let marks = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_MARK, 5, 0)
+    };
+    let (status, event) = storm.ask(marks.as_bytes()).expect("no reset");
+    assert_eq!(status, 0);
+    (0..9).for_each(|_| session.mark(5, &mut At(1)));
+    let mut queue = storm.queue(2);
+    queue.request(command(COMMAND_READ, event).as_bytes(), size_of::<Reply>());
+    session.kick(QUEUE_VCPU);
+    let answer = queue.answer().expect("answered at once");
+    let reply = Reply::read_from_bytes(&answer).expect("a reply");
+    assert_eq!((reply.status.get(), reply.value.get()), (0, 9));
+}

@@ -1,0 +1,550 @@
+//! Task switches by the device on real software events of this machine: system calls, counts and
+//! descriptors.
+#![expect(unsafe_code, reason = "a limit on huge pages has no safe form")]
+#![expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+
+#[path = "device/driver.rs"]
+#[expect(dead_code, reason = "a driver of what hostile tests need, too")]
+mod driver;
+mod syscalls;
+
+use std::fs;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::signal::SIGRTMIN;
+use vpmu::abi::*;
+use vpmu::host::PerfSource;
+use vpmu::{
+    Engines, ExitReason, GuestRegs, Limits, Machine, Registers, Settings, VcpuSession, Vpmu,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use self::driver::{DriverQueue, QUEUE_SIZE};
+
+const PAGE_FAULTS: u64 = 2;
+/// Software events that every Linux counts.
+const CONFIGS: u64 = 5;
+/// Events of a task, as the measurements take them.
+const SIZES: [usize; 3] = [1, 6, 20];
+const MEMORY_LEN: usize = 0x200_0000;
+const QUEUES: u64 = 0x1_0000;
+const BUFFERS: u64 = 0x10_0000;
+/// Commands of one notification at most.
+const MOST_COMMANDS: usize = 2048;
+/// No vCPU takes that long, however busy the machine is.
+const LONG: Duration = Duration::from_secs(120);
+
+/// One test at a time: they count the descriptors of the process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A machine that has nothing to tell.
+#[derive(Debug)]
+struct Bare;
+
+impl Machine for Bare {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+struct Still;
+
+impl Registers for Still {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs { ip: 1, user: true })
+    }
+}
+
+/// A device on this host, and its driver's control queue.
+struct Guest {
+    vpmu: Arc<Vpmu>,
+    control: DriverQueue,
+}
+
+/// A vCPU of this thread's, and its driver's queue.
+struct Lane {
+    index: u16,
+    vcpu: VcpuSession,
+    queue: DriverQueue,
+}
+
+impl Guest {
+    /// The device, and the drivers' sides of the vCPUs' queues.
+    fn new(vcpus: u32, max_events: u32) -> (Self, Vec<DriverQueue>) {
+        let settings = Settings {
+            vcpus,
+            tsc_khz: 1_000_000,
+            limits: Limits {
+                max_events,
+                ..Limits::default()
+            },
+            engines: Engines::Exit,
+        };
+        let source = PerfSource::new(SIGRTMIN()).expect("a source");
+        let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
+        let range = [(GuestAddress(0), MEMORY_LEN)];
+        let memory = GuestMemoryMmap::from_ranges(&range).expect("memory");
+        let (mut drivers, queues): (Vec<_>, _) = (0..2 + u64::from(vcpus))
+            .map(|index| {
+                let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
+                DriverQueue::new(&memory, QUEUES + index * 0x1000, buffers)
+            })
+            .unzip();
+        for queue in &drivers {
+            queue.want_no_interrupt();
+        }
+        vpmu.activate(memory, 1 << 32 | 1 << F_RING, queues)
+            .expect("active");
+        let lanes = drivers.split_off(2);
+        let control = drivers.swap_remove(0);
+        let vpmu = Arc::new(vpmu);
+        (Self { vpmu, control }, lanes)
+    }
+
+    /// The calling thread is vCPU `index` from now on.
+    fn lane(&self, index: u16, queue: DriverQueue) -> Lane {
+        let vcpu = self.vpmu.attach(index.into(), 0).expect("a vCPU of it");
+        Lane { index, vcpu, queue }
+    }
+
+    fn ask<T: FromBytes>(&mut self, request: &(impl IntoBytes + Immutable)) -> T {
+        self.control.request(request.as_bytes(), size_of::<T>());
+        self.vpmu.notify(QUEUE_CONTROL);
+        let answer = self.control.answer().expect("answered at once");
+        T::read_from_bytes(&answer).expect("a reply")
+    }
+
+    fn try_open(&mut self, request: &OpenRequest) -> Result<u64, u32> {
+        let reply: OpenReply = self.ask(request);
+        match reply.status.get() {
+            0 => Ok(reply.id.get()),
+            errno => Err(errno),
+        }
+    }
+
+    fn open(&mut self, request: &OpenRequest) -> u64 {
+        self.try_open(request)
+            .expect("perf_event_open: see /proc/sys/kernel/perf_event_paranoid")
+    }
+
+    /// The enabled events of a task: the host's software events, over and over.
+    fn task(&mut self, events: usize) -> Vec<u64> {
+        let configs = (0..CONFIGS).cycle().take(events);
+        configs.map(|config| self.open(&counting(config))).collect()
+    }
+
+    fn close(&mut self, event: u64) {
+        let reply: ControlReply = self.ask(&ControlHeader {
+            op: CONTROL_CLOSE.into(),
+            reserved: 0.into(),
+            event: event.into(),
+        });
+        assert_eq!(reply.status.get(), 0);
+    }
+}
+
+impl Lane {
+    /// The system calls of a notification with these commands, all of which succeed.
+    fn system_calls(&mut self, commands: &[Command]) -> usize {
+        self.offer(commands);
+        let calls = syscalls::count(|| self.kick());
+        self.replies();
+        calls
+    }
+
+    /// Notifies with these commands: their replies, none of which is an error.
+    fn run(&mut self, commands: &[Command]) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        for commands in commands.chunks(MOST_COMMANDS) {
+            self.offer(commands);
+            self.kick();
+            replies.extend(self.replies());
+        }
+        replies
+    }
+
+    fn offer(&mut self, commands: &[Command]) {
+        let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
+        self.queue.request(commands.as_bytes(), room);
+    }
+
+    fn kick(&mut self) {
+        self.vcpu.kick(QUEUE_VCPU + self.index);
+    }
+
+    fn replies(&mut self) -> Vec<Reply> {
+        let answer = self.queue.answer().expect("answered at once");
+        let replies = answer.chunks(size_of::<Reply>()).map(|bytes| {
+            let reply = Reply::read_from_bytes(bytes).expect("whole");
+            assert_eq!(reply.status.get(), 0, "{reply:?}");
+            reply
+        });
+        replies.collect()
+    }
+
+    fn value(&mut self, event: u64) -> u64 {
+        self.run(&all(COMMAND_READ, &[event]))[0].value.get()
+    }
+}
+
+/// An enabled task event of the host's software events.
+fn counting(config: u64) -> OpenRequest {
+    OpenRequest {
+        header: ControlHeader {
+            op: CONTROL_OPEN.into(),
+            ..ControlHeader::default()
+        },
+        kind: KIND_SOFTWARE.into(),
+        config: config.into(),
+        context: CONTEXT_TASK.into(),
+        flags: OPEN_ENABLED.into(),
+        ..OpenRequest::default()
+    }
+}
+
+fn all(op: u32, events: &[u64]) -> Vec<Command> {
+    let command = |&event: &u64| Command {
+        op: op.into(),
+        event: event.into(),
+        ..Command::default()
+    };
+    events.iter().map(command).collect()
+}
+
+/// One task leaves and another comes.
+fn switch(from: &[u64], to: &[u64]) -> Vec<Command> {
+    [all(COMMAND_OUT, from), all(COMMAND_IN, to)].concat()
+}
+
+/// A fault of this process fills one page, and no huge one.
+fn have_small_pages() {
+    // SAFETY: takes no pointer.
+    let set = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    assert_eq!(set, 0);
+}
+
+/// Takes a page fault for each of so many pages, one at least.
+fn touch(pages: u64) {
+    have_small_pages();
+    let length = usize::try_from(pages).expect("few") * 4096;
+    let fresh = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), length)]).expect("memory");
+    for page in 0..pages {
+        let written = fresh.write_obj(1_u8, GuestAddress(page * 4096));
+        written.expect("in memory");
+    }
+}
+
+fn open_descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").expect("readable").count()
+}
+
+#[test]
+fn switch_of_any_number_of_events_makes_one_system_call() {
+    let _alone = alone();
+    for events in SIZES {
+        let (mut guest, mut queues) = Guest::new(1, 1024);
+        let mut lane = guest.lane(0, queues.remove(0));
+        let (one, other) = (guest.task(events), guest.task(events));
+        // Each has been in: the host counts, and every buffer has its length.
+        for task in [&one, &other] {
+            lane.run(&all(COMMAND_IN, task));
+            lane.run(&all(COMMAND_OUT, task));
+        }
+        lane.run(&switch(&[], &one));
+        lane.run(&switch(&one, &other));
+        lane.run(&switch(&other, &[]));
+
+        let scheduled_in = lane.system_calls(&all(COMMAND_IN, &one));
+        let read = lane.system_calls(&all(COMMAND_READ, &one));
+        let switched = lane.system_calls(&switch(&one, &other));
+        let back = lane.system_calls(&switch(&other, &one));
+        let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &one));
+        let idle = lane.system_calls(&all(COMMAND_READ, &one));
+        eprintln!(
+            "{events} events: IN {scheduled_in}, READ {read}, OUT {scheduled_out}, \
+             OUT and IN {switched} and {back}, READ of a task that is out {idle} system calls"
+        );
+        let calls = [scheduled_in, read, switched, back, scheduled_out];
+        assert_eq!(calls, [1; 5], "{events} events");
+        assert_eq!(idle, 0, "{events} events");
+    }
+}
+
+#[test]
+fn switch_of_events_that_the_device_counts_makes_no_system_call() {
+    let _alone = alone();
+    let (mut guest, mut queues) = Guest::new(1, 1024);
+    let mut lane = guest.lane(0, queues.remove(0));
+    let kinds = [
+        (KIND_MARK, 5),
+        (KIND_TSC, 0),
+        (KIND_EXITS, EXIT_MMIO),
+        (KIND_EXITS, EXIT_USER),
+    ];
+    let events = kinds.map(|(kind, config)| {
+        guest.open(&OpenRequest {
+            kind: kind.into(),
+            ..counting(config)
+        })
+    });
+    lane.run(&all(COMMAND_IN, &events));
+    lane.run(&all(COMMAND_OUT, &events));
+    for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
+        assert_eq!(lane.system_calls(&all(op, &events)), 0, "command {op}");
+    }
+}
+
+#[test]
+fn exits_and_marks_without_samples_make_no_system_call() {
+    let _alone = alone();
+    let (mut guest, mut queues) = Guest::new(1, 1024);
+    let mut lane = guest.lane(0, queues.remove(0));
+    let task = guest.task(20);
+    let mark = guest.open(&OpenRequest {
+        kind: KIND_MARK.into(),
+        ..counting(7)
+    });
+    lane.run(&all(COMMAND_IN, &task));
+    lane.run(&all(COMMAND_IN, &[mark]));
+    let visits = syscalls::count(|| {
+        for _ in 0..1000 {
+            lane.vcpu.enter();
+            lane.vcpu.leave(ExitReason::Io, &mut Still);
+        }
+    });
+    let marks = syscalls::count(|| {
+        for _ in 0..1000 {
+            lane.vcpu.mark(7, &mut Still);
+        }
+    });
+    eprintln!("1000 visits: {visits} system calls, 1000 marks: {marks} system calls");
+    assert_eq!((visits, marks), (0, 0));
+    assert_eq!(lane.value(mark), 1000);
+}
+
+#[test]
+fn page_faults_count_for_the_task_that_is_in() {
+    const K: u64 = 300;
+    let _alone = alone();
+    let (mut guest, mut queues) = Guest::new(1, 1024);
+    let mut lane = guest.lane(0, queues.remove(0));
+    let (one, other) = (guest.task(6), guest.task(6));
+    // The third of them counts page faults.
+    let at = usize::try_from(PAGE_FAULTS).expect("small");
+    let faults = |replies: &[Reply], from: usize| replies[from + at].value.get();
+    let mut visit = |task: &[u64], pages: u64| {
+        lane.run(&all(COMMAND_IN, task));
+        touch(pages);
+        faults(&lane.run(&all(COMMAND_OUT, task)), 0)
+    };
+    // Code, stack and buffers are touched by now.
+    for task in [&one, &other, &one, &other] {
+        visit(task, 1);
+    }
+    let mut counted = [&one, &other].map(|task| visit(task, 1));
+    let mut grown = |task: usize, pages| {
+        let now = visit([&one, &other][task], pages);
+        now - std::mem::replace(&mut counted[task], now)
+    };
+    for task in [0, 1] {
+        // A mapping cannot be empty, so the baseline is a visit that touches one page.
+        let without = grown(task, 1);
+        let with = grown(task, 1 + K);
+        assert_eq!(with - without, K, "task {task}");
+        touch(K);
+        assert_eq!(grown(task, 1), without, "task {task}, out meanwhile");
+        assert_eq!(grown(1 - task, 1 + K), without + K, "the other task");
+        assert_eq!(grown(task, 1), without, "task {task}, the other in");
+    }
+}
+
+#[test]
+fn page_faults_of_a_switch_in_one_notification_belong_to_one_task() {
+    const ROUNDS: u64 = 50;
+    let _alone = alone();
+    let (mut guest, mut queues) = Guest::new(1, 1024);
+    let mut lane = guest.lane(0, queues.remove(0));
+    let tasks = [(); 3].map(|()| guest.open(&counting(PAGE_FAULTS)));
+    let whole = guest.open(&OpenRequest {
+        context: 0.into(),
+        ..counting(PAGE_FAULTS)
+    });
+    lane.run(&all(COMMAND_IN, &tasks[..1]));
+    let before = lane.value(whole);
+    for round in 0..ROUNDS {
+        for task in 0..3 {
+            touch(10 * (1 + round % 7));
+            let next = (task + 1) % 3;
+            lane.run(&switch(&tasks[task..=task], &tasks[next..=next]));
+        }
+    }
+    // In all the time one of them was in, and no fault counted twice.
+    let counts = tasks.map(|task| lane.value(task));
+    let grown = lane.value(whole) - before;
+    let sum: u64 = counts.iter().sum();
+    let touched: u64 = (0..ROUNDS).map(|round| 10 * (1 + round % 7)).sum();
+    assert!(counts.iter().all(|&count| count >= touched), "{counts:?}");
+    // Replies and readings may fault between the first reading and the first IN's.
+    assert!(sum.abs_diff(grown) <= 8, "{counts:?} of {grown}");
+}
+
+/// A thread that runs a vCPU: it carries out what it is sent.
+struct Worker {
+    jobs: Sender<Vec<Command>>,
+    done: Receiver<Vec<Reply>>,
+}
+
+impl Worker {
+    fn spawn(guest: &Guest, index: u16, queue: DriverQueue) -> Self {
+        let (jobs, received) = channel::<Vec<Command>>();
+        let (finished, done) = channel();
+        let vpmu = Arc::clone(&guest.vpmu);
+        thread::spawn(move || {
+            let vcpu = vpmu.attach(index.into(), 0).expect("a vCPU of it");
+            let mut lane = Lane { index, vcpu, queue };
+            finished.send(Vec::new()).expect("it waits");
+            for job in received {
+                finished.send(lane.run(&job)).expect("it waits");
+            }
+        });
+        let worker = Self { jobs, done };
+        worker.wait();
+        worker
+    }
+
+    fn send(&self, job: Vec<Command>) {
+        self.jobs.send(job).expect("it lives");
+    }
+
+    fn wait(&self) -> Vec<Reply> {
+        let replies = self.done.recv_timeout(LONG);
+        replies.expect("the vCPU goes on")
+    }
+}
+
+#[test]
+fn descriptors_go_with_kinds_of_events_and_vcpus_not_with_events() {
+    const EVENTS: usize = 10_000;
+    let _alone = alone();
+    let (mut guest, queues) = Guest::new(2, u32::try_from(EVENTS).expect("fits"));
+    let workers: Vec<_> = (0_u16..)
+        .zip(queues)
+        .map(|(index, queue)| Worker::spawn(&guest, index, queue))
+        .collect();
+    let before = open_descriptors();
+    let tasks = [(); 2].map(|()| guest.task(EVENTS / 2));
+    assert_eq!(
+        guest.try_open(&counting(0)),
+        Err(libc::ENOSPC.unsigned_abs())
+    );
+    for round in 0..4 {
+        // Both vCPUs at once, each task on one and then on the other.
+        for op in [COMMAND_IN, COMMAND_READ, COMMAND_OUT] {
+            for (index, worker) in workers.iter().enumerate() {
+                worker.send(all(op, &tasks[(index + round) % 2]));
+            }
+            for worker in &workers {
+                assert_eq!(worker.wait().len(), EVENTS / 2);
+            }
+        }
+    }
+    let held = open_descriptors() - before;
+    eprintln!("{EVENTS} events of {CONFIGS} kinds on 2 vCPUs: {held} descriptors");
+    assert!(held <= 2 * usize::try_from(CONFIGS).expect("few"), "{held}");
+    for event in tasks.concat() {
+        guest.close(event);
+    }
+    assert_eq!(open_descriptors(), before);
+}
+
+#[test]
+fn pinned_event_is_read_by_a_system_call_of_its_own() {
+    const K: u64 = 100;
+    let _alone = alone();
+    let (mut guest, mut queues) = Guest::new(1, 1024);
+    let mut lane = guest.lane(0, queues.remove(0));
+    let before = open_descriptors();
+    let pinned = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PINNED).into(),
+        ..counting(PAGE_FAULTS)
+    };
+    let mut task = guest.task(6);
+    let pair = [(); 2].map(|()| guest.open(&pinned));
+    task.extend(pair);
+    let grown = open_descriptors() - before;
+    assert_eq!(grown, 6, "one for both that are pinned");
+    let in_and_out = [all(COMMAND_IN, &task), all(COMMAND_OUT, &task)];
+    let mut counts = Vec::new();
+    for pages in [1, 1, 1 + K] {
+        lane.run(&in_and_out[0]);
+        touch(pages);
+        let replies = lane.run(&in_and_out[1]);
+        let [one, other] = [6, 7].map(|at: usize| replies[at].value.get());
+        assert_eq!(one, other);
+        counts.push(one);
+    }
+    assert_eq!(counts[2] - counts[1], counts[1] - counts[0] + K);
+    let calls = in_and_out.map(|commands| lane.system_calls(&commands));
+    eprintln!("6 events and a pinned kind: {calls:?} system calls in and out");
+    assert_eq!(calls, [2, 2]);
+    // A member goes with its leader, and is not pinned by itself.
+    let member = OpenRequest {
+        leader: task[0].into(),
+        ..pinned
+    };
+    assert_eq!(guest.try_open(&member), Err(libc::EINVAL.unsigned_abs()));
+}
+
+#[test]
+fn exclusions_are_refused_where_the_host_cannot_keep_them_and_share_a_system_call_elsewhere() {
+    let _alone = alone();
+    let (mut guest, mut queues) = Guest::new(1, 1024);
+    let mut lane = guest.lane(0, queues.remove(0));
+    let excluding = |request: OpenRequest, flag: u32| OpenRequest {
+        flags: (OPEN_ENABLED | flag).into(),
+        ..request
+    };
+    for flag in [OPEN_EXCLUDE_USER, OPEN_EXCLUDE_KERNEL] {
+        let opened = guest.try_open(&excluding(counting(PAGE_FAULTS), flag));
+        assert_eq!(opened, Err(libc::EOPNOTSUPP.unsigned_abs()));
+    }
+    let cycles = OpenRequest {
+        kind: KIND_HARDWARE.into(),
+        ..counting(0)
+    };
+    let Ok(both) = guest.try_open(&cycles) else {
+        eprintln!("this host has no cycles: exclusions of its PMU are not tried");
+        return;
+    };
+    let parts = [OPEN_EXCLUDE_USER, OPEN_EXCLUDE_KERNEL].map(|flag| {
+        let opened = guest.try_open(&excluding(cycles, flag));
+        opened.expect("a PMU that tells guests apart")
+    });
+    let task = [both, parts[0], parts[1]];
+    for _ in 0..2 {
+        lane.run(&all(COMMAND_IN, &task));
+        lane.run(&all(COMMAND_OUT, &task));
+    }
+    let calls = lane.system_calls(&all(COMMAND_IN, &task));
+    eprintln!("cycles with both exclusions: {calls} system calls");
+    assert!(calls <= 1, "{calls}");
+}

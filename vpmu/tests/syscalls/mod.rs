@@ -1,0 +1,158 @@
+//! Counts the system calls of a thread, exactly, as strace would: another process traces it.
+#![expect(unsafe_code, reason = "fork and ptrace have no safe form")]
+
+use std::io::{self, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+
+use libc::{c_int, c_long, c_uint, c_ulong, pid_t};
+
+/// The call that begins and ends the counted stretch: nothing else makes it.
+const MARKER: c_long = libc::SYS_getppid;
+/// A syscall stop, with `PTRACE_O_TRACESYSGOOD`.
+const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
+const PTRACE_GET_SYSCALL_INFO: c_uint = 0x420e;
+/// `op` of `struct ptrace_syscall_info` at a call's entry.
+const ENTRY: u8 = 1;
+
+/// The system calls that the calling thread makes in `act`; other threads' do not count, nor does
+/// reading a clock in the vDSO.
+pub(crate) fn count(act: impl FnOnce()) -> usize {
+    let (mut reader, writer) = io::pipe().expect("a pipe");
+    let thread = this_thread();
+    allow_tracers(c_ulong::MAX);
+    // SAFETY: of the copy of this process only `trace` runs: it makes system calls, and takes no
+    // lock and no memory that another thread may have held.
+    let tracer = match unsafe { libc::fork() } {
+        0 => trace(thread, writer),
+        tracer => Tracer(tracer),
+    };
+    drop(writer);
+    let mut attached = [0];
+    let read = reader.read_exact(&mut attached);
+    read.expect("a process may trace its parent: see /proc/sys/kernel/yama/ptrace_scope");
+    mark();
+    act();
+    mark();
+    let mut counted = [0; size_of::<usize>()];
+    reader.read_exact(&mut counted).expect("a count");
+    allow_tracers(0);
+    drop(tracer);
+    usize::from_ne_bytes(counted)
+}
+
+/// The tracing process; ended when dropped, if it has not ended.
+struct Tracer(pid_t);
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        // SAFETY: takes no pointer; the child is not waited for yet, so the id is still its own.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // SAFETY: the kernel writes no status to a null pointer.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+fn this_thread() -> pid_t {
+    // SAFETY: takes nothing.
+    unsafe { libc::gettid() }
+}
+
+fn mark() {
+    // SAFETY: takes nothing.
+    unsafe { libc::getppid() };
+}
+
+/// Lets process `who` trace this one where Yama would not; elsewhere this fails, and does not
+/// matter.
+fn allow_tracers(who: c_ulong) {
+    // SAFETY: takes no pointer.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, who, 0, 0, 0) };
+}
+
+/// The tracing process: writes a byte when it has attached, and the count when that is complete.
+fn trace(thread: pid_t, mut to: PipeWriter) -> ! {
+    close_others(&to);
+    let done = attach(thread).and_then(|()| {
+        to.write_all(&[1])?;
+        let count = counted(thread)?;
+        to.write_all(&count.to_ne_bytes())
+    });
+    // SAFETY: ends the process at once, without its handlers.
+    unsafe { libc::_exit(done.is_err().into()) }
+}
+
+/// Closes this process's copies of all descriptors but one: a perf event is gone only when its
+/// last copy is closed.
+fn close_others(kept: &PipeWriter) {
+    let kept = kept.as_raw_fd().unsigned_abs();
+    for (first, last) in [(0, kept.saturating_sub(1)), (kept + 1, c_uint::MAX)] {
+        // SAFETY: nothing in this process uses these descriptors from now on.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
+
+/// Stops the thread, and has it stop at each system call from now on.
+fn attach(thread: pid_t) -> io::Result<()> {
+    let options = usize::try_from(libc::PTRACE_O_TRACESYSGOOD).unwrap_or(0);
+    ptrace(libc::PTRACE_SEIZE, thread, 0, options)?;
+    ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+    wait(thread)?;
+    ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)
+}
+
+/// The calls between two markers; lets the thread go at the second.
+fn counted(thread: pid_t) -> io::Result<usize> {
+    let mut count = None;
+    loop {
+        let status = wait(thread)?;
+        let stop = libc::WSTOPSIG(status);
+        match (stop == SYSCALL_STOP)
+            .then(|| entered(thread))
+            .transpose()?
+        {
+            Some(Some(MARKER)) => match count {
+                Some(count) => {
+                    ptrace(libc::PTRACE_DETACH, thread, 0, 0)?;
+                    return Ok(count);
+                }
+                None => count = Some(0),
+            },
+            Some(Some(_)) => count = count.map(|count| count + 1),
+            _ => {}
+        }
+        // Deliver signals to the thread, but not the stops that ptrace itself causes.
+        let is_signal = stop != SYSCALL_STOP && status >> 16 == 0;
+        let signal = if is_signal { stop.unsigned_abs() } else { 0 };
+        ptrace(libc::PTRACE_SYSCALL, thread, 0, signal as usize)?;
+    }
+}
+
+/// The number of the call that the thread enters; `None` where it leaves one.
+fn entered(thread: pid_t) -> io::Result<Option<c_long>> {
+    // `struct ptrace_syscall_info`: `op` is its first byte, `entry.nr` its fourth word.
+    let mut info = [0_u64; 12];
+    let address = (&raw mut info).expose_provenance();
+    ptrace(PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), address)?;
+    let is_entry = info[0].to_ne_bytes()[0] == ENTRY;
+    Ok(is_entry.then(|| c_long::try_from(info[3]).unwrap_or(-1)))
+}
+
+/// Waits until the thread stops: its status.
+fn wait(thread: pid_t) -> io::Result<c_int> {
+    let mut status = 0;
+    // SAFETY: the kernel writes one int to `status`.
+    let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+    match waited == thread && libc::WIFSTOPPED(status) {
+        true => Ok(status),
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+fn ptrace(request: c_uint, thread: pid_t, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: of the requests here one writes memory: as many bytes as `address` allows to `data`,
+    // which `entered` owns.
+    match unsafe { libc::ptrace(request, thread, address, data) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
