@@ -32,8 +32,10 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
 /// Lets no other task have this thread's CPU before the thread sleeps or ends: until then its
 /// events are not switched.
 pub(crate) fn keep() -> io::Result<()> {
-    // What real-time tasks leave to others by default they would leave in a test, too.
+    // By default real-time tasks leave some time to others.
     fs::write("/proc/sys/kernel/sched_rt_runtime_us", "-1")?;
+    // Every four seconds the soft lockup detector runs a thread that preempts every task.
+    fs::write("/proc/sys/kernel/soft_watchdog", "0")?;
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameter lives through the call.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } {
