@@ -1,4 +1,4 @@
-//! The perf core door, and the module's coming and going.
+//! The perf core door, what task switches cost, and the module's coming and going.
 
 tests::guest_tests! {
     "module":
@@ -8,6 +8,13 @@ tests::guest_tests! {
     perf_sampling_is_refused,
     sysfs_lists_what_the_catalogue_lists,
     both_doors_count_the_same,
+    switch_between_tasks_of_perf_core_costs_one_exit,
+    switch_between_tasks_of_the_device_file_costs_one_exit,
+    switch_between_tasks_with_groups_costs_one_exit,
+    switch_to_a_task_without_events_costs_one_exit_a_direction,
+    count_of_a_task_switched_out_is_whole_for_readers_elsewhere,
+    counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
+    disabled_event_of_a_switching_task_counts_nothing,
     unloading_waits_for_the_last_user,
     the_module_reloads_clean,
 }

@@ -122,6 +122,21 @@ static inline int vpmu_anchor_task_context(struct task_struct *task)
 }
 
 /**
+ * vpmu_task_context() - the context that a task's events of ours are in
+ * @task: the current one, or one that comes here with interrupts off: its context stays
+ *
+ * Return: the context, or NULL if it has none.
+ */
+static inline struct perf_event_context *vpmu_task_context(struct task_struct *task)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	return READ_ONCE(task->perf_event_ctxp[perf_sw_context]);
+#else
+	return READ_ONCE(task->perf_event_ctxp);
+#endif
+}
+
+/**
  * vpmu_aux_disable() - have an event disabled that has no room in its AUX area
  * @event: the event, on this CPU; interrupts are off
  *

@@ -8,7 +8,7 @@
  *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
  *   vpmu_create   events of either door
  *   vpmu_event    an event's state, count and times
- *   vpmu_context  scheduling before 6.2
+ *   vpmu_context  scheduling before 6.2      vpmu_switch one kick for two tasks
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
  *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
@@ -48,9 +48,12 @@
 #include "vpmu_abi.h"
 
 struct page;
+struct tracepoint;
 
 /* Commands that one kick carries at most; more are sent in several. */
-#define VPMU_BATCH	64
+#define VPMU_BATCH	256
+/* Events of a group, at most: all of it is read with one kick. */
+#define VPMU_GROUP	64
 /* Commands that are sent at once with one kick, at most. */
 #define VPMU_DIRECT	3
 /* Notices that the device can leave before the driver has taken any. */
@@ -261,8 +264,13 @@ void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs);
 int vpmu_cdev_register(struct vpmu_device *dev);
 void vpmu_cdev_unregister(struct vpmu_device *dev);
 
+/* vpmu_switch.c */
+struct tracepoint *vpmu_switch_init(void);
+int vpmu_switch_get(void);
+void vpmu_switch_put(void);
+
 /* vpmu_task.c */
-int vpmu_task_init(struct vpmu_device *dev);
+int vpmu_task_init(struct vpmu_device *dev, struct tracepoint *tracepoint);
 void vpmu_task_exit(struct vpmu_device *dev);
 int vpmu_task_get(struct vpmu_device *dev);
 void vpmu_task_put(struct vpmu_device *dev);

@@ -197,6 +197,26 @@ static int call_cpu(const struct event_call *call)
 	return -1;
 }
 
+/*
+ * Whether events of the call's context are about to be added on another CPU: the device
+ * has been told already, and perf core tells where in a moment. See vpmu_switch.c.
+ */
+static bool call_must_wait(const struct event_call *call)
+{
+	const struct perf_event *event = call->event;
+	const struct vpmu_event *own;
+	struct perf_event *other;
+
+	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+		if (other->pmu != event->pmu)
+			continue;
+		own = other->pmu_private;
+		if (own->coming)
+			return true;
+	}
+	return false;
+}
+
 /* Runs with interrupts off, by which nothing has gathered on this CPU's queue. */
 static void event_call_here(void *info)
 {
@@ -210,7 +230,7 @@ static void event_call_here(void *info)
 	raw_spin_lock(&ctx->lock);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
-	if (call->cpu < 0 || call->cpu == smp_processor_id()) {
+	if (call->cpu < 0 ? !call_must_wait(call) : call->cpu == smp_processor_id()) {
 		vcpu = vpmu_vcpu_local(own->dev);
 		call->ret = call->leader ? call_group_here(call, vcpu) :
 					   call_event_here(call, vcpu);

@@ -47,6 +47,8 @@ static void event_free(struct vpmu_event *own)
 		vpmu_file_put(own->file);
 	if (own->tracks)
 		vpmu_task_put(dev);
+	if (own->switches)
+		vpmu_switch_put();
 	kfree(own->trace);
 	kfree(own);
 	vpmu_device_put(dev);
@@ -180,14 +182,19 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	smp_mb__after_atomic();
 	if (READ_ONCE(dev->gone))
 		return -ENODEV;
+	/* An heir relies on its parent's references: the parent outlives it. */
 	if (event->parent)
 		return 0;
 	if (own->task) {
 		err = vpmu_anchor_task_context(event->hw.target);
 		if (err)
 			return err;
+		err = vpmu_switch_get();
+		if (err)
+			return err;
+		own->switches = true;
 	}
-	/* Packets name tasks where the device can learn of them; heirs have their parent's. */
+	/* Packets name tasks where the device can learn of them. */
 	if (own->trace) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;

@@ -22,6 +22,7 @@ struct vpmu_vcpu;
  * @id: the device's; zero for an inherited event that the device had no room for
  * @task: it is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
  * @started: the device has been told that it counts
+ * @coming: it is, and perf core is about to add it; see vpmu_switch.c
  * @stray: it should not have; what it counted meanwhile is not perf's
  * @spent: its refreshes are used up, by which the device has it off
  * @parting: it is being stopped, and a READ goes before to learn whether it is spent
@@ -38,6 +39,7 @@ struct vpmu_vcpu;
  * @flushed: how its last VPMU_COMMAND_FLUSH went
  * @trace: of perf core's traces: what it writes to
  * @tracks: of these: holds a reference on vpmu_task
+ * @switches: holds a reference on vpmu_switch
  */
 struct vpmu_event {
 	struct vpmu_device *dev;
@@ -45,6 +47,7 @@ struct vpmu_event {
 	u64 id;
 	bool task;
 	bool started;
+	bool coming;
 	bool stray;
 	bool spent;
 	bool parting;
@@ -60,6 +63,7 @@ struct vpmu_event {
 	int flushed;
 	struct vpmu_trace *trace;
 	bool tracks;
+	bool switches;
 };
 
 /* vpmu_create.c */
@@ -77,6 +81,10 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 /* vpmu_context.c */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
+
+/* vpmu_switch.c */
+struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu);
+void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx);
 
 /* vpmu_trace.c */
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);

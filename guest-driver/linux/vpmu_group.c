@@ -95,8 +95,7 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 		return -EINVAL;
 	if (attr->pinned || (task && event->attr.inherit != attr->inherit))
 		return -EINVAL;
-	/* All that a group reads goes to the device in one buffer. */
-	return leader->siblings + 1 < VPMU_BATCH ? 0 : -E2BIG;
+	return leader->siblings + 1 < VPMU_GROUP ? 0 : -E2BIG;
 }
 
 /**

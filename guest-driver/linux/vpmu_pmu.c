@@ -21,11 +21,15 @@ static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 static void vpmu_pmu_enable(struct pmu *pmu)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(pmu));
+	struct perf_event_context *coming;
 
 	if (!vcpu)
 		return;
+	coming = vpmu_switch_take(vcpu);
 	vcpu->bracket = false;
 	vpmu_vcpu_flush(vcpu);
+	if (coming)
+		vpmu_switch_taken(vcpu, coming);
 }
 
 static void vpmu_pmu_disable(struct pmu *pmu)
@@ -63,10 +67,18 @@ static void vpmu_pmu_cancel_txn(struct pmu *pmu)
 static void vpmu_pmu_start(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
+	struct vpmu_event *own = event->pmu_private;
 
 	if (!vcpu || !(event->hw.state & PERF_HES_STOPPED))
 		return;
 	event->hw.state = 0;
+	if (own->coming) {
+		own->coming = false;
+		/* Its file may have been switched off since. */
+		if (!vpmu_group_allows(event))
+			vpmu_event_stop(vcpu, event);
+		return;
+	}
 	/* One that was expected, and so started already, has brought the others. */
 	if (vpmu_event_start(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_enter(vcpu, event);

@@ -76,12 +76,6 @@ static void task_write_current(void *unused)
 	task_write(current);
 }
 
-static void task_find(struct tracepoint *tracepoint, void *unused)
-{
-	if (!strcmp(tracepoint->name, "sched_switch"))
-		sched_switch = tracepoint;
-}
-
 /* Tells the device of @cpu's page; its queue must be known. */
 static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 {
@@ -183,20 +177,21 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
- * vpmu_task_init() - find the tracepoint, allocate the pages
+ * vpmu_task_init() - allocate the pages
  * @dev: the device
+ * @tracepoint: the scheduler's, from vpmu_switch_init()
  *
  * Return: 0 or a negative errno; vpmu_task_exit() undoes either.
  */
-int vpmu_task_init(struct vpmu_device *dev)
+int vpmu_task_init(struct vpmu_device *dev, struct tracepoint *tracepoint)
 {
 	unsigned int cpu;
 
 	if (!virtio_has_feature(dev->vdev, VPMU_F_TASK_PAGE))
 		return 0;
-	for_each_kernel_tracepoint(task_find, NULL);
-	if (!sched_switch)
+	if (!tracepoint)
 		return -ENOENT;
+	sched_switch = tracepoint;
 	for_each_possible_cpu(cpu) {
 		void *page = (void *)get_zeroed_page(GFP_KERNEL);
 

@@ -6,7 +6,7 @@
  * answers stand in the used ring when the notifying store retires: no interrupt,
  * no waiting. Commands gather while perf core holds the PMU disabled and leave
  * with one kick, so that a context switch costs one exit for any number of
- * events of a context.
+ * events, also where both tasks have some; see vpmu_switch.c.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>

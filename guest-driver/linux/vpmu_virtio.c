@@ -298,7 +298,7 @@ static int vpmu_probe(struct virtio_device *vdev)
 	err = device_queues(dev);
 	if (err)
 		goto reset;
-	err = vpmu_task_init(dev);
+	err = vpmu_task_init(dev, vpmu_switch_init());
 	if (err)
 		goto reset;
 

@@ -59,6 +59,7 @@ mod rings;
 mod sampling;
 mod stock_perf;
 mod stubs;
+mod switches;
 mod tasks;
 mod traced;
 mod trigger_driver;
@@ -135,7 +136,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         ),
         "output-batched" => Some(output_who::BATCHED.to_vec()),
         "output-capped" => Some(output_capped::TESTS.to_vec()),
-        "module" => Some([doors::TESTS, module::TESTS].concat()),
+        "module" => Some([doors::TESTS, switches::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
         "aux-hardware" => Some(aux_hardware::TESTS.to_vec()),
         "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),

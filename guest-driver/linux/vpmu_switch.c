@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * One kick for a switch between two tasks that both have events.
+ *
+ * perf core schedules the events of the task that goes out before the switch, and
+ * those of the task that comes in after it. The kick that takes the first out takes
+ * the others in: both contexts are locked meanwhile, so every reader finds counts
+ * that are whole.
+ *
+ * An event that was taken in is "coming" until perf core adds it. Interrupts stay off
+ * from the kick until then, and only groups are taken in that perf core is sure to
+ * add: those of our events alone, because perf core finds room for any number of
+ * events of a software context. Other CPUs see a coming event as inactive. perf core's
+ * own calls to it wait there, because the task runs on a CPU already; ours wait in
+ * vpmu_call.c.
+ *
+ * Lock order: the context that goes, then the one that comes, which is only tried.
+ */
+#include <linux/mutex.h>
+#include <linux/percpu.h>
+#include <linux/perf_event.h>
+#include <linux/sched.h>
+#include <linux/smp.h>
+#include <linux/string.h>
+#include <linux/tracepoint.h>
+
+#include "compat.h"
+#include "vpmu.h"
+#include "vpmu_event.h"
+
+/**
+ * struct task_switch - the last switch of a CPU
+ * @prev: the task that goes; the switch is under way as long as this is current
+ * @next: the task that comes
+ */
+struct task_switch {
+	const struct task_struct *prev;
+	struct task_struct *next;
+};
+
+static DEFINE_PER_CPU(struct task_switch, task_switches);
+static struct tracepoint *sched_switch;
+static DEFINE_MUTEX(switch_lock);
+static unsigned int switch_users;
+
+/* Called with interrupts off, before perf core schedules anything for this switch. */
+static void switch_begins(void *data, bool preempt, struct task_struct *prev,
+			  struct task_struct *next, unsigned int prev_state)
+{
+	this_cpu_write(task_switches.prev, prev);
+	this_cpu_write(task_switches.next, next);
+}
+
+/* The task of a switch from long ago may run here again, or be gone. */
+static void switch_forget(void *unused)
+{
+	this_cpu_write(task_switches.prev, NULL);
+	this_cpu_write(task_switches.next, NULL);
+}
+
+static void switch_find(struct tracepoint *tracepoint, void *unused)
+{
+	if (!strcmp(tracepoint->name, "sched_switch"))
+		sched_switch = tracepoint;
+}
+
+/**
+ * vpmu_switch_init() - find the scheduler's tracepoint
+ *
+ * Return: the tracepoint, which stays, or NULL in a kernel without it.
+ */
+struct tracepoint *vpmu_switch_init(void)
+{
+	for_each_kernel_tracepoint(switch_find, NULL);
+	return sched_switch;
+}
+
+/**
+ * vpmu_switch_get() - there is one task's event more
+ *
+ * Sleeps. Paired with vpmu_switch_put().
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_switch_get(void)
+{
+	int err = 0;
+
+	if (!sched_switch)
+		return 0;
+	mutex_lock(&switch_lock);
+	if (!switch_users) {
+		on_each_cpu(switch_forget, NULL, 1);
+		err = tracepoint_probe_register(sched_switch, switch_begins, NULL);
+	}
+	if (!err)
+		switch_users++;
+	mutex_unlock(&switch_lock);
+	return err;
+}
+
+/**
+ * vpmu_switch_put() - and one less
+ */
+void vpmu_switch_put(void)
+{
+	if (!sched_switch)
+		return;
+	mutex_lock(&switch_lock);
+	if (!--switch_users)
+		tracepoint_probe_unregister(sched_switch, switch_begins, NULL);
+	mutex_unlock(&switch_lock);
+}
+
+/* Whether perf core adds @event when it adds its group. */
+static bool member_comes(const struct perf_event *event)
+{
+	return event->state == PERF_EVENT_STATE_INACTIVE;
+}
+
+/* Whether @event, of the group that @leader leads, lets perf core add the group. */
+static bool member_fits(const struct perf_event *event, const struct perf_event *leader)
+{
+	const struct vpmu_event *own;
+
+	if (event->pmu != leader->pmu)
+		return false;
+	own = event->pmu_private;
+	return own->id;
+}
+
+/* Whether perf core is sure to add the group that @leader leads on this CPU. */
+static bool group_comes(struct perf_event *leader)
+{
+	struct perf_event *sibling;
+
+	if (!member_comes(leader) || !member_fits(leader, leader) ||
+	    (leader->cpu != -1 && leader->cpu != smp_processor_id()))
+		return false;
+	for_each_sibling_event(sibling, leader)
+		if (!member_fits(sibling, leader))
+			return false;
+	return true;
+}
+
+static void member_take(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (member_comes(event) && vpmu_event_start(vcpu, event))
+		own->coming = true;
+}
+
+static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
+{
+	struct perf_event *sibling;
+
+	member_take(vcpu, leader);
+	for_each_sibling_event(sibling, leader)
+		member_take(vcpu, sibling);
+}
+
+/* Whether the commands that have gathered are those of @ctx, scheduled out. */
+static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_event_context *ctx)
+{
+	return vcpu->pending && vcpu->events[vcpu->pending - 1]->ctx == ctx;
+}
+
+/**
+ * vpmu_switch_take() - add the commands for the events of the task that comes
+ * @vcpu: this CPU's queue, within perf core's bracket; interrupts are off
+ *
+ * If the commands that have gathered are for the events of a task that is being switched
+ * out, perf core holds the lock of their context and has decided not to swap it.
+ *
+ * Return: the context of the task that comes, locked, for vpmu_switch_taken() once the
+ * commands are answered; NULL if none were added.
+ */
+struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu)
+{
+	const struct task_switch *now = this_cpu_ptr(&task_switches);
+	struct perf_event_context *ctx;
+	struct perf_event *event;
+
+	if (now->prev != current || !switch_takes_out(vcpu, vpmu_task_context(current)))
+		return NULL;
+	ctx = vpmu_task_context(now->next);
+	if (!ctx || vcpu->broken || !raw_spin_trylock(&ctx->lock))
+		return NULL;
+	list_for_each_entry(event, &ctx->event_list, event_entry)
+		if (event->group_leader == event && event->pmu == &vcpu->dev->pmu &&
+		    group_comes(event))
+			group_take(vcpu, event);
+	return ctx;
+}
+
+/**
+ * vpmu_switch_taken() - the commands are answered
+ * @vcpu: the queue
+ * @ctx: from vpmu_switch_take()
+ */
+void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
+{
+	struct perf_event *event;
+	struct vpmu_event *own;
+
+	lockdep_assert_held(&ctx->lock);
+	/* perf core finds that nothing can be added then. */
+	if (vcpu->broken) {
+		list_for_each_entry(event, &ctx->event_list, event_entry) {
+			if (event->pmu != &vcpu->dev->pmu)
+				continue;
+			own = event->pmu_private;
+			if (own->coming)
+				own->started = false;
+			own->coming = false;
+		}
+	}
+	raw_spin_unlock(&ctx->lock);
+}

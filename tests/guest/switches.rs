@@ -1,0 +1,417 @@
+//! Switches between tasks that both have events: what they cost, and that no count suffers.
+
+use std::error::Error;
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{
+    Device, EXIT_MMIO, Event, FORMAT_GROUP, How, KIND_EXITS, KIND_MARK, KIND_SOFTWARE, KIND_TSC,
+    SW_CPU_CLOCK, kernels, sampling,
+};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "switch_between_tasks_of_perf_core_costs_one_exit",
+        switch_between_tasks_of_perf_core_costs_one_exit,
+    ),
+    (
+        "switch_between_tasks_of_the_device_file_costs_one_exit",
+        switch_between_tasks_of_the_device_file_costs_one_exit,
+    ),
+    (
+        "switch_between_tasks_with_groups_costs_one_exit",
+        switch_between_tasks_with_groups_costs_one_exit,
+    ),
+    (
+        "switch_to_a_task_without_events_costs_one_exit_a_direction",
+        switch_to_a_task_without_events_costs_one_exit_a_direction,
+    ),
+    (
+        "count_of_a_task_switched_out_is_whole_for_readers_elsewhere",
+        count_of_a_task_switched_out_is_whole_for_readers_elsewhere,
+    ),
+    (
+        "counts_of_switching_tasks_are_exact_while_their_events_come_and_go",
+        counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
+    ),
+    (
+        "disabled_event_of_a_switching_task_counts_nothing",
+        disabled_event_of_a_switching_task_counts_nothing,
+    ),
+];
+
+type Failure = Box<dyn Error>;
+type Shared<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+const VALUE: u64 = 31;
+const ROUNDS: u64 = 500;
+/// The CPU that both tasks run on; readers are on the other one.
+const CPU: usize = 1;
+/// Everything there.
+const ALL: How<'_> = How::on_cpu(1);
+
+/// One end of a turn that two tasks hand to each other: a task waits for it, and gives it back.
+struct Turn {
+    mine: PipeReader,
+    other: PipeWriter,
+}
+
+impl Turn {
+    fn pair() -> std::io::Result<[Self; 2]> {
+        let ((first, to_first), (second, to_second)) = (pipe()?, pipe()?);
+        Ok([
+            Self {
+                mine: first,
+                other: to_second,
+            },
+            Self {
+                mine: second,
+                other: to_first,
+            },
+        ])
+    }
+
+    fn wait(&mut self) -> std::io::Result<()> {
+        self.mine.read_exact(&mut [0])
+    }
+
+    fn give(&mut self) -> std::io::Result<()> {
+        self.other.write_all(&[0])
+    }
+}
+
+/// Keeps this thread on [`CPU`], where nothing but its partner runs while it does.
+fn settle() -> std::io::Result<()> {
+    cpu::pin(CPU)?;
+    cpu::keep()
+}
+
+/// MMIO exits of [`CPU`] in [`ROUNDS`] times to another task and back; each task opens its events.
+fn exits_of_rounds(
+    first: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
+    second: impl Fn(&Device) -> std::io::Result<Vec<Event>> + Sync,
+) -> Result<u64, Failure> {
+    let device = Device::open()?;
+    let counter = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
+    let page = Pages::map(&counter, 0, READ_WRITE)?;
+    let [mut one, mut other] = Turn::pair()?;
+    thread::scope(|scope| {
+        let partner = scope.spawn(|| -> Shared<()> {
+            settle()?;
+            let _events = second(&device)?;
+            // One round more, before the count begins.
+            for _ in 0..=ROUNDS {
+                other.wait()?;
+                other.give()?;
+            }
+            // Its end is later than the count's.
+            other.wait()?;
+            Ok(())
+        });
+        let caller = scope.spawn(|| -> Shared<u64> {
+            settle()?;
+            let _events = first(&device)?;
+            let mut before = 0;
+            for round in 0..=ROUNDS {
+                if round == 1 {
+                    before = page.face().count;
+                }
+                one.give()?;
+                one.wait()?;
+            }
+            let made = page.face().count - before;
+            one.give()?;
+            Ok(made)
+        });
+        let made = caller.join().map_err(|_| "a task panicked")?;
+        let ended = partner.join().map_err(|_| "a task panicked")?;
+        ended.map_err(|error| error.to_string())?;
+        Ok(made.map_err(|error| error.to_string())?)
+    })
+}
+
+/// So many marks of a thread's own, by either door.
+fn marks(
+    device: &Device,
+    count: u64,
+    open: impl Fn(&perf_event_open_sys::bindings::perf_event_attr, How<'_>) -> std::io::Result<Event>,
+) -> std::io::Result<Vec<Event>> {
+    (0..count)
+        .map(|value| {
+            let event = open(&device.attr(KIND_MARK, value), How::OWN)?;
+            event.enable(0)?;
+            Ok(event)
+        })
+        .collect()
+}
+
+fn switch_between_tasks_of_perf_core_costs_one_exit() -> Outcome {
+    for (first, second) in [(1, 1), (1, 6), (20, 20), (100, 100)] {
+        let open = |count| move |device: &Device| marks(device, count, kernels);
+        let exits = exits_of_rounds(open(first), open(second))?;
+        ensure_eq!(
+            exits,
+            2 * ROUNDS,
+            "exits of {} switches, {first} and {second} events",
+            2 * ROUNDS
+        );
+    }
+    Ok(())
+}
+
+fn switch_between_tasks_of_the_device_file_costs_one_exit() -> Outcome {
+    for (first, second) in [(1, 1), (6, 1), (20, 20)] {
+        let open = |count| {
+            move |device: &Device| marks(device, count, |attr, how| device.open_event(attr, how))
+        };
+        let exits = exits_of_rounds(open(first), open(second))?;
+        ensure_eq!(
+            exits,
+            2 * ROUNDS,
+            "exits of {} switches, {first} and {second} events",
+            2 * ROUNDS
+        );
+    }
+    // One door each, sampling beside counting.
+    let exits = exits_of_rounds(
+        |device| {
+            let clock = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
+            let mut events = marks(device, 2, |attr, how| device.open_event(attr, how))?;
+            events.push(device.start(&sampling(clock, 1_000_000_000, 0), How::OWN)?);
+            Ok(events)
+        },
+        |device| marks(device, 2, kernels),
+    )?;
+    ensure_eq!(exits, 2 * ROUNDS, "exits of switches between the doors");
+    Ok(())
+}
+
+fn switch_between_tasks_with_groups_costs_one_exit() -> Outcome {
+    let group = |device: &Device| {
+        let mut leader = device.attr(KIND_TSC, 0);
+        leader.read_format = FORMAT_GROUP;
+        let mut events = vec![kernels(&leader, How::OWN)?];
+        for value in 0..3 {
+            let how = How::OWN.led_by(std::os::fd::AsFd::as_fd(&events[0]));
+            let mut member = device.attr(KIND_MARK, value);
+            member.set_disabled(0);
+            let member = kernels(&member, how)?;
+            events.push(member);
+        }
+        events[0].enable(0)?;
+        Ok(events)
+    };
+    ensure_eq!(
+        exits_of_rounds(group, group)?,
+        2 * ROUNDS,
+        "exits of {} switches",
+        2 * ROUNDS
+    );
+    Ok(())
+}
+
+fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
+    let exits = exits_of_rounds(
+        |device| marks(device, 6, kernels),
+        |device| marks(device, 0, kernels),
+    )?;
+    ensure_eq!(exits, 2 * ROUNDS, "exits of {ROUNDS} times out and in");
+    let exits = exits_of_rounds(
+        |device| marks(device, 0, kernels),
+        |device| marks(device, 0, kernels),
+    )?;
+    ensure_eq!(exits, 0, "exits of switches without events");
+    Ok(())
+}
+
+/// What one of two tasks does, which take turns on [`CPU`] until `stop`.
+fn take_turns(
+    turn: &mut Turn,
+    begins: bool,
+    stop: &AtomicBool,
+    mut act: impl FnMut() -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    if begins {
+        act()?;
+        turn.give()?;
+    }
+    while !stop.load(Ordering::Relaxed) {
+        turn.wait()?;
+        act()?;
+        turn.give()?;
+    }
+    Ok(())
+}
+
+/// Two tasks that place marks in turn, and how many each has placed.
+struct Placers<'a> {
+    device: &'a Device,
+    placed: [AtomicU64; 2],
+    stop: AtomicBool,
+}
+
+impl<'a> Placers<'a> {
+    fn new(device: &'a Device) -> Self {
+        Self {
+            device,
+            placed: [AtomicU64::new(0), AtomicU64::new(0)],
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs `watch` on the other CPU while both tasks take turns; it gets their events, which count
+    /// marks of [`VALUE`] from their tasks' first turn on, and their thread ids.
+    fn run(
+        &self,
+        open: impl Fn(&Device) -> std::io::Result<Event> + Sync,
+        watch: impl FnOnce(&[Event; 2], [i32; 2]) -> Outcome,
+    ) -> Outcome {
+        let [one, other] = Turn::pair()?;
+        let (events, ready) = std::sync::mpsc::channel();
+        thread::scope(|scope| -> Outcome {
+            let tasks: Vec<_> = [one, other]
+                .into_iter()
+                .enumerate()
+                .map(|(index, mut turn)| {
+                    let (open, events) = (&open, events.clone());
+                    scope.spawn(move || -> Shared<()> {
+                        cpu::pin(CPU)?;
+                        events.send((index, open(self.device)?, cpu::thread_id()))?;
+                        drop(events);
+                        take_turns(&mut turn, index == 0, &self.stop, || {
+                            self.device.mark(VALUE)?;
+                            self.placed[index].fetch_add(1, Ordering::Release);
+                            Ok(())
+                        })
+                        .or_else(|error| match error.kind() {
+                            // The other one has stopped first.
+                            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe => {
+                                Ok(())
+                            }
+                            _ => Err(error.into()),
+                        })
+                    })
+                })
+                .collect();
+            drop(events);
+            let mut opened: Vec<_> = ready.iter().take(2).collect();
+            opened.sort_by_key(|&(index, _, _)| index);
+            let ids: Vec<_> = opened.iter().map(|&(_, _, id)| id.cast_signed()).collect();
+            let watched = <[Event; 2]>::try_from(
+                opened
+                    .into_iter()
+                    .map(|(_, event, _)| event)
+                    .collect::<Vec<_>>(),
+            )
+            .map_err(|_| "a task opened no event");
+            let seen = watched
+                .as_ref()
+                .map_err(|&why| why.into())
+                .and_then(|events| {
+                    cpu::pin(0)?;
+                    watch(events, [ids[0], ids[1]])
+                });
+            self.stop.store(true, Ordering::Relaxed);
+            for task in tasks {
+                let ended = task.join().map_err(|_| "a task panicked")?;
+                ended.map_err(|error| error.to_string())?;
+            }
+            seen?;
+            for (event, placed) in watched?.iter().zip(&self.placed) {
+                let placed = placed.load(Ordering::Acquire);
+                ensure_eq!(event.count()?, placed, "marks of a task in the end");
+            }
+            Ok(())
+        })
+    }
+}
+
+fn own_marks(device: &Device) -> std::io::Result<Event> {
+    device.start(&device.attr(KIND_MARK, VALUE), How::OWN)
+}
+
+fn own_marks_of_perf_core(device: &Device) -> std::io::Result<Event> {
+    let event = kernels(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+    event.enable(0)?;
+    Ok(event)
+}
+
+fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
+    let device = Device::open()?;
+    for open in [own_marks, own_marks_of_perf_core] {
+        let placers = Placers::new(&device);
+        placers.run(open, |events, _| {
+            for look in 0..10_000 {
+                let (event, placed) = (&events[look % 2], &placers.placed[look % 2]);
+                let least = placed.load(Ordering::Acquire);
+                let count = event.count()?;
+                // A mark is placed before it is announced.
+                let most = placed.load(Ordering::Acquire) + 1;
+                ensure!(
+                    (least..=most).contains(&count),
+                    "{count} marks read, {least} to {most} placed"
+                );
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outcome {
+    let device = Device::open()?;
+    for open in [own_marks, own_marks_of_perf_core] {
+        let placers = Placers::new(&device);
+        placers.run(open, |_, ids| {
+            for turn in 0..60 {
+                let how = How {
+                    pid: ids[turn % 2],
+                    ..How::OWN
+                };
+                let attr = device.attr(KIND_MARK, VALUE);
+                for event in [device.open_event(&attr, how)?, kernels(&attr, how)?] {
+                    let placed = &placers.placed[turn % 2];
+                    let least = placed.load(Ordering::Acquire);
+                    event.enable(0)?;
+                    let (first, between) = (event.count()?, placed.load(Ordering::Acquire));
+                    event.disable(0)?;
+                    let (count, most) = (event.count()?, placed.load(Ordering::Acquire) + 1);
+                    ensure!(
+                        first <= count && count <= most - least && first <= between + 1 - least,
+                        "{first}, then {count} marks; {least}, {between}, {most} placed"
+                    );
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn disabled_event_of_a_switching_task_counts_nothing() -> Outcome {
+    let device = Device::open()?;
+    let placers = Placers::new(&device);
+    placers.run(own_marks, |_, ids| {
+        for turn in 0..60 {
+            let how = How {
+                pid: ids[turn % 2],
+                ..How::OWN
+            };
+            let event = device.start(&device.attr(KIND_MARK, VALUE), how)?;
+            event.disable(0)?;
+            let count = event.count()?;
+            let placed = placers.placed[turn % 2].load(Ordering::Acquire);
+            while placers.placed[turn % 2].load(Ordering::Acquire) < placed + 4 {
+                thread::yield_now();
+            }
+            ensure_eq!(event.count()?, count, "marks while it was disabled");
+            event.reset(0)?;
+            ensure_eq!(event.count()?, 0, "the count after a reset");
+        }
+        Ok(())
+    })
+}
