@@ -40,7 +40,9 @@ struct Gate {
     stop: AtomicBool,
     over: AtomicBool,
     steps: AtomicU64,
-    /// CPU time of the threads in slices, in nanoseconds.
+    /// Time that the threads spent in slices, by the clock and on a CPU, in nanoseconds. The thread
+    /// that opens a slice cannot measure it: the others may keep it from its CPU for a while.
+    time: AtomicU64,
     cpu_time: AtomicU64,
     host: Arc<Host>,
 }
@@ -52,6 +54,7 @@ impl Side {
             stop: AtomicBool::new(false),
             over: AtomicBool::new(false),
             steps: AtomicU64::new(0),
+            time: AtomicU64::new(0),
             cpu_time: AtomicU64::new(0),
             host: Arc::clone(host),
         });
@@ -75,18 +78,22 @@ impl Side {
     }
 
     pub(crate) fn slice(&self) -> Slice {
-        let cpu_time = || self.gate.cpu_time.load(Ordering::Relaxed);
-        let before = (self.done(), cpu_time());
+        let spent = || {
+            let of = [&self.gate.time, &self.gate.cpu_time];
+            of.map(|nanoseconds| nanoseconds.load(Ordering::Relaxed))
+        };
+        let (done, [time, cpu_time]) = (self.done(), spent());
         self.gate.stop.store(false, Ordering::Relaxed);
         self.gate.barrier.wait();
-        let begun = Instant::now();
         thread::sleep(SLICE);
-        let spent = begun.elapsed().as_secs_f64();
         self.gate.stop.store(true, Ordering::Relaxed);
         self.gate.barrier.wait();
+        let (done, after) = (self.done() - done, spent());
+        let seconds = |from: u64, to: u64| (to - from) as f64 / 1e9;
+        let time = seconds(time, after[0]) / self.threads.len() as f64;
         Slice {
-            rate: (self.done() - before.0) as f64 / spent,
-            cpus: (cpu_time() - before.1) as f64 / 1e9 / spent,
+            rate: done as f64 / time,
+            cpus: seconds(cpu_time, after[1]) / time,
         }
     }
 
@@ -139,13 +146,16 @@ impl Gate {
 
     fn run(&self, work: &mut Work, vcpu: &mut VcpuThread) -> io::Result<()> {
         let clock = || self.host.clock.thread_time().unwrap_or(0);
-        let (begun, mut steps) = (clock(), 0);
+        let (begun, begun_on_cpu, mut steps) = (Instant::now(), clock(), 0);
         while !self.stop.load(Ordering::Relaxed) {
             work.step(vcpu)?;
             steps += 1;
         }
         self.steps.fetch_add(steps, Ordering::Relaxed);
-        self.cpu_time.fetch_add(clock() - begun, Ordering::Relaxed);
+        let on_cpu = clock() - begun_on_cpu;
+        self.cpu_time.fetch_add(on_cpu, Ordering::Relaxed);
+        let time = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.time.fetch_add(time, Ordering::Relaxed);
         Ok(())
     }
 }
