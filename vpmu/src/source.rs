@@ -19,6 +19,22 @@ pub trait Source: Send + Sync + Debug {
     /// # Errors
     /// The host's: none for what [`Source::offers`] lists, but descriptors and counters run out.
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>>;
+    /// Counters that were opened on `thread` and start from now on may wait for [`Source::release`], so
+    /// that those start at one moment; if one stops meanwhile, others may stand still until then, too.
+    /// A host whose timers pace such counters can then serve all by one interrupt.
+    ///
+    /// By default each starts and stops by itself.
+    fn hold(&self, thread: i32) {
+        let _ = thread;
+    }
+    /// Those that wait since [`Source::hold`] start.
+    ///
+    /// # Errors
+    /// The host's.
+    fn release(&self, thread: i32) -> io::Result<()> {
+        let _ = thread;
+        Ok(())
+    }
     /// The counters of `thread` that only count; none yet.
     fn counters(&self, thread: i32) -> Box<dyn CounterSet>;
 }

@@ -29,6 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::driver::{DriverQueue, QUEUE_SIZE};
 
+const CPU_CLOCK: u64 = 0;
 const PAGE_FAULTS: u64 = 2;
 /// Software events that every Linux counts.
 const CONFIGS: u64 = 5;
@@ -286,6 +287,32 @@ fn switch_of_any_number_of_events_makes_one_system_call() {
         let calls = [scheduled_in, read, switched, back, scheduled_out];
         assert_eq!(calls, [1; 5], "{events} events");
         assert_eq!(idle, 0, "{events} events");
+    }
+}
+
+#[test]
+fn switch_of_any_number_of_clock_samples_switches_the_host_once() {
+    let _alone = alone();
+    for events in SIZES {
+        let (mut guest, mut queues) = Guest::new(1, 1024);
+        let mut lane = guest.lane(0, queues.remove(0));
+        let task: Vec<u64> = (0..events)
+            .map(|_| {
+                guest.open(&OpenRequest {
+                    period: 3_600_000_000_000.into(),
+                    ..counting(CPU_CLOCK)
+                })
+            })
+            .collect();
+        lane.run(&all(COMMAND_IN, &task));
+        lane.run(&all(COMMAND_OUT, &task));
+
+        let scheduled_in = lane.system_calls(&all(COMMAND_IN, &task));
+        let scheduled_out = lane.system_calls(&all(COMMAND_OUT, &task));
+        eprintln!("{events} sampling: IN {scheduled_in}, OUT {scheduled_out} system calls");
+        assert_eq!(scheduled_in, 1, "{events} events");
+        // Each is read by itself.
+        assert_eq!(scheduled_out, 1 + events, "{events} events");
     }
 }
 

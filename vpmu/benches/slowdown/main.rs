@@ -6,7 +6,8 @@
 //! machine that others use too. Speed is rounds of the loop per CPU time of the vCPU's thread, which
 //! holds the interrupts that sampling costs and not what other programs take.
 //!
-//! The same events on a thread that runs no guest, taken by nobody, are what the host itself needs.
+//! The same events on a thread that runs no guest, each opened and started by itself as any program
+//! does, and taken by nobody, are what the host itself needs.
 
 #![expect(unsafe_code, reason = "guest memory is registered with KVM by address")]
 
@@ -14,6 +15,7 @@
 mod common;
 mod driver;
 mod guest;
+mod host_clock;
 
 use std::fs;
 use std::hint::black_box;
@@ -27,13 +29,13 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
-use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT, KIND_SOFTWARE};
+use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT};
 use vpmu::host::PerfSource;
-use vpmu::source::{Engine, Rate, Request, Sampling};
 use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Source, VcpuSession, Vpmu};
 
 use driver::Driver;
 use guest::{Exited, Guest};
+use host_clock::HostClock;
 
 /// `again: inc qword [rdi]; jmp again`: no exit of its own.
 const LOOP: [u8; 5] = [0x48, 0xff, 0x07, 0xeb, 0xfb];
@@ -308,25 +310,12 @@ fn run_slice(session: &mut VcpuSession, shared: &Shared, guest: &mut Guest) -> i
 /// The same events on a thread that loops by itself.
 fn host_alone(events: u64) -> io::Result<Run> {
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
-    let request = Request {
-        kind: KIND_SOFTWARE,
-        config: 0,
-        sampling: Some(Sampling {
-            rate: Rate::Period(1_000_000),
-            engine: Engine::Batched,
-        }),
-        exclude_user: false,
-        exclude_kernel: false,
-        pinned: false,
-    };
-    let mut counters = (0..events)
-        .map(|_| source.open(&request, source.thread()))
+    let clocks = (0..events)
+        .map(|_| HostClock::open())
         .collect::<io::Result<Vec<_>>>()?;
     Run::of(|sample| {
         if sample {
-            counters
-                .iter_mut()
-                .try_for_each(|counter| counter.start())?;
+            clocks.iter().try_for_each(HostClock::start)?;
         }
         let before = source.thread_time().unwrap_or(0);
         let end = Instant::now() + SLICE;
@@ -339,7 +328,7 @@ fn host_alone(events: u64) -> io::Result<Run> {
         }
         let spent = source.thread_time().unwrap_or(0) - before;
         if sample {
-            counters.iter_mut().try_for_each(|counter| counter.stop())?;
+            clocks.iter().try_for_each(HostClock::stop)?;
         }
         Ok(Slice {
             speed: rounds as f64 / spent as f64,

@@ -282,6 +282,7 @@ impl Event {
         let base = match self.backing.counter(cpu.index) {
             Some(open) => {
                 if !self.paused {
+                    cpu.hold_own();
                     open.counter.start()?;
                 }
                 open.last
@@ -327,6 +328,7 @@ impl Event {
             return Ok(());
         };
         if let Some(open) = self.backing.counter(active.vcpu) {
+            cpu.hold_own();
             open.counter.stop()?;
         }
         let reading = self.backing.read(cpu, &self.spec)?;
@@ -361,7 +363,7 @@ impl Event {
             return Ok(());
         }
         if paused {
-            self.run(false)?;
+            self.run(cpu, false)?;
         }
         self.update(cpu)?;
         self.paused = paused;
@@ -372,15 +374,20 @@ impl Event {
         if let Some(trace) = &mut self.trace {
             trace.sync(SYNC_RESUME);
         }
-        self.run(true)
+        self.run(cpu, true)
     }
 
     /// Has its own host counter, while it is active, go on or stand still.
-    fn run(&mut self, on: bool) -> io::Result<()> {
+    fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
         let vcpu = self.active_on();
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
-            Some(open) if on => open.counter.start(),
-            Some(open) => open.counter.stop(),
+            Some(open) => {
+                cpu.hold_own();
+                match on {
+                    true => open.counter.start(),
+                    false => open.counter.stop(),
+                }
+            }
             None => Ok(()),
         }
     }

@@ -4,16 +4,17 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use libc::c_int;
 use perf_event_open_sys::bindings::{
     PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_SAMPLE_IP,
     PERF_SAMPLE_PERIOD, PERF_SAMPLE_TIME, perf_event_attr,
 };
 
+use super::PerfSource;
 use super::clock::Clock;
 use super::probe::is_clock;
-use super::ring::{BATCHED_PAGES, HostRing, Pool};
+use super::ring::{BATCHED_PAGES, HostRing};
 use super::sys;
+use super::timers::Timer;
 use crate::abi::KIND_SOFTWARE;
 use crate::source::{Counter, Engine, Overflows, Rate, Reading, Request};
 
@@ -21,7 +22,7 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 struct PerfCounter {
-    event: File,
+    event: HostEvent,
     /// The host's clocks take no frequency.
     is_clock: bool,
     /// Of an event that samples.
@@ -29,20 +30,44 @@ struct PerfCounter {
     clock: Arc<Clock>,
 }
 
+#[derive(Debug)]
+enum HostEvent {
+    Alone(File),
+    /// Paced by a timer, with which others start and stop.
+    Timed(Timer),
+}
+
+impl HostEvent {
+    fn file(&self) -> &File {
+        match self {
+            Self::Alone(event) => event,
+            Self::Timed(timer) => timer.event(),
+        }
+    }
+}
+
 /// Opens a stopped host event. One that samples by [`Engine::Exit`] sends `signal` to `thread` at
 /// each overflow.
 pub(super) fn open(
+    source: &PerfSource,
     what: &Request,
     thread: i32,
-    signal: c_int,
-    clock: &Arc<Clock>,
-    pool: &Arc<Pool>,
 ) -> io::Result<Box<dyn Counter>> {
-    let event = sys::open(&attr(what), thread)?;
+    let is_clock = is_clock(what.kind, what.config);
+    // A pinned event is in no group.
+    let timed = is_clock && what.sampling.is_some() && !what.pinned;
+    let group = match timed {
+        true => source.timers.of(thread)?,
+        false => None,
+    };
+    let event = match group {
+        Some(group) => HostEvent::Timed(Timer::open(group, &attr(what), thread)?),
+        None => HostEvent::Alone(sys::open(&attr(what), thread)?),
+    };
     let ring = match what.sampling {
         Some(sampling) => Some(match sampling.engine {
-            Engine::Exit => HostRing::short(&event)?,
-            Engine::Batched => HostRing::long(&event, BATCHED_PAGES, pool)?,
+            Engine::Exit => HostRing::short(event.file())?,
+            Engine::Batched => HostRing::long(event.file(), BATCHED_PAGES, &source.pool)?,
         }),
         None => None,
     };
@@ -50,13 +75,13 @@ pub(super) fn open(
         .sampling
         .is_some_and(|sampling| sampling.engine == Engine::Exit)
     {
-        sys::announce(&event, thread, signal)?;
+        sys::announce(event.file(), thread, source.signal)?;
     }
     Ok(Box::new(PerfCounter {
         event,
-        is_clock: is_clock(what.kind, what.config),
+        is_clock,
         ring,
-        clock: Arc::clone(clock),
+        clock: Arc::clone(&source.clock),
     }))
 }
 
@@ -114,16 +139,23 @@ fn at_host(rate: Rate, is_clock: bool) -> Rate {
 
 impl Counter for PerfCounter {
     fn start(&mut self) -> io::Result<()> {
-        sys::enable(&self.event)
+        match &self.event {
+            HostEvent::Alone(event) => sys::enable(event),
+            HostEvent::Timed(timer) => timer.start(),
+        }
     }
 
     fn stop(&mut self) -> io::Result<()> {
-        sys::disable(&self.event)
+        match &self.event {
+            HostEvent::Alone(event) => sys::disable(event),
+            HostEvent::Timed(timer) => timer.stop(),
+        }
     }
 
     fn read(&mut self) -> io::Result<Reading> {
         let mut words = [0; 24];
-        self.event.read_exact(&mut words)?;
+        let mut event = self.event.file();
+        event.read_exact(&mut words)?;
         let (words, _) = words.as_chunks::<8>();
         Ok(Reading {
             value: u64::from_ne_bytes(words[0]),
@@ -134,7 +166,7 @@ impl Counter for PerfCounter {
 
     fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         let (Rate::Period(value) | Rate::Frequency(value)) = at_host(rate, self.is_clock);
-        sys::set_period(&self.event, value)
+        sys::set_period(self.event.file(), value)
     }
 
     fn drain(&mut self, into: &mut Overflows) {

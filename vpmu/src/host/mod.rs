@@ -13,6 +13,7 @@ pub mod records;
 mod ring;
 mod set;
 mod sys;
+mod timers;
 pub(crate) mod tracepoint;
 
 use std::io;
@@ -25,6 +26,7 @@ use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
 use self::ring::Pool;
 use self::set::PerfSet;
+use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
 use crate::abi::KIND_EXIT_TRACE;
@@ -48,6 +50,7 @@ pub struct PerfSource {
     signal: c_int,
     clock: Arc<Clock>,
     pool: Arc<Pool>,
+    timers: Timers,
     tracepoints: Option<Tracepoints>,
     closer: Arc<Closer>,
     offers: Vec<Offer>,
@@ -78,6 +81,7 @@ impl PerfSource {
             signal,
             clock: Arc::new(Clock::new()),
             pool: Arc::new(Pool::new()),
+            timers: Timers::default(),
             tracepoints,
             closer: Arc::default(),
             offers,
@@ -118,7 +122,15 @@ impl Source for PerfSource {
             let recorder = Recorder::open(tracepoints, thread, &self.clock, &self.pool)?;
             return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
         }
-        counter::open(what, thread, self.signal, &self.clock, &self.pool)
+        counter::open(self, what, thread)
+    }
+
+    fn hold(&self, thread: i32) {
+        self.timers.hold(thread);
+    }
+
+    fn release(&self, thread: i32) -> io::Result<()> {
+        self.timers.release(thread)
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {

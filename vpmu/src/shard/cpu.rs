@@ -17,6 +17,8 @@ pub(crate) struct Cpu {
     counters: Counters,
     /// Threads that the vCPU had before.
     threads: u64,
+    /// The thread whose own counters start and stop together.
+    held: Option<i32>,
     /// Each of these is read at most once while the shard is held.
     now: Option<u64>,
     exits: Option<Option<u64>>,
@@ -31,6 +33,7 @@ impl Cpu {
             vcpu,
             counters: Counters::default(),
             threads: 0,
+            held: None,
             now: None,
             exits: None,
             halts: None,
@@ -87,6 +90,29 @@ impl Cpu {
     pub(crate) fn open(&self, request: &Request) -> io::Result<Box<dyn Counter>> {
         let thread = self.thread().ok_or_else(no_thread)?;
         self.backend.source.open(request, thread)
+    }
+
+    /// Counters of events' own that start or stop from now on do so together, until
+    /// [`Cpu::release_own`].
+    pub(crate) fn hold_own(&mut self) {
+        if self.held.is_none()
+            && let Some(thread) = self.thread()
+        {
+            self.backend.source.hold(thread);
+            self.held = Some(thread);
+        }
+    }
+
+    /// The shard is about to be unlocked: counters that were held go on.
+    pub(crate) fn release_own(&mut self) {
+        if let Some(thread) = self.held.take()
+            && let Err(error) = self.backend.source.release(thread)
+        {
+            log::error!(
+                "vCPU {}: the host does not go on counting: {error}",
+                self.index
+            );
+        }
     }
 
     /// Lets one more event count by the shared counter for `request`.

@@ -185,6 +185,7 @@ impl State {
 
     /// The lock is about to be let go; the work that is left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
+        self.cpu.release_own();
         self.writer.publish_notices();
         std::mem::take(&mut self.errands)
     }
@@ -229,6 +230,7 @@ impl State {
             let _ = self.stop(id);
         }
         let vcpu = self.cpu.index;
+        self.cpu.release_own();
         self.forget_thread(vcpu);
         self.cpu.drop_counters();
         self.cpu.vcpu.attach(thread, tsc_offset);
@@ -245,6 +247,7 @@ impl State {
     /// The vCPU's thread is about to end: the exit that it is in is over.
     pub(crate) fn detach(&mut self) {
         self.end_exit(true);
+        self.cpu.release_own();
         self.cpu.vcpu.detach();
     }
 

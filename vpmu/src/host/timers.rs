@@ -1,0 +1,245 @@
+//! Counters that a timer of the host paces start and stop together.
+//!
+//! Each such counter has a timer of its own. Timers that start a microsecond apart expire a microsecond
+//! apart, and each expiry is an interrupt, which takes a vCPU out of the guest. Timers of one perf group
+//! that start with its leader expire at one moment, and one interrupt serves them all. It also takes one
+//! system call to switch the leader, whatever the number of counters.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use perf_event_open_sys::bindings::{PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr};
+
+use super::sys;
+
+/// Members of a group, at most: the host looks at each whenever the leader is switched.
+const MOST_MEMBERS: usize = 64;
+
+/// The group of each thread that has one.
+#[derive(Debug, Default)]
+pub(super) struct Timers(Mutex<Vec<(i32, Weak<TimerGroup>)>>);
+
+impl Timers {
+    /// The group of `thread`, made with its first member; `None` if it is full.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn of(&self, thread: i32) -> io::Result<Option<Arc<TimerGroup>>> {
+        if let Some(group) = self.find(thread) {
+            let has_room = group.members.load(Ordering::Relaxed) < MOST_MEMBERS;
+            return Ok(Some(group).filter(|_| has_room));
+        }
+        let group = Arc::new(TimerGroup::open(thread)?);
+        let mut groups = locked(&self.0);
+        groups.retain(|(_, group)| group.strong_count() > 0);
+        groups.push((thread, Arc::downgrade(&group)));
+        Ok(Some(group))
+    }
+
+    /// Members of the group of `thread` start together from now on, at [`Timers::release`], and stop
+    /// together.
+    pub(super) fn hold(&self, thread: i32) {
+        if let Some(group) = self.find(thread) {
+            locked(&group.state).held = true;
+        }
+    }
+
+    /// Members that were started since [`Timers::hold`] start.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn release(&self, thread: i32) -> io::Result<()> {
+        let Some(group) = self.find(thread) else {
+            return Ok(());
+        };
+        let mut state = locked(&group.state);
+        state.held = false;
+        group.settle(&mut state)
+    }
+
+    fn find(&self, thread: i32) -> Option<Arc<TimerGroup>> {
+        let groups = locked(&self.0);
+        let mut of = groups.iter().filter(|&&(on, _)| on == thread);
+        of.find_map(|(_, group)| group.upgrade())
+    }
+}
+
+/// Counters of one thread. The leader counts nothing: while it is off, no member counts.
+#[derive(Debug)]
+pub(super) struct TimerGroup {
+    leader: File,
+    members: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    held: bool,
+    /// The leader is on.
+    on: bool,
+    /// Members that are to count.
+    running: usize,
+    /// Members that are to count, or not, while the host's event is not as they are. They change while
+    /// the leader is off.
+    changed: Vec<Weak<Member>>,
+}
+
+/// A counter's event on the host.
+#[derive(Debug)]
+struct Member {
+    event: File,
+    /// These two change with the group's state locked. It is to count.
+    runs: AtomicBool,
+    /// The host's event is on.
+    on: AtomicBool,
+}
+
+impl Member {
+    /// Makes the host's event what the counter is to be.
+    fn settle(&self) -> io::Result<()> {
+        let runs = self.runs.load(Ordering::Relaxed);
+        if self.on.swap(runs, Ordering::Relaxed) == runs {
+            return Ok(());
+        }
+        match runs {
+            true => sys::enable(&self.event),
+            false => sys::disable(&self.event),
+        }
+    }
+}
+
+/// A counter in a group. Dropping it closes its event.
+#[derive(Debug)]
+pub(super) struct Timer {
+    group: Arc<TimerGroup>,
+    member: Arc<Member>,
+}
+
+impl Timer {
+    /// Opens a stopped member of `group`.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn open(
+        group: Arc<TimerGroup>,
+        attr: &perf_event_attr,
+        thread: i32,
+    ) -> io::Result<Self> {
+        let event = sys::open_member(attr, thread, &group.leader)?;
+        group.members.fetch_add(1, Ordering::Relaxed);
+        let member = Arc::new(Member {
+            event,
+            runs: AtomicBool::new(false),
+            on: AtomicBool::new(false),
+        });
+        Ok(Self { group, member })
+    }
+
+    /// The host's event.
+    pub(super) fn event(&self) -> &File {
+        &self.member.event
+    }
+
+    /// Starts it, at the release if the group is held.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn start(&self) -> io::Result<()> {
+        let mut state = locked(&self.group.state);
+        if self.member.runs.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        state.running += 1;
+        state.changed.push(Arc::downgrade(&self.member));
+        if state.held {
+            return Ok(());
+        }
+        self.group.settle(&mut state)
+    }
+
+    /// Stops it; with it all others stand still until the release if the group is held.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn stop(&self) -> io::Result<()> {
+        let mut state = locked(&self.group.state);
+        if !self.member.runs.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        state.running -= 1;
+        if state.held || state.running == 0 {
+            state.changed.push(Arc::downgrade(&self.member));
+            return self.group.switch(&mut state, false);
+        }
+        self.member.settle()
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let mut state = locked(&self.group.state);
+        if self.member.runs.load(Ordering::Relaxed) {
+            state.running -= 1;
+        }
+        self.group.members.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl TimerGroup {
+    fn open(thread: i32) -> io::Result<Self> {
+        let mut attr = perf_event_attr {
+            size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
+            type_: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_DUMMY.into(),
+            ..perf_event_attr::default()
+        };
+        attr.set_disabled(1);
+        // A group has one clock, which is that of its samples.
+        attr.set_use_clockid(1);
+        attr.clockid = libc::CLOCK_MONOTONIC_RAW;
+        Ok(Self {
+            leader: sys::open(&attr, thread)?,
+            members: AtomicUsize::new(0),
+            state: Mutex::new(State {
+                held: false,
+                on: false,
+                running: 0,
+                changed: Vec::new(),
+            }),
+        })
+    }
+
+    /// Makes every member what it is to be. A member that is switched on by itself beside a leader that
+    /// is on would not start: the host may look for it among the groups that its own PMU leads.
+    fn settle(&self, state: &mut State) -> io::Result<()> {
+        if state.running == 0 {
+            return self.switch(state, false);
+        }
+        if !state.changed.is_empty() {
+            self.switch(state, false)?;
+            let mut changed = state
+                .changed
+                .drain(..)
+                .filter_map(|member| member.upgrade());
+            changed.try_for_each(|member| member.settle())?;
+        }
+        self.switch(state, true)
+    }
+
+    fn switch(&self, state: &mut State, on: bool) -> io::Result<()> {
+        if state.on == on {
+            return Ok(());
+        }
+        state.on = on;
+        match on {
+            true => sys::enable(&self.leader),
+            false => sys::disable(&self.leader),
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
