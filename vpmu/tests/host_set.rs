@@ -235,8 +235,10 @@ fn counter_added_later_counts_from_zero_and_disturbs_no_other() {
     assert!(start.enabled > at_add.enabled);
     fresh.touch(10..30);
     let [late, end] = readings(&mut *set, [first, second]);
-    assert_eq!(late.value - since.value, 20);
-    assert_eq!(end.value - start.value, 20);
+    // The kernel may move a page of the process meanwhile, whose next use is one fault more.
+    let faults = late.value - since.value;
+    assert!(faults >= 20, "{faults} faults of 20 pages");
+    assert_eq!(end.value - start.value, faults);
     assert_eq!((late.enabled, late.running), (end.enabled, end.running));
 }
 
