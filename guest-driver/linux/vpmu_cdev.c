@@ -91,6 +91,11 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 /*
  * The doorbell, for marks without a system call. The map holds the file, and the file
  * the device: there is no map of a device that has gone.
+ *
+ * The hypervisor emulates each access, and ends the machine at an instruction that it
+ * cannot emulate. A program can have the kernel execute one there, such as the FXSAVE
+ * or XSAVE of a signal frame. So the map takes the capability of those who can end the
+ * machine anyhow; VPMU_IOC_MARK is for everybody.
  */
 static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 {
@@ -98,6 +103,8 @@ static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 
 	if (!dev->doorbell_page)
 		return -EOPNOTSUPP;
+	if (!capable(CAP_SYS_RAWIO))
+		return -EPERM;
 	if (vma->vm_pgoff || vma_pages(vma) != 1)
 		return -EINVAL;
 	if (!(vma->vm_flags & VM_SHARED) || !(vma->vm_flags & VM_WRITE) ||

@@ -377,6 +377,7 @@ struct vpmu_sample_packet {
 /*
  * mmap(2) of /dev/vpmu, shared, one page at offset 0, for writing: a 32-bit write at its
  * beginning is a mark, as VPMU_IOC_MARK without a system call. It holds nothing to read.
+ * The map takes CAP_SYS_RAWIO: EPERM.
  */
 
 #endif /* _UAPI_VPMU_H */

@@ -29,6 +29,7 @@ mod ensure;
 mod fields;
 mod flush;
 mod groups;
+mod hostile;
 mod library;
 mod module;
 mod os;
@@ -165,6 +166,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "persist-vperf" => Some(vperf_persist::TESTS.to_vec()),
         "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
         "region-vperf" => Some(vperf_region::TESTS.to_vec()),
+        "hostile" => Some(hostile::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }

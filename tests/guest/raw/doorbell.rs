@@ -39,6 +39,11 @@ impl Doorbell {
         Ok(Self(base.cast()))
     }
 
+    /// Where it is mapped.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.0.cast()
+    }
+
     /// A mark, by nothing but a store.
     pub(crate) fn mark(&self, value: u32) {
         // SAFETY: the beginning of the page, mapped for writing as long as `self` lives.

@@ -1,0 +1,206 @@
+//! Programs that attack the machine: each in a process of its own, and the machine answers
+//! afterwards.
+#![expect(unsafe_code, reason = "instructions and calls that no program needs")]
+
+use std::arch::asm;
+use std::io;
+use std::mem;
+use std::ptr;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::os;
+use crate::raw::{Device, Doorbell, How, KIND_MARK, PAGE, refused};
+use crate::{Outcome, Test, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "doorbell_map_without_capability_is_refused",
+        doorbell_map_without_capability_is_refused,
+    ),
+    (
+        "signal_frame_of_nobody_on_the_doorbell_leaves_the_machine_running",
+        signal_frame_of_nobody_on_the_doorbell_leaves_the_machine_running,
+    ),
+    ("mark_of_nobody_is_exact", mark_of_nobody_is_exact),
+    (
+        "accesses_to_a_mapped_doorbell_leave_the_machine_running",
+        accesses_to_a_mapped_doorbell_leave_the_machine_running,
+    ),
+];
+
+const VALUE: u64 = 90;
+const CPUS: usize = 2;
+/// A child's exit code: the doorbell was refused.
+const REFUSED: i32 = 20;
+/// And: something else failed.
+const FAILED: i32 = 21;
+
+/// The exit code of a child that is nobody, on `cpu`.
+fn as_nobody(cpu: usize, act: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
+    os::forked(|| {
+        let acted = cpu::pin(cpu)
+            .and_then(|()| os::become_nobody())
+            .and_then(|()| act());
+        acted.unwrap_or(FAILED)
+    })
+}
+
+/// Each vCPU answers, with an exact count.
+fn ensure_answers() -> Outcome {
+    let device = Device::open()?;
+    for cpu in 0..CPUS {
+        cpu::pin(cpu)?;
+        let event = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+        device.place(VALUE, 10)?;
+        ensure_eq!(event.count()?, 10, "marks on CPU {cpu} after an attack");
+    }
+    Ok(())
+}
+
+fn doorbell_map_without_capability_is_refused() -> Outcome {
+    let code = as_nobody(0, || {
+        let refusal = refused(Doorbell::map(&Device::open()?));
+        Ok(refusal.unwrap_or(0))
+    })?;
+    ensure_eq!(code, libc::EPERM, "errno of nobody's map");
+    Doorbell::map(&Device::open()?)?;
+    Ok(())
+}
+
+/// Takes a signal on the page, where the kernel writes its frame, registers and all.
+fn take_signal_on(page: *mut u8) -> io::Result<()> {
+    extern "C" fn handler(_signal: i32) {}
+    let stack = libc::stack_t {
+        ss_sp: page.cast(),
+        ss_flags: 0,
+        ss_size: PAGE,
+    };
+    // SAFETY: the kernel reads the stack's description during the call.
+    if unsafe { libc::sigaltstack(&raw const stack, ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a plain structure, all zeros of which are valid.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = handler as *const () as usize;
+    action.sa_flags = libc::SA_ONSTACK;
+    // SAFETY: the kernel reads the action during the call.
+    if unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes a number. The process has nothing to lose.
+    unsafe { libc::raise(libc::SIGUSR1) };
+    Ok(())
+}
+
+fn signal_frame_of_nobody_on_the_doorbell_leaves_the_machine_running() -> Outcome {
+    for cpu in 0..CPUS {
+        let code = as_nobody(cpu, || match Doorbell::map(&Device::open()?) {
+            Ok(bell) => {
+                take_signal_on(bell.base())?;
+                Ok(0)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(REFUSED),
+            Err(error) => Err(error),
+        })?;
+        ensure_eq!(code, REFUSED, "the attacker's exit code on CPU {cpu}");
+        ensure_answers()?;
+    }
+    Ok(())
+}
+
+fn mark_of_nobody_is_exact() -> Outcome {
+    for cpu in 0..CPUS {
+        let code = as_nobody(cpu, || {
+            let device = Device::open()?;
+            let event = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+            device.place(VALUE, 500)?;
+            Ok(i32::from(event.count()? != 500))
+        })?;
+        ensure_eq!(code, 0, "500 marks of nobody on CPU {cpu}");
+    }
+    Ok(())
+}
+
+/// An access of a program's own to the page at `page`.
+type Access = fn(page: *mut u8);
+
+/// Those that a program can make. They may end it.
+const ACCESSES: [(&str, Access); 8] = [
+    ("FXSAVE", |page| {
+        // SAFETY: the page is the process's; it is device memory, and nothing refers to it.
+        unsafe { asm!("fxsave64 [{}]", in(reg) page) }
+    }),
+    ("a store of 16 bytes", |page| {
+        // SAFETY: as above.
+        unsafe { asm!("movups [{}], xmm0", in(reg) page) }
+    }),
+    ("a string store over the whole page", |page| {
+        // SAFETY: as above.
+        unsafe {
+            asm!("rep stosb", inout("rdi") page => _, inout("rcx") PAGE => _, in("al") 1_u8);
+        }
+    }),
+    ("CMPXCHG16B", |page| {
+        // SAFETY: as above; rbx is put back.
+        unsafe {
+            asm!(
+                "xchg rbx, {old}",
+                "lock cmpxchg16b [{page}]",
+                "mov rbx, {old}",
+                old = inout(reg) 1_u64 => _,
+                page = in(reg) page,
+                inout("rax") 0_u64 => _,
+                inout("rdx") 0_u64 => _,
+                in("rcx") 1_u64,
+            );
+        }
+    }),
+    ("a store across the end of the page", |page| {
+        // SAFETY: as above; what follows the page is not mapped, or somebody's of this process, which
+        // ends.
+        unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
+    }),
+    ("read(2) into it", |page| {
+        // SAFETY: the kernel checks the address.
+        unsafe { libc::syscall(libc::SYS_getrandom, page, PAGE, 0) };
+    }),
+    ("futex(2) on it", |page| {
+        // SAFETY: as above.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                page,
+                libc::FUTEX_WAIT,
+                1,
+                ptr::null::<u8>(),
+            )
+        };
+    }),
+    ("execution from it", |page| {
+        // SAFETY: the page is the process's, and stays as it is where this is refused.
+        unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
+        // SAFETY: as above. The page cannot be made executable, so this ends the process.
+        unsafe { asm!("call {}", in(reg) page, clobber_abi("C")) };
+    }),
+];
+
+fn accesses_to_a_mapped_doorbell_leave_the_machine_running() -> Outcome {
+    for (what, access) in ACCESSES {
+        for cpu in 0..CPUS {
+            let code = os::forked(|| {
+                let mapped = cpu::pin(cpu).and_then(|()| Doorbell::map(&Device::open()?));
+                match mapped {
+                    Ok(bell) => {
+                        access(bell.base());
+                        0
+                    }
+                    Err(_) => FAILED,
+                }
+            })?;
+            ensure!(code != FAILED, "root could not map the doorbell");
+            eprintln!("{what} on CPU {cpu}: the program's end is {code}");
+            ensure_answers()?;
+        }
+    }
+    Ok(())
+}
