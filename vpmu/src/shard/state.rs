@@ -23,7 +23,7 @@ use crate::abi::{
 use crate::aux::Refused;
 use crate::clock::Clock;
 use crate::errno::{Errno, status};
-use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group};
+use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group, GroupEvent};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
 use crate::metrics::Metrics;
@@ -101,6 +101,9 @@ struct OverflowQueue {
     overflows: VecDeque<Overflows>,
     /// A caller further up runs them, one after the other.
     running: bool,
+    /// The group that a record of this exit has read last, by its leader: further records find the same
+    /// counts, and each reading would take as long as the group is large.
+    read: Option<(u64, Arc<[Member]>)>,
 }
 
 /// The counts of an event or of its group at one moment, leader first.
@@ -108,7 +111,7 @@ struct OverflowQueue {
 struct Counts {
     time_enabled: u64,
     time_running: u64,
-    members: Vec<Member>,
+    members: Arc<[Member]>,
 }
 
 impl Counts {
@@ -754,61 +757,64 @@ impl State {
         }
     }
 
-    /// The counts that a record of an event holds, as they are now: its group's, all read at this
-    /// exit, where its `read_format` says so.
+    /// The counts that a record of an event holds, as they are now: its group's, all read once for all
+    /// records of an exit, where its `read_format` says so.
     fn counts(&mut self, id: u64) -> Counts {
         let Some(event) = self.events.get(&id) else {
             return Counts::default();
         };
         let grouped = event.spec.layout.read_format & FORMAT_GROUP != 0;
-        let group = event.group.clone().filter(|_| grouped);
-        let mut counts = Counts::default();
-        let Some(group) = group else {
-            let owner = event.spec.owner;
-            self.count(id, owner, id, None, &mut counts);
-            return counts;
+        let (owner, group) = (event.spec.owner, event.group.clone());
+        let members = match group.filter(|_| grouped) {
+            Some(group) => self.read_group(&group),
+            None => self.read_event(id, owner).into_iter().collect(),
         };
-        for event in &group.events {
-            let last = Some(event.counts.get());
-            self.count(event.id, event.owner, id, last, &mut counts);
+        let clock = self.cpu.backend.clock;
+        let times = self.events.get(&id).map(|event| event.counts(clock));
+        Counts {
+            time_enabled: times.map_or(0, |times| times.time_enabled),
+            time_running: times.map_or(0, |times| times.time_running),
+            members,
         }
-        counts
     }
 
-    /// Adds one event to `counts` of `of`, as it is now; `last`: as it was, where another shard has it.
-    fn count(
-        &mut self,
-        id: u64,
-        owner: u64,
-        of: u64,
-        last: Option<(u64, u64)>,
-        counts: &mut Counts,
-    ) {
-        let clock = self.cpu.backend.clock;
-        let Some(event) = self.events.get_mut(&id) else {
-            if let Some((value, lost)) = last {
-                counts.members.push(Member {
-                    value,
-                    id: owner,
-                    lost,
-                });
-            }
-            return;
-        };
-        let updated = event.update(&mut self.cpu);
-        let now = event.counts(clock);
-        if id == of {
-            counts.time_enabled = now.time_enabled;
-            counts.time_running = now.time_running;
+    /// The counts of a group, leader first; of members in other shards, as they were last.
+    fn read_group(&mut self, group: &Group) -> Arc<[Member]> {
+        if let Some((leader, members)) = &self.overflows.read
+            && *leader == group.leader
+        {
+            return Arc::clone(members);
         }
-        counts.members.push(Member {
-            value: now.count,
+        let read = |event: &GroupEvent| {
+            let elsewhere = || {
+                let (value, lost) = event.counts.get();
+                let id = event.owner;
+                Member { value, id, lost }
+            };
+            let here = self.read_event(event.id, event.owner);
+            here.unwrap_or_else(elsewhere)
+        };
+        let members: Arc<[Member]> = group.events.iter().map(read).collect();
+        if self.overflows.running {
+            self.overflows.read = Some((group.leader, Arc::clone(&members)));
+        }
+        members
+    }
+
+    /// The count of an event as it is now; `None` if it is not in this shard.
+    fn read_event(&mut self, id: u64, owner: u64) -> Option<Member> {
+        let clock = self.cpu.backend.clock;
+        let event = self.events.get_mut(&id)?;
+        let updated = event.update(&mut self.cpu);
+        let member = Member {
+            value: event.counts(clock).count,
             id: owner,
             lost: event.lost(),
-        });
+        };
         if let Err(error) = updated {
             self.fail(id, error);
         }
+        Some(member)
     }
 
     // Exits and marks.
@@ -1028,10 +1034,13 @@ impl State {
         if !outermost {
             return;
         }
+        // Read before all had counted the exit.
+        self.overflows.read = None;
         while let Some(found) = self.overflows.overflows.pop_front() {
             self.overflows_act(found);
         }
         self.overflows.running = false;
+        self.overflows.read = None;
     }
 
     /// Overflows are to act, within [`State::run_overflows`].

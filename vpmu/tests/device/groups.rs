@@ -159,6 +159,50 @@ fn a_sample_reads_its_group_at_one_moment() {
 }
 
 #[test]
+fn group_is_read_once_for_all_samples_of_an_exit() {
+    const MEMBERS: usize = 20;
+    const HOST: usize = 10;
+    let mut rig = Rig::new();
+    let reading = OpenRequest {
+        sample_type: SAMPLE_READ.into(),
+        read_format: 0xc.into(),
+        period: 1.into(),
+        ..open_of(KIND_MARK, 5, 0)
+    };
+    let leader = rig.open(&reading).expect("open");
+    let mut rings = vec![rig.map(leader, 4)];
+    for _ in 1..MEMBERS {
+        let member = rig.open(&led(leader, reading)).expect("open");
+        rings.push(rig.map(member, 4));
+    }
+    let (kind, config) = CYCLES;
+    for _ in 0..HOST {
+        // A counter of its own each, for it samples.
+        let host = sampling(open_of(kind, config, 0), 1 << 40);
+        rig.open(&led(leader, host)).expect("open");
+    }
+    rig.command(0, COMMAND_ENABLE, leader);
+    for mark in 1..=3 {
+        rig.world.work(thread(0), 10, 4);
+        let (_, before) = rig.world.visits(thread(0));
+        marks(&rig, 1);
+        let (_, after) = rig.world.visits(thread(0));
+        assert_eq!(
+            after - before,
+            HOST as u64,
+            "reads of host counters, mark {mark}"
+        );
+        for ring in &mut rings {
+            let read = ring.raw();
+            let values: Vec<u64> = counts(&read)[0][1..].chunks(2).map(|of| of[0]).collect();
+            let marks = [mark; MEMBERS];
+            let host = [10 * mark; HOST];
+            assert_eq!(values, [&marks[..], &host[..]].concat());
+        }
+    }
+}
+
+#[test]
 fn a_member_names_the_group_leader_first_and_its_own_times() {
     let mut rig = Rig::new();
     let leader = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
