@@ -17,6 +17,9 @@ use super::sys;
 /// Members of a group, at most: the host looks at each whenever the leader is switched.
 const MOST_MEMBERS: usize = 64;
 
+/// Changes that wait for the next start, at most: a guest can make any number of them.
+const MOST_CHANGED: usize = 4 * MOST_MEMBERS;
+
 /// The group of each thread that has one.
 #[derive(Debug, Default)]
 pub(super) struct Timers(Mutex<Vec<(i32, Weak<TimerGroup>)>>);
@@ -214,7 +217,8 @@ impl TimerGroup {
     /// Makes every member what it is to be. A member that is switched on by itself beside a leader that
     /// is on would not start: the host may look for it among the groups that its own PMU leads.
     fn settle(&self, state: &mut State) -> io::Result<()> {
-        if state.running == 0 {
+        // Members that stop together may start together again, and nothing has to change then.
+        if state.running == 0 && state.changed.len() <= MOST_CHANGED {
             return self.switch(state, false);
         }
         if !state.changed.is_empty() {
@@ -225,7 +229,7 @@ impl TimerGroup {
                 .filter_map(|member| member.upgrade());
             changed.try_for_each(|member| member.settle())?;
         }
-        self.switch(state, true)
+        self.switch(state, state.running > 0)
     }
 
     fn switch(&self, state: &mut State, on: bool) -> io::Result<()> {
@@ -242,4 +246,52 @@ impl TimerGroup {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timer(timers: &Timers) -> Timer {
+        let mut attr = perf_event_attr {
+            size: u32::try_from(size_of::<perf_event_attr>()).unwrap(),
+            type_: PERF_TYPE_SOFTWARE,
+            ..perf_event_attr::default()
+        };
+        attr.set_disabled(1);
+        attr.set_use_clockid(1);
+        attr.clockid = libc::CLOCK_MONOTONIC_RAW;
+        let group = timers.of(sys::thread()).unwrap().unwrap();
+        Timer::open(group, &attr, sys::thread()).unwrap()
+    }
+
+    #[test]
+    fn changes_without_a_start_are_bounded() {
+        let (timers, thread) = (Timers::default(), sys::thread());
+        let kept = timer(&timers);
+        for _ in 0..10 * MOST_CHANGED {
+            timers.hold(thread);
+            kept.start().unwrap();
+            kept.stop().unwrap();
+            timers.release(thread).unwrap();
+            let changed = locked(&kept.group.state).changed.len();
+            assert!(changed <= MOST_CHANGED, "{changed} changes wait");
+        }
+        let state = locked(&kept.group.state);
+        assert_eq!((state.running, state.on, state.held), (0, false, false));
+    }
+
+    #[test]
+    fn closed_members_leave_room_for_others() {
+        let timers = Timers::default();
+        let all: Vec<_> = (0..MOST_MEMBERS).map(|_| timer(&timers)).collect();
+        assert!(timers.of(sys::thread()).unwrap().is_none(), "it is full");
+        all[0].start().unwrap();
+        drop(all);
+        let groups = locked(&timers.0);
+        assert!(groups.iter().all(|(_, group)| group.strong_count() == 0));
+        drop(groups);
+        let again = timer(&timers);
+        assert_eq!(locked(&again.group.state).running, 0);
+    }
 }
