@@ -154,6 +154,9 @@ fn while_writing(body: impl FnOnce() -> Outcome) -> Outcome {
             thread::yield_now();
         }
         let done = body();
+        while ready.load(Ordering::Acquire) <= 60 && !maker.is_finished() {
+            thread::yield_now();
+        }
         stop.store(true, Ordering::Relaxed);
         let made = maker.join().map_err(|_| "the maker panicked")??;
         done.map(|()| made)
