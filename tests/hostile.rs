@@ -1,5 +1,4 @@
-//! What programs and kernels of a guest do to the machine on purpose: it goes on, for them and for
-//! others.
+//! Attacks on the machine from inside a guest. The machine keeps running and answers.
 
 /// Programs that share nothing with the operator but a guest.
 mod programs {

@@ -22,7 +22,7 @@ struct vpmu_vcpu;
  * @id: the device's; zero for an inherited event that the device had no room for
  * @task: it is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
  * @started: the device has been told that it counts
- * @coming: it is, and perf core is about to add it; see vpmu_switch.c
+ * @coming: started early, for a task that is being switched in; see vpmu_switch.c
  * @stray: it should not have; what it counted meanwhile is not perf's
  * @spent: its refreshes are used up, by which the device has it off
  * @parting: it is being stopped, and a READ goes before to learn whether it is spent

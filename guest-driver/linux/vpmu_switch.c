@@ -76,7 +76,7 @@ struct tracepoint *vpmu_switch_init(void)
 }
 
 /**
- * vpmu_switch_get() - there is one task's event more
+ * vpmu_switch_get() - count a task event; the first registers the probe
  *
  * Sleeps. Paired with vpmu_switch_put().
  *
@@ -100,7 +100,7 @@ int vpmu_switch_get(void)
 }
 
 /**
- * vpmu_switch_put() - and one less
+ * vpmu_switch_put() - a task event is gone; the last unregisters the probe
  */
 void vpmu_switch_put(void)
 {

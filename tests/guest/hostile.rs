@@ -124,7 +124,7 @@ fn mark_of_nobody_is_exact() -> Outcome {
 /// An access of a program's own to the page at `page`.
 type Access = fn(page: *mut u8);
 
-/// Those that a program can make. They may end it.
+/// Accesses that a program can make. Some of them end the program.
 const ACCESSES: [(&str, Access); 8] = [
     ("FXSAVE", |page| {
         // SAFETY: the page is the process's; it is device memory, and nothing refers to it.

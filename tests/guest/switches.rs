@@ -228,7 +228,7 @@ fn switch_to_a_task_without_events_costs_one_exit_a_direction() -> Outcome {
     Ok(())
 }
 
-/// What one of two tasks does, which take turns on [`CPU`] until `stop`.
+/// Acts at each turn of this task until `stop`. The task that `begins` has the first turn.
 fn take_turns(
     turn: &mut Turn,
     begins: bool,

@@ -27,7 +27,7 @@ pub trait Source: Send + Sync + Debug {
     fn hold(&self, thread: i32) {
         let _ = thread;
     }
-    /// Those that wait since [`Source::hold`] start.
+    /// Starts the counters that wait since [`Source::hold`].
     ///
     /// # Errors
     /// The host's.

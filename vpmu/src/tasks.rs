@@ -43,7 +43,7 @@ impl Tasks {
     }
 
     /// The guest-virtual address of the registers with which the running task entered the kernel.
-    /// The guest wrote it: check it before use. Zero if there are none.
+    /// Written by the guest: check the address before use. Zero: no user registers.
     pub(crate) fn user_regs(self, memory: &GuestMemoryMmap) -> u64 {
         let word = self
             .0
