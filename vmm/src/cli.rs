@@ -7,7 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
 use crate::check::CheckArgs;
+use crate::confine::User;
 use crate::ctl::CtlArgs;
+use crate::limits::LimitArgs;
 use crate::persistent::Spec;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
@@ -75,14 +77,6 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_vpmu: bool,
 
-    /// Most samples a second that one event of the guest makes [default: 100000]
-    #[arg(long, value_name = "N")]
-    pub max_sample_rate: Option<u32>,
-
-    /// Most pages of 4 KiB of one AUX area of the guest, a power of two [default: 16384]
-    #[arg(long, value_name = "N")]
-    pub max_aux_pages: Option<u32>,
-
     /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
     /// in bytes or with K or M; 0: none [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -93,7 +87,7 @@ pub struct RunArgs {
     pub persistent: Vec<Spec>,
 
     /// What persistent events hold goes to this file, for 'perf script', whenever the guest ends or
-    /// resets; an older one is kept as FILE.old. Events of the guest's own alone are recorded only if
+    /// resets; an older one is kept as FILE.old. Events of the guest's own are recorded only if
     /// this is given [default: perf.data]
     #[arg(long, value_name = "FILE")]
     pub recording: Option<PathBuf>,
@@ -102,10 +96,6 @@ pub struct RunArgs {
     /// /proc/kallsyms, or a vmlinux that is not stripped
     #[arg(long, value_name = "FILE")]
     pub symbols: Option<PathBuf>,
-
-    /// Most persistent events of the guest's own [default: 64]
-    #[arg(long, value_name = "N")]
-    pub max_persistent: Option<u32>,
 
     /// What follows when the guest resets or triple-faults: exit, or restart, with the persistent
     /// events going on [default: exit]
@@ -122,6 +112,19 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
 
+    /// Run the guest as this user and group, by their numbers; needs a start as root. See below
+    #[arg(long, value_name = "UID:GID")]
+    pub user: Option<User>,
+
+    /// Make this directory the VMM's root directory before the guest runs; needs a start as root. See
+    /// below
+    #[arg(long, value_name = "DIR")]
+    pub chroot: Option<PathBuf>,
+
+    /// Run without seccomp filters, to debug the VMM
+    #[arg(long)]
+    pub no_seccomp: bool,
+
     /// Write what happened to a JSON file, however the run ends
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
@@ -129,6 +132,10 @@ pub struct RunArgs {
     /// Print a short account on standard error at the end
     #[arg(long)]
     pub summary: bool,
+
+    /// What the guest may use up.
+    #[command(flatten)]
+    pub limits: LimitArgs,
 }
 
 /// What makes the guest's samples of host events.
@@ -165,10 +172,11 @@ Examples:
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"max-sample-rate\": 10000,
-   \"window\": \"16M\", \"max-persistent\": 64, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"window\": \"16M\",
+   \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
-   \"engine\": \"auto\", \"report\": \"report.json\", \"summary\": true}
+   \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
+   \"report\": \"report.json\", \"summary\": true}
 
 Console: standard input and output are the guest's first serial port. Ctrl-A x ends the run,
 Ctrl-A Ctrl-A sends one Ctrl-A.
@@ -194,6 +202,14 @@ Control: --ctl makes a socket, yours alone, on which 'vmm ctl' lists, starts, fl
 ends persistent events while the guest runs. It goes with the machine; one that a dead machine
 has left is replaced.
 
+Confinement: before the guest's first instruction the VMM opens what it needs, closes the descriptors
+that it inherited, drops every capability but CAP_PERFMON, and puts a seccomp filter on each thread.
+All paths are opened before the change of the root directory: --report, --recording and --ctl may name
+files outside it. The directory of recordings stays open, so keep it inside to have nothing outside in
+reach. With --user that user needs write access to the directory of recordings, and owns the control
+socket. A system call that a filter refuses ends the VMM at once, without a report, with a message
+that names it. 'vmm check' and 'vmm ctl' are not confined.
+
 Debug port: a byte written by the guest to port 0x504 says that init is reached; the report has
 the time from the first instruction until then.
 
@@ -201,7 +217,7 @@ Exit status:
   0  the guest powered off         4  the guest triple-faulted
   1  the VMM failed                5  the guest kernel panicked
   2  wrong usage                   6  ended by Ctrl-A x or a signal
-  3  the guest asked for a reset";
+  3  the guest asked for a reset   7  a seccomp filter refused a system call";
 
 /// Mebibytes out of `512`, `512M` or `4G`.
 fn parse_memory(text: &str) -> Result<u64, String> {

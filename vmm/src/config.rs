@@ -4,11 +4,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer};
-use vpmu::Limits;
+use serde::Deserialize;
 
 use crate::arch::layout::{PAGE, WINDOW_MAX};
-use crate::cli::{self, Engine, OnReset, RunArgs};
+use crate::cli::{Engine, OnReset, RunArgs};
+use crate::confine::User;
+use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::persistent::Spec;
 
 /// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
@@ -37,10 +38,6 @@ pub struct Config {
     pub memory_mib: u64,
     /// Whether the paravirtual PMU is there.
     pub vpmu: bool,
-    /// Most samples a second that one event makes; not zero.
-    pub max_sample_rate: u32,
-    /// Most pages of one AUX area, a power of two.
-    pub max_aux_pages: u32,
     /// Bytes of the window, whole pages; zero: there is none.
     pub window: u64,
     /// Persistent events that the run begins with.
@@ -49,14 +46,20 @@ pub struct Config {
     pub recording: Option<PathBuf>,
     /// Names of the guest kernel's functions.
     pub symbols: Option<PathBuf>,
-    /// Most persistent events of the guest's own.
-    pub max_persistent: u32,
+    /// What the guest may use up.
+    pub limits: Limits,
     /// What follows when the guest resets.
     pub on_reset: OnReset,
     /// Where the control socket is.
     pub ctl: Option<PathBuf>,
     /// What makes its samples of host events.
     pub engine: Engine,
+    /// Whom the VMM runs as, if not as who started it.
+    pub user: Option<User>,
+    /// Its root directory, if it is another one.
+    pub chroot: Option<PathBuf>,
+    /// Whether its threads have seccomp filters.
+    pub seccomp: bool,
     /// Where the report goes.
     pub report: Option<PathBuf>,
     /// Whether a summary goes to standard error.
@@ -95,18 +98,15 @@ pub enum ConfigError {
         "{0} MiB of memory: give {MIN_MEMORY_MIB} MiB or more, and no more than the host has addresses for, with --memory"
     )]
     Memory(u64),
-    /// Events that could never sample.
-    #[error("no samples at all: give 1 a second or more with --max-sample-rate")]
-    SampleRate,
-    /// A limit that no AUX area can reach.
-    #[error("AUX areas of {0} pages: give a power of two with --max-aux-pages")]
-    AuxPages(u32),
     /// A window that cannot be laid out.
     #[error(
         "a window of {0} bytes: give whole pages of 4K, no more than {max}M, with --window",
         max = WINDOW_MAX >> 20
     )]
     Window(u64),
+    /// A limit that cannot be.
+    #[error(transparent)]
+    Limits(#[from] LimitError),
     /// A control socket of a machine that has nothing to control.
     #[error("--ctl is of use with the PMU alone: leave --no-vpmu out")]
     CtlWithoutVpmu,
@@ -125,31 +125,21 @@ struct Document {
     vcpus: Option<u32>,
     memory: Option<u64>,
     vpmu: Option<bool>,
-    #[serde(rename = "max-sample-rate")]
-    max_sample_rate: Option<u32>,
-    #[serde(rename = "max-aux-pages")]
-    max_aux_pages: Option<u32>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
     persistent: Vec<Spec>,
     recording: Option<PathBuf>,
     symbols: Option<PathBuf>,
-    #[serde(rename = "max-persistent")]
-    max_persistent: Option<u32>,
+    limits: LimitArgs,
     #[serde(rename = "on-reset")]
     on_reset: Option<OnReset>,
     ctl: Option<PathBuf>,
     engine: Option<Engine>,
+    user: Option<User>,
+    chroot: Option<PathBuf>,
+    seccomp: Option<bool>,
     report: Option<PathBuf>,
     summary: Option<bool>,
-}
-
-/// A size as the flags have it, in quotes.
-fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    let text = String::deserialize(from)?;
-    cli::parse_bytes(&text)
-        .map(Some)
-        .map_err(serde::de::Error::custom)
 }
 
 impl Document {
@@ -180,24 +170,11 @@ impl TryFrom<&RunArgs> for Config {
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
             return Err(ConfigError::Memory(memory_mib));
         }
-        let max_sample_rate = args
-            .max_sample_rate
-            .or(file.max_sample_rate)
-            .unwrap_or_else(|| Limits::default().max_sample_rate);
-        if max_sample_rate == 0 {
-            return Err(ConfigError::SampleRate);
-        }
-        let max_aux_pages = args
-            .max_aux_pages
-            .or(file.max_aux_pages)
-            .unwrap_or_else(|| Limits::default().max_aux_pages);
-        if !max_aux_pages.is_power_of_two() {
-            return Err(ConfigError::AuxPages(max_aux_pages));
-        }
         let window = args.window.or(file.window).unwrap_or(DEFAULT_WINDOW);
         if !window.is_multiple_of(PAGE) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }
+        let limits = args.limits.over(file.limits).limits(window)?;
         let vpmu = !args.no_vpmu && file.vpmu.unwrap_or(true);
         let ctl = args.ctl.or(file.ctl);
         if ctl.is_some() && !vpmu {
@@ -223,19 +200,17 @@ impl TryFrom<&RunArgs> for Config {
                 .ok_or(ConfigError::Vcpus(vcpus))?,
             memory_mib,
             vpmu,
-            max_sample_rate,
-            max_aux_pages,
             window,
             persistent,
             recording: args.recording.or(file.recording),
             symbols: args.symbols.or(file.symbols),
-            max_persistent: args
-                .max_persistent
-                .or(file.max_persistent)
-                .unwrap_or_else(|| Limits::default().max_persistent),
+            limits,
             on_reset: args.on_reset.or(file.on_reset).unwrap_or_default(),
             ctl,
             engine: args.engine.or(file.engine).unwrap_or_default(),
+            user: args.user.or(file.user),
+            chroot: args.chroot.or(file.chroot),
+            seccomp: !args.no_seccomp && file.seccomp.unwrap_or(true),
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
         })

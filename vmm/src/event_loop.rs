@@ -12,7 +12,7 @@ use event_manager::{
     EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::{Vpmu, abi};
+use vpmu::{Turn, Vpmu, abi};
 
 use crate::devices::console::Keys;
 use crate::devices::serial::Serial;
@@ -124,32 +124,53 @@ impl EventLoop {
     /// [`LoopError`]; the end is then not announced.
     pub fn run(&mut self) -> Result<(), LoopError> {
         while !self.end.reached() {
-            let wakeups = self.manager.subscriber_mut(self.wakeups);
-            let wakeups = wakeups.map_err(LoopError::Loop)?;
-            if let Some(error) = wakeups.failed.take() {
-                return Err(LoopError::Loop(error));
-            }
-            let timeout = wakeups.timeout();
-            self.manager
-                .run_with_timeout(timeout)
-                .map_err(LoopError::Loop)?;
+            self.serve(None)?;
         }
         self.serial.write_out();
         Ok(())
     }
+
+    /// Serves for so long, or until the end is announced.
+    ///
+    /// # Errors
+    /// As [`EventLoop::run`].
+    pub fn run_for(&mut self, time: Duration) -> Result<(), LoopError> {
+        let until = Instant::now().checked_add(time);
+        while !self.end.reached() && until.is_none_or(|until| Instant::now() < until) {
+            self.serve(until)?;
+        }
+        Ok(())
+    }
+
+    /// Serves what comes next, if it comes before `until`.
+    fn serve(&mut self, until: Option<Instant>) -> Result<(), LoopError> {
+        let wakeups = self.manager.subscriber_mut(self.wakeups);
+        let wakeups = wakeups.map_err(LoopError::Loop)?;
+        if let Some(error) = wakeups.failed.take() {
+            return Err(LoopError::Loop(error));
+        }
+        wakeups.write_due();
+        let until = wakeups.write_at.into_iter().chain(until).min();
+        self.manager
+            .run_with_timeout(until.map_or(-1, milliseconds_to))
+            .map_err(LoopError::Loop)?;
+        Ok(())
+    }
+}
+
+/// Milliseconds until a moment, rounded up.
+fn milliseconds_to(moment: Instant) -> i32 {
+    let left = moment.saturating_duration_since(Instant::now());
+    i32::try_from(left.as_millis()).map_or(i32::MAX, |millis| millis.saturating_add(1))
 }
 
 impl Wakeups {
-    /// Milliseconds until output is to be written, having written what was due; -1: none waits.
-    fn timeout(&mut self) -> i32 {
-        let Some(at) = self.write_at else { return -1 };
-        let left = at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+    /// Writes the output that is due.
+    fn write_due(&mut self) {
+        if self.write_at.is_some_and(|at| at <= Instant::now()) {
             self.write_at = None;
             self.console.serial.write_out();
-            return -1;
         }
-        i32::try_from(left.as_millis()).map_or(i32::MAX, |millis| millis.saturating_add(1))
     }
 
     fn watch(&self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
@@ -203,13 +224,17 @@ impl MutEventSubscriber for Wakeups {
             CONTROL => {
                 if let Some(queues) = &self.queues {
                     take(&queues.control);
-                    queues.vpmu.notify(abi::QUEUE_CONTROL);
+                    if queues.vpmu.notify(abi::QUEUE_CONTROL) == Turn::Unfinished
+                        && let Err(error) = queues.control.write(1)
+                    {
+                        log::error!("the control queue waits for its next notification: {error}");
+                    }
                 }
             }
             NOTICES => {
                 if let Some(queues) = &self.queues {
                     take(&queues.notices);
-                    queues.vpmu.notify(abi::QUEUE_EVENT);
+                    let _ = queues.vpmu.notify(abi::QUEUE_EVENT);
                 }
             }
             // The end itself: `run` looks.

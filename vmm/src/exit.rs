@@ -31,6 +31,8 @@ pub enum Ending {
 pub const EXIT_FAILURE: u8 = 1;
 /// Exit status of wrong usage.
 pub const EXIT_USAGE: u8 = 2;
+/// Exit status of a VMM that made a system call which its seccomp filter refuses.
+pub const EXIT_REFUSED_CALL: u8 = 7;
 
 impl Ending {
     /// Whether a guest that ended so can boot again.
@@ -170,6 +172,13 @@ impl End {
         &self.hurry
     }
 
+    /// How it ended, if it did by its own rules; it can be taken all the same.
+    #[must_use]
+    pub fn peek(&self) -> Option<Ending> {
+        let said = self.said();
+        said.how.as_ref().and_then(|how| how.as_ref().ok()).copied()
+    }
+
     /// How it ended; `None` while it goes on, and once taken.
     pub fn take(&self) -> Option<Result<Ending, vcpu::VcpuError>> {
         self.said().how.take()
@@ -232,9 +241,9 @@ mod tests {
             Ending::ByHand,
         ];
         let mut codes: Vec<u8> = endings.iter().map(|ending| ending.exit_code()).collect();
-        codes.extend([EXIT_FAILURE, EXIT_USAGE]);
+        codes.extend([EXIT_FAILURE, EXIT_USAGE, EXIT_REFUSED_CALL]);
         codes.sort_unstable();
-        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(Ending::Signal(15).exit_code(), Ending::ByHand.exit_code());
     }
 }

@@ -1,14 +1,34 @@
 //! How much memory the VMM itself uses: what the process holds, less what the guest does.
 
-use std::fs;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::ops::Range;
 
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// Bytes resident in this process outside `memory`; `None` where the host does not tell.
-#[must_use]
-pub(crate) fn overhead(memory: &GuestMemoryMmap) -> Option<u64> {
-    let maps = fs::read_to_string("/proc/self/smaps").ok()?;
+/// What the host tells of this process's memory: a file that is open before `/proc` may be out of
+/// reach.
+#[derive(Debug)]
+pub struct Footprint(Option<File>);
+
+impl Footprint {
+    /// Opens it, where the host has it.
+    pub(crate) fn open() -> Self {
+        Self(File::open("/proc/self/smaps").ok())
+    }
+
+    /// Bytes resident in this process outside `memory` now; `None` where the host does not tell.
+    #[must_use]
+    pub(crate) fn overhead(&self, memory: &GuestMemoryMmap) -> Option<u64> {
+        let mut maps = String::new();
+        let mut file = self.0.as_ref()?;
+        file.rewind().ok()?;
+        file.read_to_string(&mut maps).ok()?;
+        overhead(&maps, memory)
+    }
+}
+
+fn overhead(maps: &str, memory: &GuestMemoryMmap) -> Option<u64> {
     let guest: Vec<Range<u64>> = memory
         .iter()
         .map(|region| {
@@ -16,7 +36,7 @@ pub(crate) fn overhead(memory: &GuestMemoryMmap) -> Option<u64> {
             start..start + region.len()
         })
         .collect();
-    resident_outside(&maps, &guest)
+    resident_outside(maps, &guest)
 }
 
 /// Sums the resident bytes of the mappings in `maps` that do not begin in one of `guest`.

@@ -7,23 +7,32 @@
 //!
 //! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
 //! how a running machine is, [`recording`] what they hold.
+//! [`confine`] is what the process gives up before the guest's first instruction.
 //! [`check`] tells what this machine could run.
 
 pub mod arch;
+mod bucket;
 pub mod bus;
 pub mod check;
 pub mod cli;
 pub mod config;
+pub mod confine;
 pub mod ctl;
 pub mod devices;
 pub mod event_loop;
 pub mod exit;
-mod footprint;
+pub mod footprint;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 pub mod kvm;
+pub mod limits;
+pub mod logger;
 pub mod memory;
 pub mod operator;
 pub mod pc;
 pub mod persistent;
+mod place;
 pub mod recording;
 pub mod report;
 pub mod signal;

@@ -1,22 +1,17 @@
 //! The `vmm` program: parses, does, and turns what comes of it into an exit status.
 
 use std::error::Error;
-use std::io::Write;
 use std::process::ExitCode;
 
 use vmm::cli::{self, Command, RunArgs};
 use vmm::config::Config;
+use vmm::confine::Inherited;
 use vmm::exit::{EXIT_FAILURE, EXIT_USAGE};
 use vmm::report::{self, Destination, Report};
-use vmm::{check, ctl, vm::Vm};
+use vmm::{check, ctl, logger, vm::Vm};
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
-        .format(|out, record| {
-            let level = record.level().as_str().to_lowercase();
-            writeln!(out, "vmm: {level}: {}", record.args())
-        })
-        .init();
+    logger::start();
     let cli = match cli::parse() {
         Ok(cli) => cli,
         Err(None) => return ExitCode::SUCCESS,
@@ -44,6 +39,7 @@ fn fail(error: &dyn Error, code: u8) -> u8 {
 }
 
 fn run(args: &RunArgs) -> u8 {
+    let inherited = Inherited::find();
     let config = match Config::try_from(args) {
         Ok(config) => config,
         Err(error) => return fail(&error, EXIT_USAGE),
@@ -52,7 +48,8 @@ fn run(args: &RunArgs) -> u8 {
         Ok(destination) => destination,
         Err(error) => return fail(&error, EXIT_FAILURE),
     };
-    let (report, ending) = match Vm::new(config.clone()) {
+    logger::limit(config.limits.log_lines);
+    let (report, ending) = match Vm::new(config.clone(), inherited) {
         Ok(vm) => {
             let ran = vm.run();
             let report = Report::of_run(&ran);

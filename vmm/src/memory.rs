@@ -81,14 +81,17 @@ pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
     Ok(memory)
 }
 
-/// Reserves the window, `bytes` long; the host gives pages as they are touched.
+/// Reserves the window, `bytes` long; the host gives pages as they are touched. It is no part of a core
+/// dump either.
 ///
 /// # Errors
 /// [`MemoryError::ReserveWindow`].
 pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
     let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-    GuestMemoryMmap::from_ranges(&[(GuestAddress(WINDOW), size)])
-        .map_err(|source| MemoryError::ReserveWindow { bytes, source })
+    let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(WINDOW), size)])
+        .map_err(|source| MemoryError::ReserveWindow { bytes, source })?;
+    advise(&window, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
+    Ok(window)
 }
 
 /// Gives the pages of `memory` back to the host: it is all zeros again.
@@ -170,6 +173,23 @@ mod tests {
         memory.write_obj(0xa5a5_u16, place).expect("in range");
         empty(&memory).expect("emptied");
         assert_eq!(memory.read_obj::<u16>(place).expect("in range"), 0);
+    }
+
+    #[test]
+    fn core_dumps_have_neither_memory_nor_window() {
+        // Sizes that nothing else in this process has.
+        for memory in [
+            allocate(37).expect("37 MiB"),
+            window(29 << 20).expect("29 MiB"),
+        ] {
+            let region = memory.iter().next().expect("a region");
+            let start = format!("{:x}-", region.as_ptr() as usize);
+            let maps = std::fs::read_to_string("/proc/self/smaps").expect("readable");
+            let mapping = maps.split_once(&start).expect("a mapping begins there").1;
+            let flags = mapping.lines().find(|line| line.starts_with("VmFlags:"));
+            let flags = flags.expect("flags of the mapping");
+            assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+        }
     }
 
     #[test]

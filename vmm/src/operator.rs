@@ -1,11 +1,15 @@
 //! What an operator has done with persistent events: by flags before the first instruction, by
 //! `vmm ctl` while the guest runs, and at every end of it.
 
+use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-use vpmu::{FlushError, PersistError, Vpmu};
+use vpmu::{FlushError, PersistError, PersistentStatus, Vpmu};
 
+use crate::bucket::Bucket;
 use crate::config::Config;
 use crate::ctl::{Answer, Entry, Recorded, Reply, Request};
 use crate::persistent::{Spec, SpecError};
@@ -56,6 +60,9 @@ pub enum OperatorError {
     /// A flush that is not whole.
     #[error("not everything is flushed")]
     Flush(#[source] FlushError),
+    /// A file to write to that did not come along.
+    #[error("the request has no file with it that could be written to: ask with 'vmm ctl'")]
+    NoFile,
     /// A recording that cannot be written.
     #[error(transparent)]
     Recording(#[from] RecordingError),
@@ -66,22 +73,49 @@ pub enum OperatorError {
 pub struct Operator {
     vpmu: Arc<Vpmu>,
     vcpus: u32,
-    /// Said to be written, be it of the guest's own events alone.
+    /// --recording was given: the guest's own events are recorded too, without anybody asking then.
     asked: bool,
+    /// Bytes that a recording takes out of rings in guest memory.
+    most_of_guests: u64,
     /// One recording at a time, for they may go to one file.
     recorder: Mutex<Recorder>,
+    /// What recordings may take that the guest brings about.
+    room: Mutex<Bucket>,
+    /// Recordings that were left out for it.
+    left_out: AtomicU64,
+}
+
+/// Why a recording is written without anybody asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occasion {
+    /// The guest resets, and will boot again: it can do so as often as it likes.
+    Reset,
+    /// The run ends.
+    End,
 }
 
 impl Operator {
+    /// What writes the recordings of the machine that `config` describes: its directory and its
+    /// symbols are opened now.
+    ///
+    /// # Errors
+    /// [`OperatorError::Recording`].
+    pub fn recorder(config: &Config) -> Result<Recorder, OperatorError> {
+        let path = config.recording.as_deref();
+        let path = path.unwrap_or_else(|| Path::new(DEFAULT_RECORDING));
+        Ok(Recorder::new(path, config.symbols.as_deref())?)
+    }
+
     /// The operator whom `config` describes, the events that it names started.
     ///
     /// # Errors
     /// [`OperatorError`]; a recording that could not be written in the end is told now.
-    pub fn new(config: &Config, vpmu: &Arc<Vpmu>) -> Result<Self, OperatorError> {
+    pub fn new(
+        config: &Config,
+        vpmu: &Arc<Vpmu>,
+        recorder: Recorder,
+    ) -> Result<Self, OperatorError> {
         let asked = config.recording.is_some();
-        let path = config.recording.as_deref();
-        let path = path.unwrap_or_else(|| Path::new(DEFAULT_RECORDING));
-        let recorder = Recorder::new(path, config.symbols.as_deref())?;
         if asked || !config.persistent.is_empty() {
             recorder.check()?;
         }
@@ -89,7 +123,10 @@ impl Operator {
             vpmu: Arc::clone(vpmu),
             vcpus: config.vcpus.into(),
             asked,
+            most_of_guests: config.limits.guest_recording,
             recorder: Mutex::new(recorder),
+            room: Mutex::new(Bucket::per_minute(config.limits.recordings)),
+            left_out: AtomicU64::new(0),
         };
         for spec in &config.persistent {
             operator.start(spec)?;
@@ -98,30 +135,57 @@ impl Operator {
     }
 
     /// No vCPU runs, and the guest's memory is still there: writes the recording, if there is anything
-    /// to be recorded. Events of the guest's own alone make no file that nobody asked for. What goes wrong is told, and changes nothing about how the run ends.
-    pub fn record(&self) -> Option<Recorded> {
-        let events = self.vpmu.persistent();
-        let wanted = self.asked || events.iter().any(|event| event.operator);
-        if events.is_empty() || !wanted {
+    /// to be recorded. The guest's own events are recorded only if --recording was given. What goes wrong
+    /// is logged, and changes nothing about how the run ends.
+    pub fn record(&self, occasion: Occasion) -> Option<Recorded> {
+        let wanted = |event: &PersistentStatus| event.operator || self.asked;
+        if !self.vpmu.persistent().iter().any(wanted) {
             return None;
         }
-        self.dump(None)
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        if occasion == Occasion::Reset && !room.wait(Instant::now()).is_zero() {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+            log::warn!(
+                "a reset is not recorded: recordings take more than --max-recordings allows"
+            );
+            return None;
+        }
+        let recorded = self
+            .dump(None, wanted)
             .inspect_err(|error| log::error!("{}", report::chain(error)))
-            .ok()
+            .ok()?;
+        room.spend(recorded.bytes, Instant::now());
+        Some(recorded)
     }
 
-    /// Does what was asked on the control socket.
-    pub fn serve(&self, request: Request) -> Reply {
-        match self.done(request) {
+    /// Recordings that were left out because resets brought about too many.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out.load(Ordering::Relaxed)
+    }
+
+    /// Does what was asked on the control socket; `file` came with it.
+    pub fn serve(&self, request: Request, file: Option<File>) -> Reply {
+        match self.done(request, file) {
             Ok(answer) => Reply::Ok(answer),
             Err(error) => Reply::Error(report::chain(&error)),
         }
     }
 
-    fn done(&self, request: Request) -> Result<Answer, OperatorError> {
+    fn done(&self, request: Request, file: Option<File>) -> Result<Answer, OperatorError> {
         match request {
             Request::List {} => Ok(Answer::Events(self.entries(|_| true))),
-            Request::Dump { file } => Ok(Answer::Recording(self.dump(file.as_deref())?)),
+            Request::Dump { file: None } => {
+                let recorded = self.dump(None, |_| true)?;
+                Ok(Answer::Recording(recorded))
+            }
+            Request::Dump { file: Some(path) } => {
+                // Anything else could keep the socket's thread waiting.
+                let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
+                let file = file.filter(is_file).ok_or(OperatorError::NoFile)?;
+                let recorded = self.dump(Some((&file, &path)), |_| true)?;
+                Ok(Answer::Recording(recorded))
+            }
             Request::Flush { event } => {
                 let id = event.map(|event| self.find(&event)).transpose()?;
                 self.vpmu.flush(id).map_err(OperatorError::Flush)?;
@@ -186,21 +250,30 @@ impl Operator {
         Ok(started)
     }
 
-    fn dump(&self, file: Option<&Path>) -> Result<Recorded, OperatorError> {
+    /// Writes a recording of the events that are `wanted`: to `file` of that path, or where recordings
+    /// go.
+    fn dump(
+        &self,
+        file: Option<(&File, &Path)>,
+        wanted: impl Fn(&PersistentStatus) -> bool,
+    ) -> Result<Recorded, OperatorError> {
         // What an event in error had until then is recorded too.
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!("the recording may lack samples: {}", report::chain(&error));
         }
-        let histories = recording::histories(&self.vpmu);
+        let histories = recording::histories(&self.vpmu, wanted, self.most_of_guests);
         // A recorder that panicked has left no half of a file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = file.unwrap_or_else(|| recorder.path());
-        let summary = recorder.write_to(path, &histories)?;
+        let (path, summary) = match file {
+            Some((file, path)) => (path, recorder.write_to(file, path, &histories)?),
+            None => (recorder.path(), recorder.write(&histories)?),
+        };
         Ok(Recorded {
             file: path.to_owned(),
             events: u64::try_from(summary.events).unwrap_or(u64::MAX),
             samples: summary.samples,
             lost: summary.lost,
+            bytes: summary.bytes,
         })
     }
 }
@@ -209,7 +282,9 @@ impl Operator {
 fn remedy(error: &PersistError) -> Option<&'static str> {
     match error {
         PersistError::NoEvent(_) => Some("'vperf list' in a guest names those that there are"),
-        PersistError::NameTaken(_) => Some("give it another name with name="),
+        PersistError::NameTaken(_) | PersistError::ReservedName(_) => {
+            Some("give it another name with name=")
+        }
         PersistError::Pages { .. } => Some("give it another size"),
         PersistError::NoRoom(_) | PersistError::NoWindow => {
             Some("give it a smaller size, or the machine more with --window")

@@ -48,9 +48,13 @@ fn event() -> Result<EventFd, PlugError> {
 ///
 /// # Errors
 /// [`PlugError`].
-pub fn plug_console(buses: &mut Buses, patience: Patience) -> Result<Console, PlugError> {
+pub fn plug_console(
+    buses: &mut Buses,
+    patience: Patience,
+    most: u64,
+) -> Result<Console, PlugError> {
     let [line, room, waiting] = [event()?, event()?, event()?].map(Arc::new);
-    let output = Output::new(Arc::clone(&waiting), patience).map_err(PlugError::Console)?;
+    let output = Output::new(Arc::clone(&waiting), patience, most).map_err(PlugError::Console)?;
     let serial = Arc::new(Serial::new(Line(line), Room(Arc::clone(&room)), output));
     let port = u64::from(layout::SERIAL_PORT);
     buses.ports.insert(port, SERIAL_SIZE, serial.clone())?;

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::confine::Confined;
 use crate::ctl::Recorded;
 use crate::exit::{EXIT_FAILURE, Ending};
-use crate::footprint;
+use crate::logger;
 use crate::vm::{Ran, VmError};
 
 /// Why the report cannot be written.
@@ -150,6 +151,53 @@ pub struct VpmuReport {
     pub aux_records: u64,
     /// Requests that could not be answered.
     pub bad_requests: u64,
+    /// Overflows that made no sample because all events together had made as many as they may.
+    pub samples_over_budget: u64,
+    /// Times that an event waited for one of its vCPU's host counters.
+    pub counter_waits: u64,
+    /// Host counters that the guest's sampling events held open at once, at most.
+    pub host_counters: u32,
+    /// Operations on events, and calls of the host, for the guest's requests, marks and exits.
+    pub work: Work,
+    /// The same of the largest turn: others go first between two turns.
+    pub largest_turn: Work,
+    /// Turns that ended with work left.
+    pub turns_unfinished: u64,
+}
+
+/// Work that the PMU did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Work {
+    /// Operations on events.
+    pub operations: u64,
+    /// Calls of the host's counters.
+    pub host_calls: u64,
+}
+
+impl From<vpmu::Work> for Work {
+    fn from(work: vpmu::Work) -> Self {
+        Self {
+            operations: work.operations,
+            host_calls: work.host_calls,
+        }
+    }
+}
+
+/// What was held back because the guest brought about more of it than its limits allow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct HeldBack {
+    /// Lines of the log written.
+    pub log_lines: u64,
+    /// Lines of the log left out.
+    pub log_lines_left_out: u64,
+    /// Bytes of console output.
+    pub console_bytes: u64,
+    /// Bytes of console output left out.
+    pub console_bytes_left_out: u64,
+    /// Resets after which the guest had to wait.
+    pub resets_delayed: u64,
+    /// Recordings at resets that were not written.
+    pub recordings_left_out: u64,
 }
 
 /// What a run came to.
@@ -175,6 +223,10 @@ pub struct Report {
     pub vpmu: Option<VpmuReport>,
     /// The last recording; absent where there was nothing to be recorded.
     pub recording: Option<Recorded>,
+    /// What the limits held back.
+    pub limits: HeldBack,
+    /// What the process had left while the guest ran; absent if it never did.
+    pub confinement: Option<Confined>,
     /// Bytes of memory that the VMM itself used at the end; absent where the host does not tell.
     pub vmm_overhead_bytes: Option<u64>,
 }
@@ -211,6 +263,8 @@ impl Report {
             kvm_totals: BTreeMap::new(),
             vpmu: None,
             recording: None,
+            limits: HeldBack::default(),
+            confinement: None,
             vmm_overhead_bytes: None,
         }
     }
@@ -263,6 +317,12 @@ impl Report {
                 aux_lost: metrics.aux_lost,
                 aux_records: metrics.aux_records,
                 bad_requests: metrics.bad_requests,
+                samples_over_budget: metrics.samples_over_budget,
+                counter_waits: metrics.counter_waits,
+                host_counters: metrics.host_counters,
+                work: metrics.work.into(),
+                largest_turn: metrics.largest_turn.into(),
+                turns_unfinished: metrics.turns_unfinished,
             }
         });
         Self {
@@ -279,8 +339,23 @@ impl Report {
             kvm_totals,
             vpmu,
             recording: ran.recorded.clone(),
-            vmm_overhead_bytes: footprint::overhead(&ran.memory),
+            limits: held_back(ran),
+            confinement: Some(ran.confined.clone()),
+            vmm_overhead_bytes: ran.footprint.overhead(&ran.memory),
         }
+    }
+}
+
+fn held_back(ran: &Ran) -> HeldBack {
+    let lines = logger::finish();
+    let held_back = &ran.held_back;
+    HeldBack {
+        log_lines: lines.written,
+        log_lines_left_out: lines.left_out,
+        console_bytes: held_back.console.taken,
+        console_bytes_left_out: held_back.console.left_out,
+        resets_delayed: held_back.resets_delayed,
+        recordings_left_out: held_back.recordings_left_out,
     }
 }
 
@@ -345,6 +420,29 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
     }
     if let Some(recorded) = &report.recording {
         let _ = writeln!(text, "vmm: recording: {recorded}");
+    }
+    let limits = &report.limits;
+    let device = |figure: fn(&VpmuReport) -> u64| report.vpmu.as_ref().map_or(0, figure);
+    for (times, what) in [
+        (limits.log_lines_left_out, "lines of this log left out"),
+        (
+            limits.console_bytes_left_out,
+            "bytes of console output left out",
+        ),
+        (limits.resets_delayed, "resets delayed"),
+        (limits.recordings_left_out, "recordings left out"),
+        (
+            device(|vpmu| vpmu.samples_over_budget),
+            "times that an event was throttled for the budget of all",
+        ),
+        (
+            device(|vpmu| vpmu.counter_waits),
+            "times that an event waited for a host counter",
+        ),
+    ] {
+        if times > 0 {
+            let _ = writeln!(text, "vmm: limits: {times} {what}");
+        }
     }
     if let Some(bytes) = report.vmm_overhead_bytes {
         let _ = writeln!(text, "vmm: {} KiB used by the VMM itself", bytes >> 10);

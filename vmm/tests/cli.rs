@@ -54,12 +54,12 @@ fn wrong_usage_is_told_in_one_line() {
     refused(
         &["run", "--kernel", "x", "--max-sample-rate", "0"],
         2,
-        &["1 a second", "--max-sample-rate"],
+        &["1 or more", "--max-sample-rate"],
     );
     refused(
         &["run", "--kernel", "x", "--max-aux-pages", "3"],
         2,
-        &["3 pages", "--max-aux-pages"],
+        &["--max-aux-pages 3", "power of two"],
     );
     for (window, word) in [("4097", "4097"), ("513M", "512M"), ("1G", "K or M")] {
         refused(
@@ -68,6 +68,11 @@ fn wrong_usage_is_told_in_one_line() {
             &[word, "--window"],
         );
     }
+    refused(
+        &["run", "--kernel", "x", "--user", "nobody"],
+        2,
+        &["nobody", "--user", "1000:1000"],
+    );
     refused(
         &["run", "--kernel", "x", "--max-persistent", "few"],
         2,
@@ -169,6 +174,10 @@ fn help_teaches_options_and_exit_statuses() {
         "--no-vpmu",
         "--engine",
         "--report",
+        "--user",
+        "--chroot",
+        "--no-seccomp",
+        "CAP_PERFMON",
         "0x504",
         "Ctrl-A x",
         "triple-faulted",

@@ -113,7 +113,9 @@ fn recordings_are_written_on_demand() {
     let bench = Bench::new();
     let machine = Machine::start(&bench);
     let dumped = machine.told(&["dump"]);
-    let expected = json!({"file": bench.path("perf.data"), "events": 1, "samples": 7, "lost": 0});
+    let file = bench.path("perf.data");
+    let bytes = fs::metadata(&file).expect("written").len();
+    let expected = json!({"file": file, "events": 1, "samples": 7, "lost": 0, "bytes": bytes});
     assert_eq!(dumped["recording"], expected);
     let other = bench.path("now.data");
     let dumped = machine.ask(&["dump", other.to_str().expect("a plain path")]);

@@ -203,7 +203,7 @@ fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
 #[test]
 fn a_guest_alone_has_no_file_written() {
     let bench = Bench::new();
-    let kernel = bench.kernel(&opening(3, OPEN_PERSISTENT, &TRIPLE_FAULT));
+    let kernel = bench.kernel(&opening(3, OPEN_PERSISTENT, 0, &TRIPLE_FAULT));
     let here = bench.path("here");
     std::fs::create_dir(&here).expect("made");
     let ended = |command: &mut Command| {

@@ -7,8 +7,9 @@ use crate::clock::Clock;
 use crate::locks::{DRAIN, Lock};
 use crate::machine::Machine;
 use crate::settings::Settings;
+use crate::shard::{CounterPool, RoomLimit};
 use crate::source::Source;
-use crate::throttle::RateLimit;
+use crate::throttle::{Budget, RateLimit};
 
 /// The fixed surroundings of one device.
 #[derive(Debug)]
@@ -19,6 +20,10 @@ pub(crate) struct Backend {
     pub(crate) machine: Arc<dyn Machine>,
     /// How often each event may sample.
     pub(crate) rate_limit: RateLimit,
+    /// How much all events of the guest may write.
+    pub(crate) budget: Budget,
+    /// The host counters of the guest's events.
+    pub(crate) counters: CounterPool,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
     /// Shards that want to be drained.
@@ -34,6 +39,11 @@ impl Backend {
     ) -> Self {
         Self {
             rate_limit: RateLimit::new(settings.limits.max_sample_rate),
+            budget: Budget::new(
+                settings.limits.max_samples,
+                settings.limits.max_record_bytes,
+            ),
+            counters: CounterPool::new(settings.limits.max_host_counters),
             settings,
             clock,
             source,
@@ -44,11 +54,20 @@ impl Backend {
         }
     }
 
+    /// Most that runs on one vCPU.
+    pub(crate) fn room_limit(&self) -> RoomLimit {
+        let limits = &self.settings.limits;
+        RoomLimit {
+            counters: limits.max_active_counters,
+            rate: limits.max_sample_rate.into(),
+        }
+    }
+
     /// The catalogue, made at the first call: by then the machine has its vCPUs and knows its
     /// statistics.
     pub(crate) fn catalogue(&self) -> &Catalogue {
         self.catalogue
-            .get_or_init(|| Catalogue::new(&*self.source, &*self.machine, self.settings.vcpus))
+            .get_or_init(|| Catalogue::new(&*self.source, &*self.machine, &self.settings))
     }
 
     /// The catalogue, if anyone has asked for it yet.

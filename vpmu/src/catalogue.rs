@@ -4,11 +4,13 @@ use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
     CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO,
     EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE,
-    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY,
-    PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS, PACE_INSTRUCTIONS,
+    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK,
+    KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS,
+    PACE_INSTRUCTIONS,
 };
 use crate::event::pace;
 use crate::machine::Machine;
+use crate::settings::Settings;
 use crate::source::{Offer, Source};
 
 const DEVICE: &str = "device";
@@ -73,6 +75,11 @@ impl Entry {
         &self.name
     }
 
+    /// Whether its count is of nanoseconds.
+    pub(crate) fn is_clock(&self) -> bool {
+        self.unit == "ns"
+    }
+
     /// As the guest reads it. Texts too long for their field are cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -99,8 +106,10 @@ impl Entry {
 pub(crate) struct Catalogue(Vec<Entry>);
 
 impl Catalogue {
-    /// Asks `source` and `machine` what they can count on vCPUs `0..vcpus`.
-    pub(crate) fn new(source: &dyn Source, machine: &dyn Machine, vcpus: u32) -> Self {
+    /// Asks `source` and `machine` what they can count on every vCPU.
+    pub(crate) fn new(source: &dyn Source, machine: &dyn Machine, settings: &Settings) -> Self {
+        let vcpus = settings.vcpus;
+        let floor = settings.limits.min_hardware_period;
         let mut entries: Vec<Entry> = source
             .offers()
             .iter()
@@ -108,7 +117,7 @@ impl Catalogue {
                 kind: offer.kind,
                 config: offer.config,
                 any_config: false,
-                shortest_period: offer.shortest_period,
+                shortest_period: shortest_period(offer, floor),
                 excludes: offer.excludes,
                 format: (offer.kind == KIND_EXIT_TRACE).then_some(FORMAT_EXITS),
                 guest_only: offer.guest_only,
@@ -204,7 +213,7 @@ impl Catalogue {
             let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
             entry.tracing(FORMAT_EXITS)
         }));
-        entries.extend(sample_traces(source));
+        entries.extend(sample_traces(source, floor));
         Self(entries)
     }
 
@@ -306,8 +315,16 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
+/// The shortest period of a host event, if it can sample. Those of hardware begin at a `floor`: the host
+/// is interrupted as often as the guest makes them happen.
+fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
+    let is_hardware = matches!(offer.kind, KIND_HARDWARE | KIND_HW_CACHE);
+    let floor = if is_hardware { floor } else { 0 };
+    offer.shortest_period.map(|shortest| shortest.max(floor))
+}
+
 /// The traces of samples whose pace there is: the device's own, and those that `source` can sample.
-fn sample_traces(source: &dyn Source) -> impl Iterator<Item = Entry> {
+fn sample_traces(source: &dyn Source, floor: u64) -> impl Iterator<Item = Entry> {
     SAMPLE_TRACES
         .into_iter()
         .filter_map(move |(config, name, counts)| {
@@ -321,7 +338,7 @@ fn sample_traces(source: &dyn Source) -> impl Iterator<Item = Entry> {
             };
             let paced = |offer: &&Offer| (offer.kind, offer.config) == paced_by;
             let offer = source.offers().iter().find(paced)?;
-            offer.shortest_period.map(|shortest| Entry {
+            shortest_period(offer, floor).map(|shortest| Entry {
                 excludes: offer.excludes,
                 guest_only: offer.guest_only,
                 source: format!("host perf: {}", offer.name),

@@ -21,11 +21,12 @@ use crate::machine::Machine;
 use crate::metrics::{ExitCounts, Metrics};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
 use crate::session::VcpuSession;
-use crate::settings::Settings;
+use crate::settings::{LimitsError, Settings};
 use crate::shard::{Shard, State};
 use crate::shared::Shared;
 use crate::source::Source;
 use crate::window::Window;
+use crate::work::Turn;
 
 const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
 /// `VIRTIO_F_VERSION_1`.
@@ -46,15 +47,9 @@ pub enum Error {
     /// No TSC frequency to make guest time of.
     #[error("the guest's TSC frequency is not known, so samples would have no time")]
     TscFrequency,
-    /// The ring limit is not a power of two.
-    #[error("the limit of ring pages must be a power of two, not {0}")]
-    RingPages(u32),
-    /// The limit of AUX pages is not a power of two.
-    #[error("the limit of AUX pages must be a power of two, not {0}")]
-    AuxPages(u32),
-    /// The limit of samples is zero.
-    #[error("max_sample_rate must be at least 1")]
-    SampleRate,
+    /// A limit leaves nothing to use, or cannot be kept.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
     /// The driver took a feature that was not offered, or left out `VIRTIO_F_VERSION_1`.
     #[error("the driver negotiated features {0:#x}, which this device cannot serve")]
     Features(u64),
@@ -123,15 +118,7 @@ impl Vpmu {
         if !(1..=MAX_VCPUS).contains(&settings.vcpus) {
             return Err(Error::Vcpus(settings.vcpus));
         }
-        if !settings.limits.max_ring_pages.is_power_of_two() {
-            return Err(Error::RingPages(settings.limits.max_ring_pages));
-        }
-        if !settings.limits.max_aux_pages.is_power_of_two() {
-            return Err(Error::AuxPages(settings.limits.max_aux_pages));
-        }
-        if settings.limits.max_sample_rate == 0 {
-            return Err(Error::SampleRate);
-        }
+        settings.limits.check()?;
         let clock = Clock::new(settings.tsc_khz).ok_or(Error::TscFrequency)?;
         let backend = Backend::new(settings, clock, source, machine);
         Ok(Self {
@@ -147,7 +134,8 @@ impl Vpmu {
     /// # Errors
     /// [`Error::Window`].
     pub fn with_window(self, window: GuestMemoryMmap) -> Result<Self, Error> {
-        let window = Window::new(&window).ok_or(Error::Window)?;
+        let guests = self.shared.backend.settings.limits.max_window_pages;
+        let window = Window::new(&window, guests).ok_or(Error::Window)?;
         self.shared.control.lock().set_window(window);
         Ok(self)
     }
@@ -202,8 +190,10 @@ impl Vpmu {
             bad_requests,
             ..Metrics::default()
         };
+        metrics.host_counters = self.shared.backend.counters.peak();
         self.shared.control.lock().add_to(&mut metrics);
         for shard in shards() {
+            metrics.add_work(shard.vcpu.work());
             shard.with(|state| state.add_to(&mut metrics));
         }
         metrics
@@ -291,16 +281,20 @@ impl Vpmu {
 
     /// The driver notified the control or the event queue. A vCPU's queue is served by the vCPU's
     /// thread: [`VcpuSession::kick`].
-    pub fn notify(&self, queue: u16) {
+    ///
+    /// [`Turn::Unfinished`]: the turn is over, and requests are left. The VMM serves whoever else
+    /// waits for this thread, then notifies again.
+    pub fn notify(&self, queue: u16) -> Turn {
         match queue {
-            QUEUE_CONTROL => self.serve_control(),
+            QUEUE_CONTROL => return self.serve_control(),
             QUEUE_EVENT => self.shared.notices.posted(),
             // A guest can do this as often as it likes.
             _ => log::debug!("queue {queue} was notified, but not by a vCPU of this device"),
         }
+        Turn::Done
     }
 
-    fn serve_control(&self) {
+    fn serve_control(&self) -> Turn {
         // Made before the lock is taken: the machine is asked for its statistics.
         self.shared.backend.catalogue();
         let mut served = self.shared.control.lock().serve();
@@ -310,6 +304,7 @@ impl Vpmu {
             served = self.shared.control.lock().serve();
         }
         self.shared.notices.deliver(served.interrupt);
+        served.turn
     }
 
     // The operator.

@@ -16,6 +16,7 @@ mod aux;
 mod backend;
 mod catalogue;
 mod clock;
+pub mod confine;
 mod control;
 mod device;
 mod errno;
@@ -48,6 +49,7 @@ mod trace;
 mod vcpu;
 mod walk;
 mod window;
+mod work;
 
 pub use device::{Error, FlushError, Vpmu};
 pub use machine::{
@@ -56,5 +58,6 @@ pub use machine::{
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use session::VcpuSession;
-pub use settings::{Engines, Limits, Settings};
+pub use settings::{Engines, Limits, LimitsError, Settings};
 pub use source::Source;
+pub use work::{Turn, Work};

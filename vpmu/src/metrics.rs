@@ -1,5 +1,7 @@
 //! What the device did, for the operator's report.
 
+use crate::work::{Turn, Work};
+
 /// Exits that reached the VMM, by reason, since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitCounts {
@@ -40,6 +42,13 @@ pub struct Metrics {
     pub samples_lost: u64,
     /// Overflows beyond the sample rate: neither written nor lost.
     pub samples_throttled: u64,
+    /// Of these, overflows of events that were throttled for the budget of all events together.
+    pub samples_over_budget: u64,
+    /// Times that an event waited because its vCPU ran as many host counters, or clocks of as high a
+    /// rate, as it may.
+    pub counter_waits: u64,
+    /// Host counters that the guest's sampling events held open at once, at most.
+    pub host_counters: u32,
     /// Overflows while a vCPU's thread did the host's work: no samples of the guest's.
     pub host_overflows: u64,
     /// Times that the host suspended an event's overflows for having too many of them.
@@ -66,4 +75,25 @@ pub struct Metrics {
     pub aux_records: u64,
     /// Guest requests that could not even be answered.
     pub bad_requests: u64,
+    /// Work for the guest's requests, marks and exits.
+    pub work: Work,
+    /// The work of the largest turn: of an exit, a mark, or the part of a notification that is served
+    /// before others go first.
+    pub largest_turn: Work,
+    /// Turns that ended with work of a notification left.
+    pub turns_unfinished: u64,
+}
+
+impl Metrics {
+    /// Adds a thread's work.
+    pub(crate) fn add_work(&mut self, (work, largest, unfinished): (Work, Work, u64)) {
+        self.work = self.work + work;
+        self.largest_turn = self.largest_turn.max(largest);
+        self.turns_unfinished += unfinished;
+    }
+
+    /// One more turn.
+    pub(crate) fn count_turn(&mut self, work: Work, turn: Turn) {
+        self.add_work((work, work, u64::from(turn == Turn::Unfinished)));
+    }
 }

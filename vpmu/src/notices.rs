@@ -114,6 +114,7 @@ impl Notices {
         let mut state = self.state.lock();
         let state = &mut *state;
         let mut given = false;
+        state.queue.notified();
         for _ in 0..state.queue.bound() {
             let Some(notice) = state.due.next() else {
                 break;

@@ -4,12 +4,18 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::work;
+
 /// Bit of the available ring's flags: the driver wants no interrupt.
 const NO_INTERRUPT: u16 = 1;
+/// Descriptors that one notification looks at, for each entry of the queue. A driver uses each
+/// descriptor once; one that makes buffers available meanwhile notifies again.
+const DESCRIPTORS_PER_ENTRY: usize = 2;
 
 /// A virtqueue of one activation; by default the device has none.
 #[derive(Debug, Default)]
@@ -22,6 +28,8 @@ struct Active {
     queue: Queue,
     /// Its rings made no sense; it stays silent until a reset.
     broken: bool,
+    /// Descriptors that this notification may still look at.
+    descriptors: usize,
     /// The room of the last buffer that was given back.
     spare: Vec<Part>,
 }
@@ -32,7 +40,8 @@ struct Active {
 pub(crate) struct Chain {
     memory: Arc<GuestMemoryMmap>,
     head: u16,
-    /// Each lies in guest memory, unless the buffer is `broken`: outside memory, or too long.
+    /// Each lies in guest memory, unless the buffer is `broken`: outside memory, longer than the queue,
+    /// or with an indirect descriptor, which the device does not offer.
     parts: Vec<Part>,
     broken: bool,
 }
@@ -57,8 +66,17 @@ impl DeviceQueue {
             index,
             queue,
             broken: false,
+            descriptors: 0,
             spare: Vec::new(),
         }))
+    }
+
+    /// The queue is served from now on, because the driver notified it or a notice is due:
+    /// [`DeviceQueue::take`] looks at a bounded number of descriptors until this is called again.
+    pub(crate) fn notified(&mut self) {
+        if let Some(active) = &mut self.0 {
+            active.descriptors = usize::from(active.queue.size()) * DESCRIPTORS_PER_ENTRY;
+        }
     }
 
     /// Most buffers that one notification serves: the queue's size.
@@ -66,20 +84,21 @@ impl DeviceQueue {
         self.0.as_ref().map_or(0, |active| active.queue.size())
     }
 
-    /// The next buffer that the driver made available.
+    /// The next buffer that the driver made available, unless the notification has brought too many
+    /// descriptors.
     pub(crate) fn take(&mut self) -> Option<Chain> {
         let active = self.0.as_mut()?;
-        if active.broken || !active.queue.ready() {
+        if active.broken || active.descriptors == 0 || !active.queue.ready() {
             return None;
         }
         let size = active.queue.size();
         let next = active
             .queue
             .iter(&*active.memory)
-            .map(|mut chains| chains.next());
-        let chain = match next {
+            .map(|mut chains| chains.next().map(|chain| chain.head_index()));
+        let head = match next {
             Ok(None) => return None,
-            Ok(Some(chain)) if chain.head_index() < size => chain,
+            Ok(Some(head)) if head < size => head,
             Ok(Some(_)) | Err(_) => {
                 let index = active.index;
                 log::warn!("queue {index} makes no sense: it stays silent until a reset");
@@ -87,22 +106,11 @@ impl DeviceQueue {
                 return None;
             }
         };
-        let head = chain.head_index();
         let mut parts = std::mem::take(&mut active.spare);
         parts.clear();
-        // No chain is longer than the queue: indirect descriptors, which could make it so, were never
-        // offered.
-        let most = usize::from(size);
-        parts.extend(chain.take(most + 1).map(|descriptor| Part {
-            address: descriptor.addr(),
-            len: descriptor.len() as usize,
-            writable: descriptor.is_write_only(),
-        }));
-        let is_memory = |part: &Part| {
-            let access = Permissions::ReadWrite;
-            active.memory.check_range(part.address, part.len, access)
-        };
-        let broken = parts.len() > most || !parts.iter().all(is_memory);
+        let broken = active.walk(head, &mut parts).is_err();
+        active.descriptors = active.descriptors.saturating_sub(parts.len().max(1));
+        work::charge(parts.len() as u64);
         Some(Chain {
             memory: Arc::clone(&active.memory),
             head,
@@ -143,6 +151,36 @@ impl DeviceQueue {
             .memory
             .load::<u16>(flags, Ordering::Relaxed)
             .is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT == 0)
+    }
+}
+
+impl Active {
+    /// Collects the descriptors of the buffer that begins with `head`. virtio-queue's own iterator
+    /// follows indirect tables whatever was negotiated.
+    fn walk(&self, head: u16, parts: &mut Vec<Part>) -> Result<(), BadChain> {
+        let mut next = Some(head);
+        while let Some(index) = next {
+            if index >= self.queue.size() || parts.len() == usize::from(self.queue.size()) {
+                return Err(BadChain);
+            }
+            let offset = u64::from(index) * size_of::<Descriptor>() as u64;
+            let at = self.queue.desc_table().checked_add(offset);
+            let at = GuestAddress(at.ok_or(BadChain)?);
+            let descriptor: Descriptor = self.memory.read_obj(at).map_err(|_| BadChain)?;
+            let part = Part {
+                address: descriptor.addr(),
+                len: descriptor.len() as usize,
+                writable: descriptor.is_write_only(),
+            };
+            let access = Permissions::ReadWrite;
+            let is_memory = self.memory.check_range(part.address, part.len, access);
+            if descriptor.refers_to_indirect_table() || !is_memory {
+                return Err(BadChain);
+            }
+            parts.push(part);
+            next = descriptor.has_next().then(|| descriptor.next());
+        }
+        Ok(())
     }
 }
 

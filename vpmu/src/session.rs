@@ -9,6 +9,7 @@ use crate::metrics::ExitCounts;
 use crate::shard::{Answer, CommandBuffer, ExitView, Shard, State};
 use crate::shared::Shared;
 use crate::vcpu::{ExitStamp, Hook};
+use crate::work::{Turn, Work};
 
 /// One vCPU while a thread runs it, from [`Vpmu::attach`](crate::Vpmu::attach) until it is dropped.
 ///
@@ -23,8 +24,19 @@ pub struct VcpuSession {
     /// Traces may hold the exit that it is in until its end: then it is published.
     in_traced_exit: bool,
     buffer: CommandBuffer,
+    /// The notification that has yet to be served whole.
+    serving: Option<Serving>,
     /// One thread at a time may use it.
     _not_sync: PhantomData<Cell<()>>,
+}
+
+/// A notification of a vCPU queue.
+#[derive(Debug, Clone, Copy)]
+struct Serving {
+    /// The vCPU whose queue it is.
+    of: u32,
+    /// The buffer has what it needs of it.
+    begun: bool,
 }
 
 impl VcpuSession {
@@ -34,6 +46,7 @@ impl VcpuSession {
             index,
             in_traced_exit: false,
             buffer: CommandBuffer::default(),
+            serving: None,
             _not_sync: PhantomData,
         }
     }
@@ -44,8 +57,10 @@ impl VcpuSession {
         self.index
     }
 
-    /// Right before the run call. [`VcpuSession::leave`] follows it, also when the call fails.
+    /// Right before the run call. [`VcpuSession::leave`] follows it, also when the call fails. Work that
+    /// a notification left is carried out first.
     pub fn enter(&mut self) {
+        while self.resume() == Turn::Unfinished {}
         let shared = &*self.shared;
         let Some(shard) = shared.shard(self.index) else {
             return;
@@ -91,7 +106,9 @@ impl VcpuSession {
             self.in_traced_exit = true;
         }
         if hooks.needs_shard() {
+            let before = Work::so_far();
             shared.on(shard, |state| state.leave(&exit, &mut view));
+            vcpu.count_work(before.since(), Turn::Done);
         }
         shared.notices.deliver(false);
         vcpu.exit_done();
@@ -104,41 +121,82 @@ impl VcpuSession {
         if let Some(shard) = shared.shard(self.index) {
             shard.vcpu.count_mark();
             let mut view = ExitView::new(regs, Some(value));
+            let before = Work::so_far();
             shared.on(shard, |state| state.mark(value, &mut view));
+            shard.vcpu.count_work(before.since(), Turn::Done);
             shared.notices.deliver(false);
         }
     }
 
-    /// The vCPU notified `queue`, one of the vCPUs': its commands are carried out before this returns.
+    /// The vCPU notified `queue`, one of the vCPUs': its commands are carried out before the vCPU enters
+    /// again, as many as a turn allows before this returns. [`VcpuSession::resume`] goes on with the
+    /// rest.
     pub fn kick(&mut self, queue: u16) {
-        let shared = &*self.shared;
-        let of = shared
-            .queue_of(queue)
-            .and_then(|of| Some((of, shared.shard(of)?)));
-        let Some((of, shard)) = of else {
-            log::debug!(
-                "queue {queue} was notified by vCPU {}, but is no vCPU's",
-                self.index
-            );
+        let Some(of) = self.shared.queue_of(queue) else {
+            let vcpu = self.index;
+            log::debug!("queue {queue} was notified by vCPU {vcpu}, but is no vCPU's");
             return;
         };
-        shard.vcpu.count_kick();
+        // An earlier one, if the VMM has not seen to it.
+        while self.resume() == Turn::Unfinished {}
+        if let Some(shard) = self.shared.shard(of) {
+            shard.vcpu.count_kick();
+        }
+        self.serving = Some(Serving { of, begun: false });
+        // The rest of it is carried out before the vCPU enters again.
+        let _ = self.resume();
+    }
+
+    /// One more turn at the work that a notification left. Between two turns the locks are free. A VMM
+    /// calls this before [`VcpuSession::enter`] until it returns [`Turn::Done`], to look meanwhile
+    /// whether the vCPU is to stop.
+    pub fn resume(&mut self) -> Turn {
+        let Some(serving) = self.serving.take() else {
+            return Turn::Done;
+        };
+        let before = self.buffer.begin_turn();
+        let served = self.serve(serving);
+        let turn = match served {
+            Some(_) => Turn::Done,
+            None => {
+                self.serving = Some(Serving {
+                    begun: true,
+                    ..serving
+                });
+                Turn::Unfinished
+            }
+        };
+        self.shared.notices.deliver(served == Some(true));
+        if let Some(shard) = self.shard() {
+            shard.vcpu.count_work(before.since(), turn);
+        }
+        turn
+    }
+
+    /// Serves a notification: whether the driver wants an interrupt for it; `None`: the turn is over.
+    fn serve(&mut self, Serving { of, begun }: Serving) -> Option<bool> {
+        let shared = &*self.shared;
+        let Some(shard) = shared.shard(of) else {
+            return Some(false);
+        };
         let (by, buffer) = (self.index, &mut self.buffer);
         let mut answer = shared.on(shard, |state| {
-            buffer.begin(state);
+            if !begun {
+                buffer.begin(state);
+            }
             buffer.serve(state, by)
         });
-        let interrupt = loop {
+        loop {
             let command = match answer {
-                Answer::Done(interrupt) => break interrupt,
+                Answer::Done(interrupt) => return Some(interrupt),
+                Answer::Unfinished => return None,
                 Answer::Elsewhere(command) => command,
             };
             let resets = buffer.resets();
             let reply = shared.control.lock().command(&command, of, by, resets);
             buffer.reply(&reply);
             answer = shared.on(shard, |state| buffer.serve(state, by));
-        };
-        shared.notices.deliver(interrupt);
+        }
     }
 
     /// Whether an active event may ask for registers at the next exit.

@@ -30,9 +30,14 @@ pub enum Engines {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Most events open at once. Events that only count share one host file descriptor per vCPU and
-    /// kind; each event that samples holds one, and two pages, per vCPU that it ran on, some of them
-    /// more, but never more than 8 MiB together.
+    /// kind; those that sample have counters of their own.
     pub max_events: u32,
+    /// Most host counters that events which sample hold open, on all vCPUs together: each takes a
+    /// descriptor and two pages, some of them more, but never more than 8 MiB together. An event keeps
+    /// one for each vCPU that it ran on while there are some to spare.
+    pub max_host_counters: u32,
+    /// Most of these that run on one vCPU at once; the events of others wait. Not zero.
+    pub max_active_counters: u32,
     /// Most data pages of one ring, a power of two.
     pub max_ring_pages: u32,
     /// Most pages of one AUX area, a power of two.
@@ -41,19 +46,80 @@ pub struct Limits {
     pub max_pages: u32,
     /// Most persistent events of the guest's own.
     pub max_persistent: u32,
-    /// Most samples that one event makes in a second; not zero.
+    /// Most pages of the window that rings of the guest's own lie in; the rest is the operator's.
+    pub max_window_pages: u32,
+    /// Most samples that one event makes in a second, and most interrupts in a second of all host clocks
+    /// that run on one vCPU; not zero.
     pub max_sample_rate: u32,
+    /// Most samples that all events of the guest together make in a second; not zero.
+    pub max_samples: u32,
+    /// Most bytes of sample records of all events of the guest together in a second, but for the records
+    /// that go beyond; not zero.
+    pub max_record_bytes: u64,
+    /// The shortest period of events that hardware counts; not zero.
+    pub min_hardware_period: u64,
+}
+
+/// A limit that no device can have.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum LimitsError {
+    /// Pages of a ring or an area are a power of two.
+    #[error("{limit} must be a power of two, not {given}")]
+    PowerOfTwo {
+        /// Which one, as the field is called.
+        limit: &'static str,
+        /// What was given.
+        given: u32,
+    },
+    /// With zero the guest could not sample at all.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+}
+
+impl Limits {
+    /// Checks what a device needs of them.
+    ///
+    /// # Errors
+    /// [`LimitsError`], of the first that does not serve.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        for (limit, given) in [
+            ("max_ring_pages", self.max_ring_pages),
+            ("max_aux_pages", self.max_aux_pages),
+        ] {
+            if !given.is_power_of_two() {
+                return Err(LimitsError::PowerOfTwo { limit, given });
+            }
+        }
+        for (limit, given) in [
+            ("max_active_counters", self.max_active_counters.into()),
+            ("max_sample_rate", self.max_sample_rate.into()),
+            ("max_samples", self.max_samples.into()),
+            ("max_record_bytes", self.max_record_bytes),
+            ("min_hardware_period", self.min_hardware_period),
+        ] {
+            if given == 0 {
+                return Err(LimitsError::Zero(limit));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
             max_events: 1024,
+            max_host_counters: 1024,
+            max_active_counters: 64,
             max_ring_pages: 4096,
             max_aux_pages: 16_384,
             max_pages: 1 << 17,
             max_persistent: 64,
+            max_window_pages: 3072,
             max_sample_rate: 100_000,
+            max_samples: 400_000,
+            max_record_bytes: 256 << 20,
+            min_hardware_period: 1000,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! How often an event may make samples: a share in each window of guest time, so that no guest
 //! makes its host write records without end.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// Windows of a second, unless fewer samples than that are allowed in one.
 const WINDOWS: u64 = 100;
@@ -33,6 +35,118 @@ pub(crate) enum Verdict {
     Last,
     /// It makes none.
     Throttled,
+    /// It makes none, for the machine's budget is used up; the event is throttled from now on.
+    Exhausted,
+}
+
+/// What all events of a guest may write in one window of guest time, whatever vCPU they are on.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    samples: RateLimit,
+    /// Bytes in a window.
+    bytes: u64,
+    window: AtomicU64,
+    samples_used: AtomicU64,
+    bytes_used: AtomicU64,
+}
+
+/// Parts of the budget, of which a shard takes one at a time: vCPUs that sample at the same time do not
+/// have to take turns at one cache line, and some is left for others.
+const PARTS: u64 = 64;
+
+impl Budget {
+    /// `samples` and `bytes` a second; not zero.
+    pub(crate) fn new(samples: u32, bytes: u64) -> Self {
+        let samples = RateLimit::new(samples);
+        let windows = NANOS_PER_SECOND / samples.window;
+        Self {
+            samples,
+            bytes: (bytes / windows).max(1),
+            window: AtomicU64::new(0),
+            samples_used: AtomicU64::new(0),
+            bytes_used: AtomicU64::new(0),
+        }
+    }
+
+    /// The window of a `time` in guest nanoseconds; a later one than before begins unused. Counts of two
+    /// threads that meet at its beginning may be off by what they take then.
+    fn window(&self, time: u64) -> u64 {
+        let now = time / self.samples.window;
+        let before = self.window.load(Ordering::Relaxed);
+        if now <= before {
+            return before;
+        }
+        let before = self.window.fetch_max(now, Ordering::Relaxed);
+        if now > before {
+            self.samples_used.store(0, Ordering::Relaxed);
+            self.bytes_used.store(0, Ordering::Relaxed);
+        }
+        now.max(before)
+    }
+
+    /// Takes some samples; how many.
+    fn take_samples(&self) -> u64 {
+        let wanted = self.samples.share.div_ceil(PARTS);
+        take(&self.samples_used, self.samples.share, wanted)
+    }
+
+    /// Takes `wanted` bytes, or some more; how many.
+    fn take_bytes(&self, wanted: u64) -> u64 {
+        let wanted = wanted.max(self.bytes.div_ceil(PARTS));
+        take(&self.bytes_used, self.bytes, wanted)
+    }
+}
+
+/// Uses up to `wanted` of what is left of `all`; how much.
+fn take(used: &AtomicU64, all: u64, wanted: u64) -> u64 {
+    // Nothing is added when all is used, so it does not overflow however often it is asked for.
+    if used.load(Ordering::Relaxed) >= all {
+        return 0;
+    }
+    let before = used.fetch_add(wanted, Ordering::Relaxed);
+    all.saturating_sub(before).min(wanted)
+}
+
+/// The part of the budget that a shard has taken, and has yet to use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    window: u64,
+    samples: u64,
+    /// Below zero: the last record went beyond.
+    bytes: i64,
+}
+
+impl Allowance {
+    /// Whether a sample at `time`, in guest nanoseconds, may be written; it then counts.
+    pub(crate) fn admit(&mut self, budget: &Budget, time: u64) -> bool {
+        let window = budget.window(time);
+        if window > self.window {
+            *self = Self {
+                window,
+                ..Self::default()
+            };
+        }
+        if self.bytes <= 0 {
+            let taken = budget.take_bytes(self.bytes.unsigned_abs() + 1);
+            self.bytes = self.bytes.saturating_add_unsigned(taken);
+        }
+        if self.samples == 0 {
+            self.samples = budget.take_samples();
+        }
+        let admitted = self.samples > 0 && self.bytes > 0;
+        self.samples -= u64::from(admitted);
+        admitted
+    }
+
+    /// A sample that was admitted was not written.
+    pub(crate) fn give_back(&mut self) {
+        self.samples += 1;
+    }
+
+    /// The sample that was admitted has a record of so many bytes.
+    pub(crate) fn spend(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub_unsigned(bytes as u64);
+    }
 }
 
 /// How much of its share an event has used.
@@ -73,6 +187,12 @@ impl Throttle {
         within
     }
 
+    /// Overflows make no records from `time` on, whatever is left of the share.
+    pub(crate) fn close(&mut self, limit: RateLimit, time: u64) {
+        self.window = self.window.max(time / limit.window);
+        self.closed = true;
+    }
+
     /// Whether overflows make no records until [`Throttle::unthrottle`].
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
@@ -106,6 +226,31 @@ mod tests {
         assert_eq!(throttle.admit(limit, at(20_000_001)), Verdict::Within);
         assert_eq!(throttle.admit(limit, at(20_000_002)), Verdict::Within);
         assert_eq!(throttle.admit(limit, at(20_000_003)), Verdict::Last);
+    }
+
+    #[test]
+    fn budget_is_for_all_shards_together() {
+        let budget = Budget::new(5000, 1 << 30);
+        let mut shards = [Allowance::default(); 3];
+        let at = 20_000_000;
+        let admitted = (0..100).filter(|turn| shards[turn % 3].admit(&budget, at + 5));
+        assert_eq!(admitted.count(), 50, "5000 a second in 10 ms");
+        assert!(shards[0].admit(&budget, at + 10_000_000), "a later window");
+        assert!(!shards[1].admit(&budget, at) || budget.window(at) > at / 10_000_000);
+    }
+
+    #[test]
+    fn bytes_end_a_window_too() {
+        let budget = Budget::new(100_000, 100_000);
+        let mut shard = Allowance::default();
+        assert!(shard.admit(&budget, 0));
+        shard.spend(999);
+        assert!(shard.admit(&budget, 1));
+        shard.spend(100);
+        assert!(!shard.admit(&budget, 2));
+        let mut other = Allowance::default();
+        assert!(!other.admit(&budget, 3));
+        assert!(shard.admit(&budget, 10_000_000));
     }
 
     #[test]

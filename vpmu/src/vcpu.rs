@@ -7,6 +7,7 @@ use crate::abi::{EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USE
 use crate::machine::{Access, Exit, ExitReason, GuestRegs};
 use crate::metrics::ExitCounts;
 use crate::source::Source;
+use crate::work::{Turn, Work};
 
 /// The work that active events give their vCPU's thread at each exit or entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +79,30 @@ pub(crate) struct Vcpu {
     open_exit: OpenExitCell,
     kicks: AtomicU64,
     marks: AtomicU64,
+    work: WorkCell,
+    largest_turn: WorkCell,
+    unfinished: AtomicU64,
+}
+
+/// [`Work`] that one thread writes and any reads.
+#[derive(Debug, Default)]
+struct WorkCell {
+    operations: AtomicU64,
+    host_calls: AtomicU64,
+}
+
+impl WorkCell {
+    fn get(&self) -> Work {
+        Work {
+            operations: self.operations.load(Ordering::Relaxed),
+            host_calls: self.host_calls.load(Ordering::Relaxed),
+        }
+    }
+
+    fn set(&self, work: Work) {
+        self.operations.store(work.operations, Ordering::Relaxed);
+        self.host_calls.store(work.host_calls, Ordering::Relaxed);
+    }
 }
 
 impl Vcpu {
@@ -142,6 +167,21 @@ impl Vcpu {
         // The only writer: no read-modify-write needed.
         let marks = self.marks.load(Ordering::Relaxed);
         self.marks.store(marks + 1, Ordering::Relaxed);
+    }
+
+    /// The vCPU's thread has done so much in one turn.
+    pub(crate) fn count_work(&self, work: Work, turn: Turn) {
+        self.work.set(self.work.get() + work);
+        self.largest_turn.set(self.largest_turn.get().max(work));
+        if turn == Turn::Unfinished {
+            self.unfinished.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All work of the vCPU's thread, that of its largest turn, and the turns that left some.
+    pub(crate) fn work(&self) -> (Work, Work, u64) {
+        let unfinished = self.unfinished.load(Ordering::Relaxed);
+        (self.work.get(), self.largest_turn.get(), unfinished)
     }
 
     pub(crate) fn marks(&self) -> u64 {

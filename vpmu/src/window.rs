@@ -13,18 +13,28 @@ use crate::abi::PAGE_SIZE;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
+/// The side whose ring lies in a run of pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Guest,
+    Operator,
+}
+
 /// One region of memory, and the runs of its pages that are taken.
 #[derive(Debug)]
 pub(crate) struct Window {
     region: Arc<GuestRegionMmap>,
     pages: u32,
+    /// The first page that only the operator takes.
+    operators: u32,
     /// The first page of each run, and its length.
     taken: BTreeMap<u32, u32>,
 }
 
 impl Window {
-    /// The window that `memory` is; `None` if it is not one region of whole pages.
-    pub(crate) fn new(memory: &GuestMemoryMmap) -> Option<Self> {
+    /// The window that `memory` is, of which the guest takes `guests` pages at most; `None` if it is not
+    /// one region of whole pages.
+    pub(crate) fn new(memory: &GuestMemoryMmap, guests: u32) -> Option<Self> {
         let mut regions = memory.iter();
         let (region, None) = (regions.next()?, regions.next()) else {
             return None;
@@ -38,6 +48,7 @@ impl Window {
         Some(Self {
             region,
             pages,
+            operators: guests.min(pages),
             taken: BTreeMap::new(),
         })
     }
@@ -47,9 +58,16 @@ impl Window {
         Arc::clone(&self.region)
     }
 
-    /// Takes the first run of `pages` free pages, which are all zero then; `None`: there is none.
-    pub(crate) fn take(&mut self, pages: u32) -> Option<Vec<GuestAddress>> {
-        let first = self.first_fit(pages)?;
+    /// Takes the first run of `pages` free pages, which are all zero then; `None`: there is none. The
+    /// operator has pages that no guest takes, and takes those first.
+    pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Vec<GuestAddress>> {
+        let first = match holder {
+            Holder::Guest => self.first_fit(pages, 0, self.operators),
+            Holder::Operator => self
+                .first_fit(pages, self.operators, self.pages)
+                .or_else(|| self.first_fit(pages, 0, self.pages)),
+        };
+        let first = first?;
         let start = u64::from(first) * PAGE;
         for page in 0..u64::from(pages) {
             let at = MemoryRegionAddress(start + page * PAGE);
@@ -74,15 +92,16 @@ impl Window {
         (page < self.pages).then_some(page)
     }
 
-    fn first_fit(&self, pages: u32) -> Option<u32> {
-        let mut free = 0_u32;
+    /// The first of `pages` free ones that lie between the pages `from` and `until`.
+    fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
+        let mut free = from;
         for (&first, &len) in &self.taken {
-            if first - free >= pages {
+            if first.saturating_sub(free) >= pages {
                 break;
             }
-            free = first + len;
+            free = free.max(first + len);
         }
-        (pages > 0 && self.pages - free >= pages).then_some(free)
+        (pages > 0 && until.saturating_sub(free) >= pages).then_some(free)
     }
 }
 
@@ -106,30 +125,42 @@ mod tests {
 
     #[test]
     fn the_first_run_that_fits_is_taken() {
-        let mut window = Window::new(&memory(10)).expect("a window");
-        assert_eq!(first(window.take(3)), Some(0));
-        assert_eq!(first(window.take(3)), Some(3));
-        assert_eq!(first(window.take(3)), Some(6));
-        assert_eq!(first(window.take(3)), None);
+        let mut window = Window::new(&memory(10), u32::MAX).expect("a window");
+        assert_eq!(first(window.take(3, Holder::Guest)), Some(0));
+        assert_eq!(first(window.take(3, Holder::Guest)), Some(3));
+        assert_eq!(first(window.take(3, Holder::Guest)), Some(6));
+        assert_eq!(first(window.take(3, Holder::Guest)), None);
         window.give_back(3);
-        assert_eq!(first(window.take(4)), None);
-        assert_eq!(first(window.take(1)), Some(3));
-        assert_eq!(first(window.take(2)), Some(4));
-        assert_eq!(first(window.take(2)), None);
-        assert_eq!(first(window.take(1)), Some(9));
-        assert_eq!(first(window.take(0)), None);
-        assert_eq!(first(window.take(u32::MAX)), None);
+        assert_eq!(first(window.take(4, Holder::Guest)), None);
+        assert_eq!(first(window.take(1, Holder::Guest)), Some(3));
+        assert_eq!(first(window.take(2, Holder::Guest)), Some(4));
+        assert_eq!(first(window.take(2, Holder::Guest)), None);
+        assert_eq!(first(window.take(1, Holder::Guest)), Some(9));
+        assert_eq!(first(window.take(0, Holder::Guest)), None);
+        assert_eq!(first(window.take(u32::MAX, Holder::Guest)), None);
+    }
+
+    #[test]
+    fn guest_leaves_the_operators_pages() {
+        let mut window = Window::new(&memory(10), 6).expect("a window");
+        assert_eq!(first(window.take(7, Holder::Guest)), None);
+        assert_eq!(first(window.take(2, Holder::Operator)), Some(6));
+        assert_eq!(first(window.take(3, Holder::Operator)), Some(0));
+        assert_eq!(first(window.take(3, Holder::Guest)), Some(3));
+        assert_eq!(first(window.take(1, Holder::Guest)), None);
+        assert_eq!(first(window.take(2, Holder::Operator)), Some(8));
+        assert_eq!(first(window.take(1, Holder::Operator)), None);
     }
 
     #[test]
     fn pages_are_taken_blank() {
         let memory = memory(2);
-        let mut window = Window::new(&memory).expect("a window");
+        let mut window = Window::new(&memory, u32::MAX).expect("a window");
         let old = [7; 2 * PAGE_SIZE];
         memory
             .write_slice(&old, GuestAddress(START))
             .expect("in memory");
-        let pages = window.take(1).expect("free");
+        let pages = window.take(1, Holder::Guest).expect("free");
         let mut bytes = [1; 2 * PAGE_SIZE];
         memory.read_slice(&mut bytes, pages[0]).expect("in memory");
         let (taken, free) = bytes.split_at(PAGE_SIZE);
@@ -138,7 +169,7 @@ mod tests {
 
     #[test]
     fn its_pages_have_numbers() {
-        let window = Window::new(&memory(2)).expect("a window");
+        let window = Window::new(&memory(2), u32::MAX).expect("a window");
         let numbers = [START - 1, START, START + PAGE, START + 2 * PAGE, u64::MAX]
             .map(|address| window.page(GuestAddress(address)));
         assert_eq!(numbers, [None, Some(0), Some(1), None, None]);
@@ -153,17 +184,17 @@ mod tests {
                 .collect();
             GuestMemoryMmap::from_ranges(&ranges).expect("memory")
         };
-        assert!(Window::new(&GuestMemoryMmap::new()).is_none());
-        assert!(Window::new(&memory(&[(0, 4096), (0x10_0000, 4096)])).is_none());
-        assert!(Window::new(&memory(&[(512, 4096)])).is_none());
-        assert!(Window::new(&memory(&[(0, 4095)])).is_none());
-        assert!(Window::new(&memory(&[(0, 4096)])).is_some());
+        assert!(Window::new(&GuestMemoryMmap::new(), u32::MAX).is_none());
+        assert!(Window::new(&memory(&[(0, 4096), (0x10_0000, 4096)]), u32::MAX).is_none());
+        assert!(Window::new(&memory(&[(512, 4096)]), u32::MAX).is_none());
+        assert!(Window::new(&memory(&[(0, 4095)]), u32::MAX).is_none());
+        assert!(Window::new(&memory(&[(0, 4096)]), u32::MAX).is_some());
     }
 
     proptest! {
         #[test]
         fn no_page_is_taken_twice_nor_forgotten(steps in prop::collection::vec((0_u32..6, any::<prop::sample::Index>()), 0..60)) {
-            let mut window = Window::new(&memory(16)).expect("a window");
+            let mut window = Window::new(&memory(16), u32::MAX).expect("a window");
             let mut held: Vec<Vec<u32>> = Vec::new();
             for (pages, which) in steps {
                 if pages == 0 {
@@ -175,7 +206,7 @@ mod tests {
                 }
                 let free = |first: u32| !held.iter().flatten().any(|&page| (first..first + pages).contains(&page));
                 let fit = (0..=16 - pages).find(|&first| free(first));
-                let taken = window.take(pages);
+                let taken = window.take(pages, Holder::Guest);
                 let taken = taken.map(|run| run.iter().filter_map(|&page| window.page(page)).collect::<Vec<_>>());
                 prop_assert_eq!(&taken, &fit.map(|first| (first..first + pages).collect()));
                 held.extend(taken);

@@ -243,12 +243,13 @@ fn host_tsc() -> u64 {
 
 /// A machine whose ring 0 or ring 3 is to be watched from outside while it loops.
 ///
-/// `observe` starts before the guest runs, on the thread that runs it, and is asked for its
-/// answer once `budget` has ended the run.
+/// The observer starts before the guest runs, on the thread that runs it, and is asked for its
+/// answer once `budget` has ended the run, or earlier when `done`, which each signal asks.
 pub(super) fn spin<O: 'static, T: Send + 'static>(
     budget: Duration,
     ring: Ring,
     start: impl FnOnce() -> Result<O, String> + Send + 'static,
+    mut done: impl FnMut(&O) -> bool + Send + 'static,
     finish: impl FnOnce(O) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     let answer = on_machine(budget, ring, code::LOOP, move |machine| {
@@ -256,7 +257,7 @@ pub(super) fn spin<O: 'static, T: Send + 'static>(
             Ok(observer) => observer,
             Err(error) => return Ok(Err(error)),
         };
-        let exit = machine.run();
+        let exit = machine.run_until(|| done(&observer));
         Ok(match exit {
             Exit::Stopped => finish(observer),
             exit => Err(format!("the guest {}", exit.describe())),

@@ -211,8 +211,13 @@ impl Machine {
 
     /// Runs the guest to its next exit, or until its time is over.
     pub(super) fn run(&mut self) -> Exit {
+        self.run_until(|| false)
+    }
+
+    /// The same, but no longer than until `done`, which is asked at the start and after each signal.
+    pub(super) fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
         loop {
-            if self.watch.over() {
+            if self.watch.over() || done() {
                 return Exit::Stopped;
             }
             return match self.vcpu.run() {
@@ -228,7 +233,10 @@ impl Machine {
                 Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
                 Ok(other) => Exit::Other(format!("{other:?}")),
                 // Someone else's signal, unless the watch says otherwise.
-                Err(e) if e.errno() == libc::EINTR => continue,
+                Err(e) if e.errno() == libc::EINTR => {
+                    self.watch.take_signals();
+                    continue;
+                }
                 Err(e) => Exit::Other(format!("KVM_RUN: {e}")),
             };
         }

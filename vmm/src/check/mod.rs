@@ -17,6 +17,7 @@ mod verdict;
 mod watch;
 
 use std::io::{self, Write};
+use std::thread::{self, JoinHandle};
 
 pub use facts::{
     AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, HostTrace, Kvm, Perf, Samples,
@@ -88,6 +89,30 @@ pub fn host_knows_guest_ips() -> bool {
     let knows = perf::knows_guest_ips();
     log::info!("host samples name guest addresses: {knows}");
     knows
+}
+
+/// [`host_knows_guest_ips`] on a thread of its own, beside what else is to be done before a guest runs.
+#[derive(Debug)]
+pub struct GuestIps(JoinHandle<bool>);
+
+impl GuestIps {
+    /// Starts to find out.
+    ///
+    /// # Errors
+    /// The host has no more threads.
+    pub fn begin() -> io::Result<Self> {
+        let thread = thread::Builder::new().name("guest-ips".to_owned());
+        Ok(Self(thread.spawn(host_knows_guest_ips)?))
+    }
+
+    /// The answer. The thread is gone.
+    #[must_use]
+    pub fn answer(self) -> bool {
+        self.0.join().unwrap_or_else(|_| {
+            log::error!("the probe of host samples panicked");
+            false
+        })
+    }
 }
 
 /// Tries everything; takes about a second, and at most a few where KVM is broken.

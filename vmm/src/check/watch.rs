@@ -5,12 +5,13 @@
 
 #![expect(
     unsafe_code,
-    reason = "an ioctl that kvm-ioctls does not wrap, and pthread_kill"
+    reason = "an ioctl that kvm-ioctls does not wrap, pthread_kill and sigtimedwait"
 )]
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -20,7 +21,7 @@ use std::time::Duration;
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
-use vmm_sys_util::signal::{SIGRTMIN, block_signal, register_signal_handler};
+use vmm_sys_util::signal::{SIGRTMIN, block_signal, create_sigset, register_signal_handler};
 
 use self::WatchError::{Signal, Spawn, Stuck};
 
@@ -55,6 +56,20 @@ impl Watch {
         self.over.load(Ordering::Acquire)
     }
 
+    /// Takes the signals that have ended a run call: one that is left would end the next one at once.
+    /// Whoever calls this looks at [`Watch::over`] afterwards.
+    pub(super) fn take_signals(&self) {
+        let Ok(set) = create_sigset(&[signal()]) else {
+            return;
+        };
+        let now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: the set and the time are whole; the kernel writes nothing to a null pointer.
+        while unsafe { libc::sigtimedwait(&raw const set, ptr::null_mut(), &raw const now) } > 0 {}
+    }
+
     /// Makes the bounding signal end run calls of this vCPU, and nothing else.
     ///
     /// The thread keeps the signal blocked and KVM unblocks it within the run call alone: one
@@ -79,6 +94,11 @@ impl Watch {
     }
 }
 
+/// The signal that ends a run call of a probe.
+pub(super) fn signal() -> c_int {
+    SIGRTMIN() + 9
+}
+
 /// Runs `probe` for at most `budget`, then signals it, and returns what it returned.
 ///
 /// A probe has to check [`Watch::over`] before each run call and after each interruption; being
@@ -87,7 +107,7 @@ pub(super) fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
 ) -> Result<T, WatchError> {
-    let signal = SIGRTMIN() + 9;
+    let signal = signal();
     // Without a handler the signal would end the process. Setting it again changes nothing.
     register_signal_handler(signal, ignore).map_err(|e| Signal(e.into()))?;
 
@@ -109,14 +129,20 @@ pub(super) fn watched<T: Send + 'static>(
         .map_err(Spawn)?;
 
     match receiver.recv_timeout(budget) {
-        Ok(answer) => return answer,
+        Ok(answer) => {
+            // It ends: what follows may rely on its being gone. It has not panicked, as it answered.
+            let _ = thread.join();
+            return answer;
+        }
         Err(RecvTimeoutError::Disconnected) => return Err(Stuck),
         Err(RecvTimeoutError::Timeout) => {}
     }
     // The flag first: a probe that has not blocked the signal yet sees the flag instead.
     over.store(true, Ordering::Release);
     kick(&thread, signal).map_err(Signal)?;
-    receiver.recv_timeout(GRACE).unwrap_or(Err(Stuck))
+    let answer = receiver.recv_timeout(GRACE).map_err(|_| Stuck)?;
+    let _ = thread.join();
+    answer
 }
 
 /// Sends `signal` to a thread that has not been joined.

@@ -25,10 +25,9 @@ fn a_kernel_is_all_that_is_needed() {
     assert_eq!(config.kernel, Path::new("vmlinux"));
     assert_eq!((config.vcpus, config.memory_mib), (1, 256));
     assert!(config.vpmu && !config.summary);
-    assert_eq!(config.max_sample_rate, 100_000);
-    assert_eq!(config.max_aux_pages, 16_384);
+    let limits = LimitArgs::default().limits(16 << 20).expect("limits");
+    assert_eq!((config.limits, config.window), (limits, 16 << 20));
     assert_eq!(config.engine, Engine::Auto);
-    assert_eq!((config.window, config.max_persistent), (16 << 20, 64));
     assert_eq!((config.on_reset, config.ctl), (OnReset::Exit, None));
     assert!(matches!(
         Config::try_from(&RunArgs::default()),
@@ -39,32 +38,65 @@ fn a_kernel_is_all_that_is_needed() {
 #[test]
 fn flags_win_over_the_file() {
     let text = r#"{"kernel": "a", "vcpus": 4, "memory": 64, "vpmu": false, "cmdline": "x",
-        "max-sample-rate": 500, "max-aux-pages": 8, "engine": "exit", "window": "64K",
-        "max-persistent": 3, "on-reset": "restart"}"#;
+        "limits": {"max-sample-rate": 500, "max-aux-pages": 8, "max-persistent": 3},
+        "engine": "exit", "window": "64K", "on-reset": "restart"}"#;
     let config = with_file(text, RunArgs::default()).expect("valid");
     assert_eq!((config.vcpus, config.memory_mib), (4, 64));
     assert_eq!((config.vpmu, config.cmdline.as_str()), (false, "x"));
-    assert_eq!((config.max_sample_rate, config.engine), (500, Engine::Exit));
-    assert_eq!(config.max_aux_pages, 8);
-    assert_eq!((config.window, config.max_persistent), (64 << 10, 3));
+    let limits = config.limits.device;
+    assert_eq!((limits.max_sample_rate, config.engine), (500, Engine::Exit));
+    assert_eq!(limits.max_aux_pages, 8);
+    assert_eq!((config.window, limits.max_persistent), (64 << 10, 3));
     assert_eq!(config.on_reset, OnReset::Restart);
     let flags = RunArgs {
         kernel: Some("b".into()),
         vcpus: Some(2),
-        max_sample_rate: Some(7),
-        max_aux_pages: Some(16),
+        limits: LimitArgs {
+            max_sample_rate: Some(7),
+            max_aux_pages: Some(16),
+            ..LimitArgs::default()
+        },
         engine: Some(Engine::Batched),
         window: Some(0),
-        max_persistent: Some(4),
         on_reset: Some(OnReset::Exit),
         ..Default::default()
     };
     let config = with_file(text, flags).expect("valid");
-    assert_eq!((config.window, config.max_persistent), (0, 4));
+    let limits = config.limits.device;
+    assert_eq!((config.window, limits.max_persistent), (0, 3));
     assert_eq!(config.on_reset, OnReset::Exit);
-    assert_eq!((config.max_sample_rate, config.max_aux_pages), (7, 16));
+    assert_eq!((limits.max_sample_rate, limits.max_aux_pages), (7, 16));
     assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
     assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
+}
+
+#[test]
+fn confinement_comes_from_flags_or_else_from_the_file() {
+    let config = Config::try_from(&kernel()).expect("valid");
+    assert_eq!(
+        (config.user, config.chroot, config.seccomp),
+        (None, None, true)
+    );
+    let text = r#"{"user": "7:8", "chroot": "/a", "seccomp": false}"#;
+    let user = |text: &str| text.parse().ok();
+    let config = with_file(text, kernel()).expect("valid");
+    assert_eq!((config.user, config.seccomp), (user("7:8"), false));
+    assert_eq!(config.chroot.as_deref(), Some(Path::new("/a")));
+    let flags = || RunArgs {
+        user: user("1:2"),
+        chroot: Some("/b".into()),
+        no_seccomp: true,
+        ..kernel()
+    };
+    let config = with_file(text, flags()).expect("valid");
+    assert_eq!(config.user, user("1:2"));
+    assert_eq!(config.chroot.as_deref(), Some(Path::new("/b")));
+    let filtered = with_file(r#"{"seccomp": true}"#, flags()).expect("valid");
+    assert!(!filtered.seccomp, "the flag wins");
+    for wrong in [r#"{"user": "nobody"}"#, r#"{"user": 7}"#] {
+        let error = with_file(wrong, kernel()).expect_err("no user");
+        assert!(matches!(error, ConfigError::Parse { .. }), "{error}");
+    }
 }
 
 #[test]
@@ -131,21 +163,17 @@ fn machines_out_of_bounds_are_refused() {
         };
         assert!(matches!(Config::try_from(&args), Err(ConfigError::Vcpus(n)) if n == count));
     }
-    let none = RunArgs {
-        max_sample_rate: Some(0),
+    let args = RunArgs {
+        limits: LimitArgs {
+            max_sample_rate: Some(0),
+            ..LimitArgs::default()
+        },
         ..kernel()
     };
     assert!(matches!(
-        Config::try_from(&none),
-        Err(ConfigError::SampleRate)
+        Config::try_from(&args),
+        Err(ConfigError::Limits(LimitError::Zero(_)))
     ));
-    for pages in [0, 3] {
-        let args = RunArgs {
-            max_aux_pages: Some(pages),
-            ..kernel()
-        };
-        assert!(matches!(Config::try_from(&args), Err(ConfigError::AuxPages(n)) if n == pages));
-    }
     for mib in [0, 3, u64::MAX] {
         let args = RunArgs {
             memory: Some(mib),

@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
+use super::descriptor;
 use super::protocol::{Answer, Reply, Request};
 use super::table;
+use crate::place::{Place, Temporary};
 
 /// More than any answer has, and a bound on what is read of somebody who is no VMM.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -117,6 +120,18 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
+    /// Something else has the name: a directory, a device.
+    #[error("{0} is there and is no file: dump to another path")]
+    Taken(PathBuf),
+    /// The recording cannot be put where it is to go.
+    #[error("cannot write the recording {path}")]
+    Recording {
+        /// Where.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
     /// The machine's own words.
     #[error("{0}")]
     Refused(String),
@@ -134,7 +149,10 @@ pub enum CtlError {
 /// [`CtlError`].
 pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
     let request = request(&args.command)?;
-    let answer = ask(&args.socket, &request)?;
+    let answer = match &request {
+        Request::Dump { file: Some(path) } => dump(&args.socket, &request, path)?,
+        _ => ask(&args.socket, &request, None)?,
+    };
     let text = if args.json {
         serde_json::to_string_pretty(&answer).map_err(CtlError::Json)? + "\n"
     } else {
@@ -164,13 +182,31 @@ fn absolute(file: PathBuf) -> Result<PathBuf, CtlError> {
     std::path::absolute(&file).map_err(|source| CtlError::File { file, source })
 }
 
-fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
+/// The machine writes to a file that is opened here, with the rights of whoever asks. An older one of the
+/// name is kept as FILE.old.
+fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlError> {
+    let place = Place::open(path);
+    if place.is_taken() {
+        return Err(CtlError::Taken(path.to_owned()));
+    }
+    let failed = |source| CtlError::Recording {
+        path: path.to_owned(),
+        source,
+    };
+    let temporary = place.create_temporary().map_err(failed)?;
+    let answer = ask(socket, request, Some(&temporary))?;
+    place.keep_older().map_err(failed)?;
+    temporary.persist().map_err(failed)?;
+    Ok(answer)
+}
+
+fn ask(socket: &Path, request: &Request, file: Option<&Temporary<'_>>) -> Result<Answer, CtlError> {
     let path = || socket.to_owned();
     let failed = |source| CtlError::Socket {
         path: path(),
         source,
     };
-    let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
+    let stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CtlError::Missing(path()),
         io::ErrorKind::ConnectionRefused => match is_socket(socket) {
             true => CtlError::Dead(path()),
@@ -182,7 +218,8 @@ fn ask(socket: &Path, request: &Request) -> Result<Answer, CtlError> {
     let mut line = serde_json::to_vec(request).map_err(CtlError::Json)?;
     line.push(b'\n');
     let mut answer = Vec::new();
-    let sent = stream.write_all(&line);
+    let file = file.map(|file| file.file().as_fd());
+    let sent = descriptor::send(&stream, &line, file);
     // Whoever refuses to read may have said why.
     let read = BufReader::new(stream.take(MAX_ANSWER)).read_until(b'\n', &mut answer);
     if answer.is_empty() {

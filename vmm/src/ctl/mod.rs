@@ -4,6 +4,7 @@
 //! has the operator's power over this machine's PMU, so that it is the owner's alone.
 
 mod client;
+mod descriptor;
 mod protocol;
 mod server;
 mod socket;
@@ -11,5 +12,7 @@ mod table;
 
 pub use self::client::{CtlArgs, CtlError, run};
 pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring};
+#[cfg(feature = "internals")]
+pub(crate) use self::server::converse;
 pub use self::server::{Server, ServerError};
 pub use self::socket::{Socket, SocketError};

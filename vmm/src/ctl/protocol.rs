@@ -19,7 +19,8 @@ pub enum Request {
     List {},
     /// Write the recording.
     Dump {
-        /// Where to, an absolute path; none: where the recording goes in the end.
+        /// Where to: the path of a file whose descriptor comes with the request (`SCM_RIGHTS`), as
+        /// the machine may see no paths; none: where the recording goes in the end.
         file: Option<PathBuf>,
     },
     /// Have what was sampled stand in the rings.
@@ -72,6 +73,8 @@ pub struct Recorded {
     pub samples: u64,
     /// Overflows that no sample was written of.
     pub lost: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
 }
 
 impl fmt::Display for Recorded {

@@ -2,18 +2,23 @@
 //! guest waiting. Knows lines and clients; what a request does is its caller's.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+#[cfg(feature = "internals")]
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::descriptor::Peer;
 use super::protocol::{MAX_REQUEST, Reply, Request};
 use super::socket::{self, Socket};
+use crate::confine::{ConfineError, Confinement, ThreadKind};
 
 /// Most clients at once; one more, and the one that came first has to go.
 const MAX_CLIENTS: usize = 16;
@@ -24,13 +29,16 @@ pub enum ServerError {
     /// The host has no descriptors or threads left.
     #[error("the host has no more {0} for the control socket")]
     Host(&'static str, #[source] io::Error),
+    /// The thread.
+    #[error("the control socket is not served")]
+    Thread(#[source] ConfineError),
     /// The event loop.
     #[error("the event loop of the control socket failed")]
     Loop(#[source] event_manager::Error),
 }
 
-/// What a request does.
-pub(crate) type Serve = dyn FnMut(Request) -> Reply + Send;
+/// What a request does, with the file that came with it.
+pub(crate) type Serve = dyn FnMut(Request, Option<File>) -> Reply + Send;
 
 /// Serves a control socket until it is dropped; the socket then is gone.
 #[derive(Debug)]
@@ -46,11 +54,15 @@ struct Stop {
 }
 
 impl Server {
-    /// Serves `socket`: each request is `serve`'s, one at a time.
+    /// Serves `socket` on a thread of `confinement`: each request is `serve`'s, one at a time.
     ///
     /// # Errors
     /// [`ServerError`].
-    pub(crate) fn start(socket: Socket, serve: Box<Serve>) -> Result<Self, ServerError> {
+    pub(crate) fn start(
+        socket: Socket,
+        serve: Box<Serve>,
+        confinement: &Confinement,
+    ) -> Result<Self, ServerError> {
         let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
             .map_err(|source| ServerError::Host("event descriptors", source))?;
         let stop = Arc::new(Stop {
@@ -72,17 +84,15 @@ impl Server {
             return Err(ServerError::Loop(error));
         }
         let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new()
-            .name("ctl".to_owned())
-            .spawn(move || {
-                while !stopped.wanted.load(Ordering::SeqCst) {
-                    if let Err(error) = manager.run() {
-                        log::error!("the control socket is served no longer: {error}");
-                        break;
-                    }
+        let thread = confinement.spawn(ThreadKind::Ctl, "ctl".to_owned(), move || {
+            while !stopped.wanted.load(Ordering::SeqCst) {
+                if let Err(error) = manager.run() {
+                    log::error!("the control socket is served no longer: {error}");
+                    break;
                 }
-            })
-            .map_err(|source| ServerError::Host("threads", source))?;
+            }
+        });
+        let thread = thread.map_err(ServerError::Thread)?;
         Ok(Self {
             stop,
             thread: Some(thread),
@@ -203,21 +213,24 @@ impl MutEventSubscriber for Clients {
 }
 
 /// One client. While it does not take its answer, nothing more is read of it.
-struct Client {
-    stream: UnixStream,
+struct Client<S = UnixStream> {
+    stream: S,
     /// Of a request that is not whole yet.
     input: Vec<u8>,
+    /// What came with it.
+    file: Option<File>,
     /// Of an answer that is not taken yet.
     output: Vec<u8>,
     /// Nothing more comes, or nothing more is wanted.
     last: bool,
 }
 
-impl Client {
-    fn new(stream: UnixStream) -> Self {
+impl<S: Peer> Client<S> {
+    fn new(stream: S) -> Self {
         Self {
             stream,
             input: Vec::new(),
+            file: None,
             output: Vec::new(),
             last: false,
         }
@@ -228,13 +241,6 @@ impl Client {
         match self.output.is_empty() && !self.input.contains(&b'\n') {
             true => EventSet::IN,
             false => EventSet::OUT,
-        }
-    }
-
-    fn unwatch(&self, id: u32, ops: &mut EventOps<'_>) {
-        let fd = self.stream.as_raw_fd();
-        if let Err(error) = ops.remove(Events::with_data_raw(fd, id, self.wants())) {
-            log::debug!("a client was not watched: {error}");
         }
     }
 
@@ -254,8 +260,9 @@ impl Client {
         }
         if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.input.drain(..=end).collect();
+            let file = self.file.take();
             self.answer(&match serde_json::from_slice(&line) {
-                Ok(request) => serve(request),
+                Ok(request) => serve(request, file),
                 Err(error) => Reply::Error(format!("no request: {error}")),
             });
         } else if self.input.len() >= MAX_REQUEST {
@@ -275,7 +282,8 @@ impl Client {
         let mut bytes = [0; 4096];
         let room = bytes.len().min(MAX_REQUEST - self.input.len());
         let read = bytes.get_mut(..room).unwrap_or_default();
-        let count = (&self.stream).read(read)?;
+        let (count, file) = self.stream.receive(read)?;
+        self.file = file.or_else(|| self.file.take());
         self.input
             .extend_from_slice(bytes.get(..count).unwrap_or_default());
         self.last = count == 0;
@@ -284,7 +292,7 @@ impl Client {
 
     fn write_out(&mut self) -> io::Result<()> {
         while !self.output.is_empty() {
-            let written = (&self.stream).write(&self.output)?;
+            let written = self.stream.write(&self.output)?;
             self.output.drain(..written);
         }
         Ok(())
@@ -298,6 +306,45 @@ impl Client {
         self.output.extend_from_slice(&text);
         self.output.push(b'\n');
     }
+}
+
+impl Client {
+    fn unwatch(&self, id: u32, ops: &mut EventOps<'_>) {
+        let fd = self.stream.as_raw_fd();
+        if let Err(error) = ops.remove(Events::with_data_raw(fd, id, self.wants())) {
+            log::debug!("a client was not watched: {error}");
+        }
+    }
+}
+
+/// A stream that brings no files.
+#[cfg(feature = "internals")]
+struct Plain<S>(S);
+
+#[cfg(feature = "internals")]
+impl<S: Write> Write for Plain<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(feature = "internals")]
+impl<S: Read + Write> Peer for Plain<S> {
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Option<File>)> {
+        Ok((self.0.read(bytes)?, None))
+    }
+}
+
+/// Serves a client until it is gone. `stream` never waits: it reports `WouldBlock`, and goes on when it
+/// is asked again.
+#[cfg(feature = "internals")]
+pub(crate) fn converse(stream: impl Read + Write, serve: &mut Serve) {
+    let mut client = Client::new(Plain(stream));
+    while client.turn(serve) {}
 }
 
 #[cfg(test)]

@@ -3,16 +3,19 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use libc::{c_int, sockaddr_un, socklen_t, ucred};
+
+use crate::confine::User;
+use crate::place::Place;
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
@@ -51,17 +54,17 @@ const BACKLOG: c_int = 16;
 #[derive(Debug)]
 pub struct Socket {
     pub(super) listener: UnixListener,
-    path: PathBuf,
-    /// What was made at the path: something else may stand there by now.
-    made: Metadata,
+    place: Place,
+    /// Device and inode of what was made there: something else may stand there by now.
+    made: (u64, u64),
 }
 
 impl Socket {
-    /// Listens at `path`.
+    /// Listens at `path`, for `owner` if that is to be another one than who runs this.
     ///
     /// # Errors
     /// [`SocketError`].
-    pub fn listen(path: &Path) -> Result<Self, SocketError> {
+    pub fn listen(path: &Path, owner: Option<User>) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Host {
             path: path.to_owned(),
             source,
@@ -77,21 +80,43 @@ impl Socket {
         if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
             return Err(failed(io::Error::last_os_error()));
         }
-        let made = fs::symlink_metadata(path).map_err(failed)?;
+        if let Some((uid, gid)) = owner.map(User::ids) {
+            let (uid, gid) = (Some(uid.as_raw()), Some(gid.as_raw()));
+            std::os::unix::fs::lchown(path, uid, gid).map_err(failed)?;
+        }
+        let place = Place::open(path);
+        let made = place.status(false).map_err(failed)?;
+        let made = made.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         Ok(Self {
             listener: UnixListener::from(socket),
-            path: path.to_owned(),
-            made,
+            place,
+            made: (made.st_dev, made.st_ino),
         })
+    }
+
+    /// The descriptor of its directory.
+    #[must_use]
+    pub fn directory(&self) -> Option<RawFd> {
+        self.place.descriptor()
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let same = fs::symlink_metadata(&self.path)
-            .is_ok_and(|now| (now.dev(), now.ino()) == (self.made.dev(), self.made.ino()));
-        if same && let Err(error) = fs::remove_file(&self.path) {
-            log::warn!("the control socket {} stays: {error}", self.path.display());
+        let now = self.place.status(false).ok().flatten();
+        if now.is_none_or(|now| (now.st_dev, now.st_ino) != self.made) {
+            return;
+        }
+        match self.place.remove() {
+            Ok(()) => {}
+            // A user who may not write to the directory: the next machine there replaces it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                log::info!("the control socket stays: {error}");
+            }
+            Err(error) => {
+                let path = self.place.path().display();
+                log::warn!("the control socket {path} stays: {error}");
+            }
         }
     }
 }
@@ -202,7 +227,7 @@ mod tests {
     fn it_is_the_owners_alone_and_goes_when_it_is_dropped() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
-        let socket = Socket::listen(&path).expect("listens");
+        let socket = Socket::listen(&path, None).expect("listens");
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
         let stream = UnixStream::connect(&path).expect("answers");
@@ -216,10 +241,13 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
         let living = UnixListener::bind(&path).expect("listens");
-        assert!(matches!(Socket::listen(&path), Err(SocketError::InUse(_))));
+        assert!(matches!(
+            Socket::listen(&path, None),
+            Err(SocketError::InUse(_))
+        ));
         drop(living);
         assert!(path.exists(), "dead, and still there");
-        let socket = Socket::listen(&path).expect("replaces it");
+        let socket = Socket::listen(&path, None).expect("replaces it");
         fs::remove_file(&path).expect("there");
         fs::write(&path, "mine").expect("written");
         drop(socket);
@@ -232,20 +260,20 @@ mod tests {
         let path = directory.path().join("notes");
         fs::write(&path, "dear diary").expect("written");
         assert!(matches!(
-            Socket::listen(&path),
+            Socket::listen(&path, None),
             Err(SocketError::NoSocket(_))
         ));
         assert_eq!(fs::read(&path).expect("there"), b"dear diary");
         let long = directory.path().join("x".repeat(MAX_PATH));
         for bad in [Path::new(""), &long] {
             assert!(matches!(
-                Socket::listen(bad),
+                Socket::listen(bad, None),
                 Err(SocketError::Length { .. })
             ));
         }
         let nowhere = directory.path().join("no/ctl");
         assert!(matches!(
-            Socket::listen(&nowhere),
+            Socket::listen(&nowhere, None),
             Err(SocketError::Host { .. })
         ));
     }

@@ -5,9 +5,11 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::bucket::Bucket;
 use crate::exit::End;
 use crate::signal::EndingSignals;
 use crate::terminal;
@@ -33,26 +35,63 @@ pub struct Output {
     waiting: Arc<EventFd>,
     patience: Patience,
     broken: bool,
+    /// What may still be written; `None`: everything.
+    room: Option<Bucket>,
+    bytes: ConsoleBytes,
+}
+
+/// What the guest has said on its console.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ConsoleBytes {
+    /// Bytes on their way to the reader.
+    pub taken: u64,
+    /// Bytes that were left out for being too many in a second.
+    pub left_out: u64,
 }
 
 impl Output {
-    /// Standard output; `waiting` is signalled when the first byte of a batch stays behind.
+    /// Standard output, `most` bytes of it in a second (zero: any number); `waiting` is signalled when
+    /// the first byte of a batch stays behind.
     ///
     /// # Errors
     /// Standard output is closed.
-    pub fn new(waiting: Arc<EventFd>, patience: Patience) -> io::Result<Self> {
+    pub fn new(waiting: Arc<EventFd>, patience: Patience, most: u64) -> io::Result<Self> {
         let out = io::stdout().as_fd().try_clone_to_owned()?;
-        Ok(Self::to(File::from(out), waiting, patience))
+        Ok(Self::to(File::from(out), waiting, patience, most))
     }
 
-    fn to(out: File, waiting: Arc<EventFd>, patience: Patience) -> Self {
+    fn to(out: File, waiting: Arc<EventFd>, patience: Patience, most: u64) -> Self {
         Self {
+            room: (most > 0).then(|| Bucket::per_second(most, most)),
+            bytes: ConsoleBytes::default(),
             out,
             pending: Vec::with_capacity(BATCH),
             waiting,
             patience,
             broken: false,
         }
+    }
+
+    /// What has been said so far.
+    #[must_use]
+    pub fn bytes(&self) -> ConsoleBytes {
+        self.bytes
+    }
+
+    /// How many of so many bytes may be written now.
+    fn admit(&mut self, len: usize) -> usize {
+        let Some(room) = &mut self.room else {
+            return len;
+        };
+        let taken = room.take(len as u64, Instant::now());
+        // No more than were asked for.
+        let taken = usize::try_from(taken).unwrap_or(len);
+        if taken < len && self.bytes.left_out == 0 {
+            log::warn!(
+                "console output is left out: the guest writes more than --max-console a second"
+            );
+        }
+        taken
     }
 
     /// Writes what stayed behind, waiting for a slow reader. A reader that is gone costs the
@@ -85,14 +124,18 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.pending.is_empty() {
+        let (bytes, left_out) = bytes.split_at(self.admit(bytes.len()));
+        let all = bytes.len() + left_out.len();
+        self.bytes.taken += bytes.len() as u64;
+        self.bytes.left_out += left_out.len() as u64;
+        if self.pending.is_empty() && !bytes.is_empty() {
             self.waiting.write(1)?;
         }
         self.pending.extend_from_slice(bytes);
         if self.pending.len() >= BATCH {
             self.write_out();
         }
-        Ok(bytes.len())
+        Ok(all)
     }
 
     /// The serial port asks for this after every byte; [`Output::write_out`] is the real one.
@@ -171,7 +214,12 @@ mod tests {
             end: Arc::new(End::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
-        let mut output = Output::to(file.try_clone().expect("a clone"), waiting.into(), patience);
+        let mut output = Output::to(
+            file.try_clone().expect("a clone"),
+            waiting.into(),
+            patience,
+            0,
+        );
         for byte in b"login: " {
             output.write_all(&[*byte]).expect("kept");
             output.flush().expect("nothing to do");

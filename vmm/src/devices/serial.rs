@@ -8,7 +8,7 @@ use vm_superio::{Serial as Uart, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Caller, Device};
-use crate::devices::console::Output;
+use crate::devices::console::{ConsoleBytes, Output};
 
 /// Registers of a 16550.
 pub const SERIAL_SIZE: u64 = 8;
@@ -120,6 +120,12 @@ impl Serial {
         }
     }
 
+    /// What the guest has said so far.
+    #[must_use]
+    pub fn bytes(&self) -> ConsoleBytes {
+        self.wire.lock().bytes()
+    }
+
     /// Writes out what the guest has said.
     pub fn write_out(&self) {
         self.wire.lock().write_out();
@@ -163,7 +169,7 @@ mod tests {
             end: Arc::new(End::new().expect("event descriptors")),
             signals: EndingSignals::new().expect("a signal descriptor"),
         };
-        let output = Output::new(event(), patience).expect("an output");
+        let output = Output::new(event(), patience, 0).expect("an output");
         let serial = Serial::new(Line(event()), Room(event()), output);
         let read = |offset| {
             let mut byte = [0];

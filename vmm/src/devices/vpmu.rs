@@ -2,17 +2,18 @@
 //! asks of KVM.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
-use vpmu::{Machine, Vpmu, abi};
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::{Machine, Turn, Vpmu, abi};
 
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
 use crate::bus::{Caller, Device};
-use crate::check;
+use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{Backend, Interrupt, Region};
 use crate::signal::Threads;
 use crate::stats::Statistics;
@@ -31,8 +32,8 @@ pub struct Carrier {
     pub threads: Arc<Threads>,
     /// Whether the device wants to be drained.
     pub drain: Arc<Drain>,
-    /// Whether the host's samples carry guest addresses, once somebody has asked.
-    pub guest_ips: OnceLock<bool>,
+    /// Whether the host's samples carry guest addresses.
+    pub guest_ips: bool,
 }
 
 /// Time between two drains.
@@ -82,14 +83,18 @@ pub struct DrainThread {
 }
 
 impl DrainThread {
-    /// Starts the thread; it waits while nothing is to be drained.
+    /// Starts the thread, confined; it waits while nothing is to be drained.
     ///
     /// # Errors
-    /// The host has no threads left.
-    pub fn start(drain: Arc<Drain>, vpmu: Arc<Vpmu>) -> io::Result<Self> {
-        let thread = thread::Builder::new().name("vpmu drain".to_owned());
+    /// As [`Confinement::spawn`].
+    pub fn start(
+        drain: Arc<Drain>,
+        vpmu: Arc<Vpmu>,
+        confinement: &Confinement,
+    ) -> Result<Self, ConfineError> {
         let waits = Arc::clone(&drain);
-        let thread = thread.spawn(move || {
+        let name = "vpmu drain".to_owned();
+        let thread = confinement.spawn(ThreadKind::Drain, name, move || {
             while waits.wait() {
                 vpmu.drain();
             }
@@ -128,7 +133,7 @@ impl Machine for Carrier {
     }
 
     fn reports_guest_ips(&self) -> bool {
-        *self.guest_ips.get_or_init(check::host_knows_guest_ips)
+        self.guest_ips
     }
 
     fn kick(&self, vcpu: u32) -> io::Result<()> {
@@ -147,6 +152,8 @@ pub struct VirtioPmu {
     pub vpmu: Arc<Vpmu>,
     /// Bytes of its window; zero: it has none.
     pub window: u64,
+    /// Signalled when the control queue is to be served.
+    pub control: Arc<EventFd>,
 }
 
 impl Backend for VirtioPmu {
@@ -189,10 +196,18 @@ impl Backend for VirtioPmu {
     }
 
     fn notify(&self, queue: u16, caller: &mut Caller<'_>) {
-        // The control and event queues belong to no vCPU.
-        match &mut caller.pmu {
-            Some(session) if queue >= abi::QUEUE_VCPU => session.kick(queue),
+        let turn = match &mut caller.pmu {
+            Some(session) if queue >= abi::QUEUE_VCPU => {
+                session.kick(queue);
+                Turn::Done
+            }
+            // The control and event queues belong to no vCPU.
             _ => self.vpmu.notify(queue),
+        };
+        if turn == Turn::Unfinished
+            && let Err(error) = self.control.write(1)
+        {
+            log::error!("the control queue waits for its next notification: {error}");
         }
     }
 }

@@ -121,13 +121,17 @@ pub(super) fn write(
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
     let data_at = attrs_at + attrs_size;
-    let symbols = symbols(streams, functions);
-    let records = stream::in_order(streams);
     // perf wonders at a file without any record.
     let mut round = Vec::new();
     stream::append(&mut round, TYPE_FINISHED_ROUND, 0, &[]);
-    let data_size =
-        symbols.len() + records.iter().map(|record| record.len()).sum::<usize>() + round.len();
+    let mut symbols_size = 0;
+    symbols(streams, functions, |symbol| {
+        symbols_size += symbol.len();
+        Ok(())
+    })?;
+    let records_size: u64 = streams.iter().map(|stream| stream.size).sum();
+    let records_size = usize::try_from(records_size).map_err(io::Error::other)?;
+    let data_size = symbols_size + records_size + round.len();
     let features = [
         (FEATURE_ARCH, string(std::env::consts::ARCH)),
         (FEATURE_EVENT_DESC, descriptions(streams)),
@@ -150,10 +154,8 @@ pub(super) fn write(
         out.write_all(attr(stream).as_bytes())?;
         out.write_all(section(HEADER_SIZE + 8 * index, 8).as_bytes())?;
     }
-    out.write_all(&symbols)?;
-    for record in records {
-        out.write_all(record)?;
-    }
+    symbols(streams, functions, |symbol| out.write_all(symbol))?;
+    stream::in_order(streams, |record| out.write_all(record))?;
     out.write_all(&round)?;
     let mut at = data_at + data_size + SECTION_SIZE * features.len();
     for (_, feature) in &features {
@@ -166,11 +168,15 @@ pub(super) fn write(
     Ok(())
 }
 
-/// The functions as records that come before all others.
-fn symbols(streams: &[Stream<'_>], functions: &[Function]) -> Vec<u8> {
+/// Calls `put` with each function as a record; they come before all others.
+fn symbols(
+    streams: &[Stream<'_>],
+    functions: &[Function],
+    mut put: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let mut bytes = Vec::new();
     let Some(first) = streams.first() else {
-        return bytes;
+        return Ok(());
     };
     let trailer = first.form.trailer(0);
     for function in functions {
@@ -186,9 +192,11 @@ fn symbols(streams: &[Stream<'_>], functions: &[Function]) -> Vec<u8> {
             u64::from_le_bytes(word)
         }));
         words.extend(&trailer);
+        bytes.clear();
         stream::append(&mut bytes, TYPE_KSYMBOL, 0, &words);
+        put(&bytes)?;
     }
-    bytes
+    Ok(())
 }
 
 /// The feature that names the events.

@@ -11,22 +11,21 @@ mod stream;
 mod symbols;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fs;
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
-use vpmu::{History, PersistError, Vpmu, abi};
+use vpmu::{History, PersistError, PersistentStatus, Vpmu, abi};
 
+use crate::place::Place;
 use crate::report;
 
 use self::stream::Stream;
 use self::symbols::{Symbols, SymbolsError};
 
-/// Bytes that a guest may make a recording hold beyond those of rings in the window. Any number of rings
-/// can name the same pages of its memory, and the shortest records come to many times their length:
-/// what a guest spends on them does not bound what recording them takes.
-const MOST_OF_GUESTS: usize = 64 << 20;
+/// Addresses in the guest's kernel that are named, at most: a guest can forge as many as it likes.
+const MOST_NAMED: usize = 16_384;
 /// What even the shortest record comes to, in the file and on the way there.
 const LEAST_OF_RECORD: usize = 64;
 
@@ -79,36 +78,66 @@ pub struct Summary {
     pub lost: u64,
     /// Records that the guest has spoiled, or that belong to events that are not persistent.
     pub left_out: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
 }
 
 /// Writes recordings to one file, the last one staying.
 #[derive(Debug)]
 pub struct Recorder {
-    path: PathBuf,
+    place: Place,
     symbols: Option<Symbols>,
 }
 
-/// Every persistent event of `vpmu` with what its ring holds; nothing, where it cannot be read.
+/// The persistent events of `vpmu` that are `wanted`, with what their rings hold; nothing, where that
+/// cannot be read. Of rings in guest memory, `most` bytes are taken at most: any number of rings can
+/// name the same pages, and a short record becomes a longer one in the file. A ring larger than that
+/// is not even read.
 #[must_use]
-pub fn histories(vpmu: &Vpmu) -> Vec<History> {
-    let events = vpmu.persistent().into_iter();
-    let history = |event: vpmu::PersistentStatus| match vpmu.history(event.id) {
-        Ok(history) => Some(history),
-        // Ended since the list was made.
-        Err(PersistError::NoSuch(_)) => None,
-        Err(error) => {
-            match error {
-                PersistError::NoRing(_) => {}
-                error => log::warn!("`{}` is recorded without samples: {error}", event.name),
+pub fn histories(
+    vpmu: &Vpmu,
+    wanted: impl Fn(&PersistentStatus) -> bool,
+    most: u64,
+) -> Vec<History> {
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let events = vpmu.persistent().into_iter().filter(|event| wanted(event));
+    let history = |event: PersistentStatus| {
+        let pages = event.pages.filter(|_| !event.window).unwrap_or(0);
+        if pages as usize * abi::PAGE_SIZE > most {
+            too_much(&event);
+            return Some(without_records(event));
+        }
+        match vpmu.history(event.id) {
+            Ok(history) => Some(history),
+            // Ended since the list was made.
+            Err(PersistError::NoSuch(_)) => None,
+            Err(PersistError::NoRing(_)) => Some(without_records(event)),
+            Err(error) => {
+                log::warn!("`{}` is recorded without samples: {error}", event.name);
+                Some(without_records(event))
             }
-            let records = Vec::new();
-            Some(History { event, records })
         }
     };
-    bounded(events.filter_map(history), MOST_OF_GUESTS)
+    bounded(events.filter_map(history), most)
 }
 
-/// What an event's records come to beyond the room that its operator gave them: the ring in the window.
+fn without_records(event: PersistentStatus) -> History {
+    History {
+        event,
+        records: Vec::new(),
+    }
+}
+
+fn too_much(event: &PersistentStatus) {
+    log::warn!(
+        "`{}` is recorded without samples: rings in guest memory hold more than \
+         --max-guest-recording allows",
+        event.name
+    );
+}
+
+/// What an event's records come to in the file beyond the room that its operator gave them: the ring in
+/// the window.
 fn beyond_the_window(history: &History) -> usize {
     let pages = history.event.pages.filter(|_| history.event.window);
     let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
@@ -125,12 +154,8 @@ fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History
     let mut room = most;
     let kept = histories.map(|history| {
         let Some(left) = room.checked_sub(beyond_the_window(&history)) else {
-            let name = &history.event.name;
-            log::warn!("`{name}` is recorded without samples: the guest's rings hold too much");
-            return History {
-                records: Vec::new(),
-                ..history
-            };
+            too_much(&history.event);
+            return without_records(history.event);
         };
         room = left;
         history
@@ -139,14 +164,14 @@ fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History
 }
 
 impl Recorder {
-    /// Recordings go to `path`; names of the guest's kernel functions come from the file
-    /// `symbols`, which is opened and looked into now.
+    /// Recordings go to `path`, whose directory is opened now; names of the guest's kernel functions come
+    /// from the file `symbols`, which is opened and looked into now.
     ///
     /// # Errors
     /// [`RecordingError::Symbols`].
     pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
         Ok(Self {
-            path: path.to_owned(),
+            place: Place::open(path),
             symbols: symbols.map(Symbols::open).transpose()?,
         })
     }
@@ -157,13 +182,28 @@ impl Recorder {
     /// # Errors
     /// [`RecordingError`].
     pub fn check(&self) -> Result<(), RecordingError> {
-        usable(&self.path)
+        if self.place.is_taken() {
+            return Err(RecordingError::NotFile(self.place.path().to_owned()));
+        }
+        match self.place.create_temporary() {
+            Ok(_) => Ok(()),
+            Err(source) => Err(RecordingError::Directory {
+                directory: self.place.directory().to_owned(),
+                source,
+            }),
+        }
     }
 
     /// Where recordings go.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.place.path()
+    }
+
+    /// The descriptor of the directory of recordings, if it could be opened.
+    #[must_use]
+    pub fn directory(&self) -> Option<RawFd> {
+        self.place.descriptor()
     }
 
     /// Writes a recording. An older one is kept as the same name with `.old`.
@@ -171,22 +211,60 @@ impl Recorder {
     /// # Errors
     /// [`RecordingError`]; no half of a file stays.
     pub fn write(&self, histories: &[History]) -> Result<Summary, RecordingError> {
-        self.write_to(&self.path, histories)
+        self.check()?;
+        let path = self.place.path();
+        let failed = |source| RecordingError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let temporary = self.place.create_temporary().map_err(failed)?;
+        let summary = self.write_to(temporary.file(), path, histories)?;
+        keep(&self.place)?;
+        temporary.persist().map_err(failed)?;
+        Ok(summary)
     }
 
-    /// As [`Recorder::write`], to another file.
+    /// Writes a recording to a file that is open, called `path`.
     ///
     /// # Errors
     /// [`RecordingError`].
-    pub fn write_to(&self, path: &Path, histories: &[History]) -> Result<Summary, RecordingError> {
-        usable(path)?;
+    pub fn write_to(
+        &self,
+        file: &File,
+        path: &Path,
+        histories: &[History],
+    ) -> Result<Summary, RecordingError> {
+        let failed = |source| RecordingError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let mut out = BufWriter::new(file);
+        let summary = self.compose(histories, &mut out).map_err(failed)?;
+        out.flush().map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        Ok(Summary { bytes, ..summary })
+    }
+
+    /// Writes the bytes of a recording; the summary does not count them.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub(crate) fn compose(
+        &self,
+        histories: &[History],
+        out: &mut impl Write,
+    ) -> io::Result<Summary> {
         // perf prints no field that one of a file's events lacks.
         let sampling = |history: &&History| history.event.rate.is_some();
         let histories = || histories.iter().filter(sampling);
-        let streams: Vec<Stream<'_>> = histories().map(Stream::new).collect();
-        let addresses: BTreeSet<u64> = streams
-            .iter()
-            .flat_map(|stream| stream.kernel_addresses.iter().copied())
+        let mut addresses = BTreeSet::new();
+        let mut see = |address| {
+            if self.symbols.is_some() && addresses.len() < MOST_NAMED {
+                addresses.insert(address);
+            }
+        };
+        let streams: Vec<Stream<'_>> = histories()
+            .map(|history| Stream::new(history, &mut see))
             .collect();
         let functions = match &self.symbols {
             // They were there when the guest began; what it did is worth more than what it is called.
@@ -196,57 +274,21 @@ impl Recorder {
             }),
             None => Vec::new(),
         };
-        let failed = |source| RecordingError::Write {
-            path: path.to_owned(),
-            source,
-        };
-        let file = tempfile::NamedTempFile::new_in(directory(path)).map_err(failed)?;
-        let mut out = BufWriter::new(file);
-        layout::write(&mut out, &streams, &functions).map_err(failed)?;
-        out.flush().map_err(failed)?;
-        let file = out.into_inner().map_err(|error| failed(error.into()))?;
-        keep_older(path)?;
-        file.persist(path).map_err(|error| failed(error.error))?;
+        layout::write(out, &streams, &functions)?;
         Ok(Summary {
             events: streams.len(),
             samples: streams.iter().map(|stream| stream.samples).sum(),
             lost: histories().map(|history| history.event.lost).sum(),
             left_out: streams.iter().map(|stream| stream.left_out).sum(),
+            bytes: 0,
         })
     }
 }
 
-/// Whether a recording can be written there.
-fn usable(path: &Path) -> Result<(), RecordingError> {
-    if path.exists() && !path.is_file() {
-        return Err(RecordingError::NotFile(path.to_owned()));
-    }
-    let directory = directory(path);
-    match tempfile::tempfile_in(directory) {
-        Ok(_) => Ok(()),
-        Err(source) => Err(RecordingError::Directory {
-            directory: directory.to_owned(),
-            source,
-        }),
-    }
-}
-
-fn directory(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
-fn keep_older(path: &Path) -> Result<(), RecordingError> {
-    if !path.is_file() {
-        return Ok(());
-    }
-    let mut older = OsString::from(path);
-    older.push(".old");
-    let older = PathBuf::from(older);
-    fs::rename(path, &older).map_err(|source| RecordingError::Keep {
-        path: older,
+/// Keeps the recording that is at `place`.
+pub(crate) fn keep(place: &Place) -> Result<(), RecordingError> {
+    place.keep_older().map_err(|source| RecordingError::Keep {
+        path: place.older(),
         source,
     })
 }

@@ -12,7 +12,7 @@ pub(super) const TYPE_LOST: u32 = 2;
 const TYPE_THROTTLE: u32 = 5;
 const TYPE_UNTHROTTLE: u32 = 6;
 const TYPE_READ: u32 = 8;
-const TYPE_SAMPLE: u32 = 9;
+pub(super) const TYPE_SAMPLE: u32 = 9;
 const TYPE_AUX: u32 = 11;
 const TYPE_ITRACE_START: u32 = 12;
 /// `PERF_RECORD_KSYMBOL`.

@@ -1,6 +1,9 @@
-//! One event's records on their way into the file, each with its time.
+//! One event's records on their way into the file, each with its time. They are taken from the ring's
+//! copy one by one, and again for each pass: what a guest put there does not make the recording hold
+//! more memory.
 
-use std::ops::Range;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use vpmu::{History, PersistentStatus};
 
@@ -14,68 +17,98 @@ const RECORD_MAX: usize = 65_528;
 pub(super) struct Stream<'a> {
     pub(super) event: &'a PersistentStatus,
     pub(super) form: Form,
-    /// Records as they stand in the file, one after another.
-    bytes: Vec<u8>,
-    /// When each came about, and where in `bytes` it lies.
-    records: Vec<(u64, Range<usize>)>,
-    /// Addresses in the guest's kernel that they name.
-    pub(super) kernel_addresses: Vec<u64>,
+    history: &'a History,
+    /// Bytes of its records in the file.
+    pub(super) size: u64,
     pub(super) samples: u64,
     pub(super) left_out: u64,
 }
 
 impl<'a> Stream<'a> {
-    pub(super) fn new(history: &'a History) -> Self {
-        let form = Form::of(&history.event);
+    /// The stream of a history, looked through once: `see` is called with each address in the guest's
+    /// kernel that its records name.
+    pub(super) fn new(history: &'a History, mut see: impl FnMut(u64)) -> Self {
         let mut stream = Self {
             event: &history.event,
-            form,
-            bytes: Vec::new(),
-            records: Vec::new(),
-            kernel_addresses: Vec::new(),
+            form: Form::of(&history.event),
+            history,
+            size: 0,
             samples: 0,
             left_out: 0,
         };
         let mut now = 0;
         for record in history.iter() {
-            match form.look(record, now) {
-                Found::Record(record) => now = stream.take(&record),
+            match stream.form.look(record, now) {
+                Found::Record(record) => {
+                    now = record.time;
+                    match stream.length(&record) {
+                        Some(length) => {
+                            stream.size += length;
+                            stream.samples += u64::from(record.is_sample());
+                            record.kernel.iter().for_each(|&address| see(address));
+                        }
+                        None => stream.left_out += 1,
+                    }
+                }
                 Found::Other => {}
                 Found::Foreign => stream.left_out += 1,
             }
         }
-        let lost = history.event.lost.saturating_add(stream.left_out);
-        if lost > 0 {
-            stream.push(TYPE_LOST, 0, now, &[history.event.id, lost], true);
+        if let Some(lost) = stream.lost(now) {
+            stream.size += stream.length(&lost).unwrap_or(0);
         }
         stream
     }
 
-    /// Takes a record that goes into the file; when it came about.
-    fn take(&mut self, record: &Record) -> u64 {
-        let trailed = !record.is_sample();
-        if self.push(record.kind, record.misc, record.time, &record.body, trailed) {
-            self.samples += u64::from(record.is_sample());
-            self.kernel_addresses.extend(&record.kernel);
-        } else {
-            self.left_out += 1;
-        }
-        record.time
+    /// Its records as they go into the file, in the order of the ring.
+    fn records(&self) -> impl Iterator<Item = Record> + use<'a> {
+        let (form, mut now) = (self.form, 0);
+        let mut ring: Box<dyn Iterator<Item = &'a [u8]>> = Box::new(self.history.iter());
+        let (event, left_out) = (self.event, self.left_out);
+        let mut ended = false;
+        std::iter::from_fn(move || {
+            for record in ring.by_ref() {
+                if let Found::Record(record) = form.look(record, now) {
+                    now = record.time;
+                    if length(&form, &record).is_some() {
+                        return Some(record);
+                    }
+                }
+            }
+            let last = !std::mem::replace(&mut ended, true);
+            lost(event, left_out, now).filter(|_| last)
+        })
     }
 
-    /// Appends a record, if its length can be told.
-    fn push(&mut self, kind: u32, misc: u16, time: u64, body: &[u64], trailed: bool) -> bool {
-        let trailer = match trailed {
-            true => self.form.trailer(time),
-            false => Vec::new(),
-        };
-        let start = self.bytes.len();
-        let written = append(&mut self.bytes, kind, misc, &[body, &trailer].concat());
-        if written {
-            self.records.push((time, start..self.bytes.len()));
-        }
-        written
+    /// The record that reports what the device lost of the event, and what was left out.
+    fn lost(&self, now: u64) -> Option<Record> {
+        lost(self.event, self.left_out, now)
     }
+
+    fn length(&self, record: &Record) -> Option<u64> {
+        length(&self.form, record)
+    }
+}
+
+fn lost(event: &PersistentStatus, left_out: u64, now: u64) -> Option<Record> {
+    let lost = event.lost.saturating_add(left_out);
+    (lost > 0).then(|| Record {
+        kind: TYPE_LOST,
+        misc: 0,
+        time: now,
+        body: vec![event.id, lost],
+        kernel: Vec::new(),
+    })
+}
+
+/// Bytes of a record in the file; `None`: more than a record can have.
+fn length(form: &Form, record: &Record) -> Option<u64> {
+    let trailer = match record.is_sample() {
+        true => 0,
+        false => form.trailer(record.time).len(),
+    };
+    let size = 8 + 8 * (record.body.len() + trailer);
+    (size <= RECORD_MAX).then_some(size as u64)
 }
 
 /// Appends a record of these words to `bytes`, if its length can be told.
@@ -90,16 +123,40 @@ pub(super) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -
     true
 }
 
-/// The records of all, by their times; of equal times those of the first stream come first.
-pub(super) fn in_order<'a>(streams: &'a [Stream<'_>]) -> Vec<&'a [u8]> {
-    let mut all: Vec<(u64, &[u8])> = streams
-        .iter()
-        .flat_map(|stream| {
-            let slice = |range: &Range<usize>| stream.bytes.get(range.clone()).unwrap_or_default();
-            let records = stream.records.iter();
-            records.map(move |(time, range)| (*time, slice(range)))
-        })
+/// Calls `put` with each record of all streams as it stands in the file, the earliest of those that
+/// come next in their rings first; of equal times, the first stream's.
+///
+/// # Errors
+/// Those of `put`.
+pub(super) fn in_order<E>(
+    streams: &[Stream<'_>],
+    mut put: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut rings: Vec<_> = streams.iter().map(Stream::records).collect();
+    let mut next: Vec<Option<Record>> = rings.iter_mut().map(Iterator::next).collect();
+    let head = |at: usize, record: &Record| Reverse((record.time, at));
+    let heads = next.iter().enumerate();
+    let mut order: BinaryHeap<_> = heads
+        .filter_map(|(at, record)| record.as_ref().map(|record| head(at, record)))
         .collect();
-    all.sort_by_key(|&(time, _)| time);
-    all.into_iter().map(|(_, bytes)| bytes).collect()
+    let mut bytes = Vec::new();
+    while let Some(Reverse((time, at))) = order.pop() {
+        let (Some(ring), Some(slot)) = (rings.get_mut(at), next.get_mut(at)) else {
+            continue;
+        };
+        let following = ring.next();
+        order.extend(following.as_ref().map(|record| head(at, record)));
+        if let Some(record) = std::mem::replace(slot, following) {
+            let mut words = record.body;
+            if record.kind != super::record::TYPE_SAMPLE
+                && let Some(stream) = streams.get(at)
+            {
+                words.extend(stream.form.trailer(time));
+            }
+            bytes.clear();
+            append(&mut bytes, record.kind, record.misc, &words);
+            put(&bytes)?;
+        }
+    }
+    Ok(())
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuFd};
-use vpmu::{ExitReason, Registers, VcpuSession, Vpmu};
+use vpmu::{ExitReason, Registers, Turn, VcpuSession, Vpmu};
 
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
@@ -125,6 +125,10 @@ impl Vcpu {
         while !shared.end.reached() {
             self.choose_sync(pmu.as_ref());
             if let Some(pmu) = &mut pmu {
+                if pmu.resume() == Turn::Unfinished {
+                    // Looks first whether the run has ended.
+                    continue;
+                }
                 pmu.enter();
             }
             let exit = match self.fd.run().map(|_| ()) {

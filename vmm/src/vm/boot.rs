@@ -1,7 +1,8 @@
-//! One boot of the guest: a VM of KVM's and its vCPUs, new each time, up to the end of its threads.
+//! One boot of the guest: a VM of KVM's and its vCPUs, new each time, and the threads that they run on.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
 
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
@@ -9,6 +10,7 @@ use vmm_sys_util::signal::Killable;
 
 use super::VmError;
 use crate::arch::{cpuid, regs};
+use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::kvm;
 use crate::memory;
 use crate::signal;
@@ -109,43 +111,117 @@ impl Boot {
         }
     }
 
-    /// Starts the vCPUs' threads.
+    /// Has the vCPUs run on `threads`.
     ///
     /// # Errors
-    /// [`VmError::Vcpu`], [`VmError::Host`]; what has been started then is to be stopped all the same.
+    /// [`VmError::Vcpu`], [`VmError::NoReason`]; what has been started then is to be stopped all the
+    /// same.
     pub(super) fn start(
         &mut self,
         shared: &Arc<Shared>,
-        into: &mut Threads,
+        threads: &mut Threads,
     ) -> Result<(), VmError> {
         let size = self.vm.run_size();
         for (index, fd) in (0u32..).zip(self.vcpus.drain(..)) {
             let page = RunPage::map(&fd, size)?;
             let vcpu = Vcpu::new(index, fd, page, self.can_sync, Arc::clone(shared));
-            let thread = thread::Builder::new().name(format!("vcpu{index}"));
-            let thread = thread
-                .spawn(move || vcpu.run())
-                .map_err(|source| VmError::Host("threads", source))?;
-            into.0.push(thread);
+            threads.run(vcpu)?;
         }
         Ok(())
     }
 }
 
-/// The threads of vCPUs that run.
-#[derive(Debug, Default)]
-pub(super) struct Threads(Vec<JoinHandle<()>>);
+/// The threads that vCPUs run on. They are made once: a guest that boots again has new vCPUs on the same
+/// threads, as nobody may make a thread any more.
+#[derive(Debug)]
+pub(super) struct Threads {
+    seats: Vec<Seat>,
+    /// Of them, the first so many run a vCPU.
+    taken: usize,
+}
+
+/// A thread for one vCPU at a time.
+#[derive(Debug)]
+struct Seat {
+    /// `None` when no more vCPUs come.
+    vcpus: Option<SyncSender<Vcpu>>,
+    /// Receives when a vCPU has ended.
+    ended: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Threads {
-    /// The end is announced: whoever is in the guest is called out of it.
-    pub(super) fn stop(self) {
-        for thread in &self.0 {
-            if let Err(error) = thread.kill(signal::kick_signal()) {
+    /// So many threads, confined, which wait for their vCPUs.
+    ///
+    /// # Errors
+    /// As [`Confinement::spawn`].
+    pub(super) fn new(count: u8, confinement: &Confinement) -> Result<Self, ConfineError> {
+        let seats = (0..count).map(|index| {
+            let (vcpus, given) = sync_channel::<Vcpu>(1);
+            let (tell, ended) = sync_channel(1);
+            let name = format!("vcpu{index}");
+            let thread = confinement.spawn(ThreadKind::Vcpu, name, move || {
+                for vcpu in given {
+                    vcpu.run();
+                    if tell.send(()).is_err() {
+                        break;
+                    }
+                }
+            })?;
+            Ok(Seat {
+                vcpus: Some(vcpus),
+                ended,
+                thread: Some(thread),
+            })
+        });
+        Ok(Self {
+            seats: seats.collect::<Result<_, ConfineError>>()?,
+            taken: 0,
+        })
+    }
+
+    /// Runs `vcpu` on the next thread.
+    ///
+    /// # Errors
+    /// [`VmError::NoReason`]: there is none, a mistake of ours.
+    fn run(&mut self, vcpu: Vcpu) -> Result<(), VmError> {
+        let seat = self
+            .seats
+            .get(self.taken)
+            .and_then(|seat| seat.vcpus.as_ref());
+        let vcpus = seat.ok_or(VmError::NoReason)?;
+        vcpus.send(vcpu).map_err(|_| VmError::NoReason)?;
+        self.taken += 1;
+        Ok(())
+    }
+
+    /// The end is announced: whoever is in the guest is called out of it, and no vCPU is left.
+    pub(super) fn stop(&mut self) {
+        let seats = self.seats.iter().take(self.taken);
+        for seat in seats.clone() {
+            let kicked = seat
+                .thread
+                .as_ref()
+                .map(|it| it.kill(signal::kick_signal()));
+            if let Some(Err(error)) = kicked {
                 log::debug!("a vCPU thread is gone already: {error}");
             }
         }
-        for thread in self.0 {
-            if thread.join().is_err() {
+        for seat in seats {
+            if seat.ended.recv().is_err() {
+                log::debug!("a vCPU thread panicked, and has said so");
+            }
+        }
+        self.taken = 0;
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for seat in &mut self.seats {
+            seat.vcpus = None;
+            let joined = seat.thread.take().map(JoinHandle::join);
+            if let Some(Err(_)) = joined {
                 log::debug!("a vCPU thread panicked, and has said so");
             }
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::arch::{boot, kernel, regs};
-use crate::{ctl, event_loop, kvm, memory, operator, pc, signal, vcpu};
+use crate::{confine, ctl, event_loop, kvm, memory, operator, pc, signal, vcpu};
 
 /// Why there is no machine, or why it failed.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +76,9 @@ pub enum VmError {
     /// A descriptor or a thread.
     #[error("the host has no more {0}")]
     Host(&'static str, #[source] io::Error),
+    /// The locked-down process.
+    #[error(transparent)]
+    Confine(#[from] confine::ConfineError),
     /// Signals.
     #[error(transparent)]
     Signals(#[from] signal::SignalError),

@@ -20,17 +20,22 @@ pub use self::error::VmError;
 
 use self::boot::{Boot, Threads, TscOffsets};
 use self::images::Images;
-use self::pmu::{Parts, Pmu};
+use self::pmu::{Opened, Parts, Pmu};
 use crate::arch::layout;
-use crate::cli::OnReset;
+use crate::bucket::Bucket;
+use crate::check::GuestIps;
+use crate::cli::{Engine, OnReset};
 use crate::config::Config;
-use crate::ctl::{Recorded, Socket};
-use crate::devices::console::Patience;
+use crate::confine::{Confined, Confinement, Inherited, Needs};
+use crate::ctl::Recorded;
+use crate::devices::console::{ConsoleBytes, Patience};
 use crate::devices::progress::Progress;
 use crate::event_loop::{Console, EventLoop};
 use crate::exit::{End, Ending};
+use crate::footprint::Footprint;
 use crate::kvm;
 use crate::memory;
+use crate::operator::Occasion;
 use crate::pc;
 use crate::signal::{self, EndingSignals};
 use crate::stats::Statistics;
@@ -42,6 +47,7 @@ use crate::vcpu::Shared;
 pub struct Vm {
     // The order is that of the drop: vCPUs go before the memory that they run in.
     boot: Option<Boot>,
+    vcpus: Threads,
     images: Images,
     config: Config,
     kvm: Kvm,
@@ -54,6 +60,20 @@ pub struct Vm {
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
     recorded: Option<Recorded>,
+    resets_delayed: u64,
+    confinement: Confinement,
+    footprint: Footprint,
+}
+
+/// What was held back because the guest brought about more of it than its limits allow.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HeldBack {
+    /// Resets after which the guest had to wait.
+    pub resets_delayed: u64,
+    /// Recordings at resets that were not written.
+    pub recordings_left_out: u64,
+    /// Console output.
+    pub console: ConsoleBytes,
 }
 
 /// A machine whose run has ended.
@@ -69,12 +89,18 @@ pub struct Ran {
     pub boots: u64,
     /// The last recording, where there was anything to be recorded.
     pub recorded: Option<Recorded>,
+    /// What was held back because the guest brought about too much of it.
+    pub held_back: HeldBack,
     /// The PMU, unless left out.
     pub vpmu: Option<Arc<Vpmu>>,
     /// KVM's statistics of each vCPU, where there are some.
     pub stats: Arc<Statistics>,
     /// Guest memory, still mapped.
     pub memory: GuestMemoryMmap,
+    /// What the process had left.
+    pub confined: Confined,
+    /// The process's memory.
+    pub footprint: Footprint,
 }
 
 fn event() -> Result<EventFd, VmError> {
@@ -83,13 +109,20 @@ fn event() -> Result<EventFd, VmError> {
 }
 
 impl Vm {
-    /// The machine that `config` describes.
+    /// The machine that `config` describes. From here on this process has no more privileges than the
+    /// machine needs: the files that it needs are opened first, and every thread is made afterwards.
     ///
     /// # Errors
     /// [`VmError`], whatever does not come together.
-    pub fn new(config: Config) -> Result<Self, VmError> {
+    pub fn new(config: Config, inherited: Inherited) -> Result<Self, VmError> {
+        Confinement::prepare(&config)?;
+        // It runs small guests, beside the rest.
+        let asks = config.vpmu && config.engine == Engine::Auto;
+        let guest_ips = asks.then(GuestIps::begin).transpose();
+        let guest_ips = guest_ips.map_err(|e| VmError::Host("threads", e))?;
         let mut images = Images::open(&config)?;
-        let socket = config.ctl.as_deref().map(Socket::listen).transpose()?;
+        let opened = config.vpmu.then(|| Opened::open(&config)).transpose()?;
+        let footprint = Footprint::open();
         let kvm = kvm::open(config.vcpus)?;
         let memory = memory::allocate(config.memory_mib)?;
         let entry = images.load(&memory)?;
@@ -101,6 +134,21 @@ impl Vm {
         boot.enter_at(entry)?;
         let stats = Arc::new(Statistics::new(config.vcpus));
         stats.begin(boot.stats());
+        let mut settings = config.vpmu.then(|| pmu::settings(&config, boot.tsc_khz));
+        if let Some(settings) = &mut settings {
+            Confinement::fit_descriptors(settings, config.limits.host_counters_asked)?;
+        }
+        let guest_ips = guest_ips.is_some_and(GuestIps::answer);
+
+        let needs = Needs {
+            config: &config,
+            settings: settings.as_ref(),
+            recordings: opened.as_ref().and_then(|it| it.recorder.directory()),
+            socket: opened
+                .as_ref()
+                .and_then(|it| it.socket.as_ref()?.directory()),
+        };
+        let confinement = Confinement::drop_privileges(&needs, inherited)?;
 
         signal::install_kick()?;
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
@@ -111,21 +159,23 @@ impl Vm {
             end: Arc::clone(&end),
             signals: signals.try_clone()?,
         };
-        let console = pc::plug_console(&mut buses, patience)?;
+        let console = pc::plug_console(&mut buses, patience, config.limits.console)?;
         pc::plug_power(&mut buses, &end, &progress)?;
         let threads = Arc::new(signal::Threads::new(config.vcpus));
-        let pmu = if config.vpmu {
-            let parts = Parts {
-                memory: &memory,
-                window: window.as_ref(),
-                tsc_khz: boot.tsc_khz,
-                stats: &stats,
-                threads: &threads,
-                socket,
-            };
-            Some(Pmu::new(&config, parts, &mut buses)?)
-        } else {
-            None
+        let pmu = match settings.zip(opened) {
+            Some((settings, opened)) => {
+                let parts = Parts {
+                    memory: &memory,
+                    window: window.as_ref(),
+                    stats: &stats,
+                    threads: &threads,
+                    confinement: &confinement,
+                    opened,
+                    guest_ips,
+                };
+                Some(Pmu::new(&config, settings, parts, &mut buses)?)
+            }
+            None => None,
         };
         let shared = Arc::new(Shared {
             ports: buses.ports,
@@ -138,6 +188,7 @@ impl Vm {
         let mut vm = Self {
             tsc_offsets: boot.tsc_offsets(),
             boot: None,
+            vcpus: Threads::new(config.vcpus, &confinement)?,
             images,
             config,
             kvm,
@@ -149,6 +200,9 @@ impl Vm {
             memory,
             window,
             recorded: None,
+            resets_delayed: 0,
+            confinement,
+            footprint,
         };
         vm.wire(&boot.vm)?;
         vm.boot = Some(boot);
@@ -167,9 +221,16 @@ impl Vm {
             boot: self.shared.progress.boot_time(),
             boots,
             recorded: self.recorded,
+            held_back: HeldBack {
+                resets_delayed: self.resets_delayed,
+                recordings_left_out: self.pmu.map_or(0, |pmu| pmu.operator.left_out()),
+                console: self.console.serial.bytes(),
+            },
             vpmu: self.shared.vpmu.clone(),
             stats: self.stats,
             memory: self.memory,
+            confined: self.confinement.confined().clone(),
+            footprint: self.footprint,
         }
     }
 
@@ -178,16 +239,23 @@ impl Vm {
         let queues = self.pmu.as_ref().map(|pmu| pmu.queues.clone());
         let signals = self.signals.try_clone()?;
         let mut events = EventLoop::new(&self.shared.end, signals, self.console.clone(), queues)?;
+        let mut resets = Bucket::per_minute(self.config.limits.resets.into());
+        // Every other thread has its filter.
+        self.confinement.filter_main()?;
         loop {
             *boots += 1;
             let boot = self.boot.take().ok_or(VmError::NoReason)?;
             let ended = self.run_boot(boot, &mut events);
             match ended {
-                Ok(how) if how.is_reset() && self.config.on_reset == OnReset::Restart => {
+                Ok(how) if self.reboots(how) => {
                     if let Err(outside) = self.shared.end.go_on() {
                         return Ok(outside);
                     }
                     log::info!("{how}: it boots again");
+                    self.await_turn(&mut resets, &mut events)?;
+                    if let Some(ended) = self.shared.end.take() {
+                        return Ok(ended?);
+                    }
                     self.boot = Some(self.boot_again()?);
                 }
                 ended => return ended,
@@ -195,23 +263,44 @@ impl Vm {
         }
     }
 
+    /// Whether the guest boots again after this end.
+    fn reboots(&self, how: Ending) -> bool {
+        how.is_reset() && self.config.on_reset == OnReset::Restart
+    }
+
+    /// Waits until the guest may boot again, or the run ends.
+    fn await_turn(&mut self, resets: &mut Bucket, events: &mut EventLoop) -> Result<(), VmError> {
+        let wait = resets.wait(Instant::now());
+        if !wait.is_zero() {
+            self.resets_delayed += 1;
+            log::warn!("the guest resets more often than --max-resets allows: it waits");
+            events.run_for(wait)?;
+        }
+        resets.take(1, Instant::now());
+        Ok(())
+    }
+
     /// From the first instruction of a boot to the end of its VM, whose last user this is.
     fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
-        let mut threads = Threads::default();
         let served = boot
-            .start(&self.shared, &mut threads)
+            .start(&self.shared, &mut self.vcpus)
             .and_then(|()| Ok(events.run()?));
         if served.is_err() {
             // No vCPU enters the guest any more; the reason is ours, and this one only a token.
             end.announce(Ok(Ending::ByHand));
         }
-        threads.stop();
+        self.vcpus.stop();
         // While the VM exists, whose statistics these are.
         self.stats.end();
         if let Some(pmu) = &self.pmu {
             // While the driver's memory is known.
-            if let Some(recorded) = pmu.operator.record() {
+            let how = end.peek();
+            let occasion = match how.is_some_and(|how| self.reboots(how)) {
+                true => Occasion::Reset,
+                false => Occasion::End,
+            };
+            if let Some(recorded) = pmu.operator.record(occasion) {
                 self.recorded = Some(recorded);
             }
             pmu.reset();

@@ -1,16 +1,19 @@
 //! The paravirtual PMU of a machine: made from its configuration, wired anew at every boot.
 
-use std::sync::{Arc, OnceLock};
+use std::io;
+use std::sync::Arc;
 
 use kvm_ioctls::{IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::{Engines, Limits, Settings, Vpmu, abi, host::PerfSource};
+use vpmu::host::{HostFiles, PerfSource};
+use vpmu::{Engines, Settings, Vpmu, abi};
 
 use super::{VmError, event};
 use crate::arch::layout;
 use crate::cli::Engine;
 use crate::config::Config;
+use crate::confine::{Confinement, ThreadKind};
 use crate::ctl::{Server, Socket};
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
 use crate::devices::vpmu::{Carrier, Drain, DrainThread, VirtioPmu};
@@ -18,6 +21,7 @@ use crate::event_loop::Queues;
 use crate::kvm;
 use crate::operator::Operator;
 use crate::pc::{self, Buses};
+use crate::recording::Recorder;
 use crate::signal::{self, Threads};
 use crate::stats::Statistics;
 
@@ -40,19 +44,59 @@ pub(super) struct Pmu {
 pub(super) struct Parts<'a> {
     pub(super) memory: &'a GuestMemoryMmap,
     pub(super) window: Option<&'a GuestMemoryMmap>,
-    pub(super) tsc_khz: u32,
     pub(super) stats: &'a Arc<Statistics>,
     pub(super) threads: &'a Arc<Threads>,
+    pub(super) confinement: &'a Confinement,
+    pub(super) opened: Opened,
+    /// Whether the host's samples carry guest addresses.
+    pub(super) guest_ips: bool,
+}
+
+/// What the PMU and its operator need of the file system, open before it is out of reach.
+#[derive(Debug)]
+pub(super) struct Opened {
+    files: HostFiles,
+    pub(super) recorder: Recorder,
     pub(super) socket: Option<Socket>,
 }
 
+impl Opened {
+    /// Opens what `config` names, and what the host tells of its events.
+    ///
+    /// # Errors
+    /// [`VmError::Operator`], [`VmError::Socket`].
+    pub(super) fn open(config: &Config) -> Result<Self, VmError> {
+        let listen = |path| Socket::listen(path, config.user);
+        Ok(Self {
+            recorder: Operator::recorder(config)?,
+            socket: config.ctl.as_deref().map(listen).transpose()?,
+            files: HostFiles::read(),
+        })
+    }
+}
+
+/// The fixed facts of the device that `config` describes.
+pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
+    Settings {
+        vcpus: u32::from(config.vcpus),
+        tsc_khz,
+        limits: config.limits.device.clone(),
+        engines: match config.engine {
+            Engine::Auto => Engines::Auto,
+            Engine::Batched => Engines::Batched,
+            Engine::Exit => Engines::Exit,
+        },
+    }
+}
+
 impl Pmu {
-    /// The device that `config` describes, on `buses`.
+    /// The device of `settings`, which `config` describes, on `buses`.
     ///
     /// # Errors
     /// [`VmError`].
     pub(super) fn new(
         config: &Config,
+        settings: Settings,
         parts: Parts<'_>,
         buses: &mut Buses,
     ) -> Result<Self, VmError> {
@@ -63,26 +107,30 @@ impl Pmu {
             stats: Arc::clone(parts.stats),
             threads: Arc::clone(parts.threads),
             drain: Arc::clone(&drain),
-            guest_ips: OnceLock::new(),
+            guest_ips: parts.guest_ips,
         };
-        let settings = Settings {
-            vcpus: u32::from(config.vcpus),
-            tsc_khz: parts.tsc_khz,
-            limits: limits(config),
-            engines: match config.engine {
-                Engine::Auto => Engines::Auto,
-                Engine::Batched => Engines::Batched,
-                Engine::Exit => Engines::Exit,
-            },
-        };
-        let source = PerfSource::new(signal::kick_signal())?;
+        let confinement = parts.confinement;
+        let Opened {
+            files,
+            recorder,
+            socket,
+        } = parts.opened;
+        let begin = confinement.begin(ThreadKind::Closer);
+        let begin = || begin().map_err(io::Error::other);
+        let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
         let mut vpmu = Vpmu::new(settings, Arc::new(carrier), Box::new(source))?;
         if let Some(window) = parts.window {
             vpmu = vpmu.with_window(window.clone())?;
         }
         let vpmu = Arc::new(vpmu);
+        let queues = Queues {
+            control: Arc::new(event()?),
+            notices: Arc::new(event()?),
+            vpmu: Arc::clone(&vpmu),
+        };
         let backend = VirtioPmu {
             vpmu: Arc::clone(&vpmu),
+            control: Arc::clone(&queues.control),
             window: if parts.window.is_some() {
                 config.window
             } else {
@@ -90,17 +138,12 @@ impl Pmu {
             },
         };
         let transport = pc::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
-        let queues = Queues {
-            control: Arc::new(event()?),
-            notices: Arc::new(event()?),
-            vpmu: Arc::clone(&vpmu),
-        };
-        let drain = DrainThread::start(drain, Arc::clone(&vpmu));
-        let drain = drain.map_err(|e| VmError::Host("threads", e))?;
-        let operator = Arc::new(Operator::new(config, &vpmu)?);
-        let server = parts.socket.map(|socket| {
+        let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
+        let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
+        let server = socket.map(|socket| {
             let operator = Arc::clone(&operator);
-            Server::start(socket, Box::new(move |request| operator.serve(request)))
+            let serve = move |request, file| operator.serve(request, file);
+            Server::start(socket, Box::new(serve), confinement)
         });
         Ok(Self {
             vpmu,
@@ -127,18 +170,6 @@ impl Pmu {
     /// The guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
-    }
-}
-
-/// What the guest may use up, so that it can have AUX areas as large as it is allowed.
-fn limits(config: &Config) -> Limits {
-    let usual = Limits::default();
-    Limits {
-        max_sample_rate: config.max_sample_rate,
-        max_aux_pages: config.max_aux_pages,
-        max_persistent: config.max_persistent,
-        max_pages: usual.max_pages.max(config.max_aux_pages.saturating_mul(2)),
-        ..usual
     }
 }
 

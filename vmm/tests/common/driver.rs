@@ -13,15 +13,17 @@ const AVAILABLE: u32 = LOAD + 0x2000;
 const USED: u32 = LOAD + 0x3000;
 const REPLIES: u32 = LOAD + 0x4000;
 const REQUESTS: u32 = LOAD + 0x6000;
-/// A kernel whose driver asks for `events` counters of the host's with `flags`, tells so when all are
-/// answered, and goes on with `then`.
-pub(crate) fn opening(events: u16, flags: u32, then: &[u8]) -> Vec<u8> {
+/// A kernel whose driver asks for `events` of the host's CPU clock with `flags`, which sample if `period`
+/// is not zero, writes a byte when all are answered, and goes on with `then`.
+pub(crate) fn opening(events: u16, flags: u32, period: u64, then: &[u8]) -> Vec<u8> {
     let base = u32::try_from(VIRTIO).expect("below 4 GiB");
     let mut code = Vec::new();
     for (register, value) in [
         (0x70, 1),
         (0x70, 3),
-        // VIRTIO_F_VERSION_1 alone.
+        // F_RING and VIRTIO_F_VERSION_1.
+        (0x24, 0),
+        (0x20, 1),
         (0x24, 1),
         (0x20, 1),
         (0x70, 0xb),
@@ -57,6 +59,7 @@ pub(crate) fn opening(events: u16, flags: u32, then: &[u8]) -> Vec<u8> {
     let mut request = OpenRequest {
         kind: KIND_SOFTWARE.into(),
         flags: flags.into(),
+        period: period.into(),
         ..OpenRequest::default()
     };
     request.header.op = CONTROL_OPEN.into();

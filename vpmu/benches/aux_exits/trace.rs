@@ -115,7 +115,7 @@ impl Trace {
     fn ask(&mut self, vpmu: &Vpmu, request: &[u8], room: usize) -> Vec<u8> {
         let queue = &mut self.queues[usize::from(QUEUE_CONTROL)];
         queue.request(request, room);
-        vpmu.notify(QUEUE_CONTROL);
+        let _ = vpmu.notify(QUEUE_CONTROL);
         queue.answer().expect("answered at once")
     }
 }

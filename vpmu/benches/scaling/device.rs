@@ -64,6 +64,9 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
         tsc_khz: 1_000_000,
         limits: Limits {
             max_sample_rate: u32::MAX,
+            max_samples: u32::MAX,
+            max_record_bytes: u64::MAX,
+            min_hardware_period: 1,
             ..Limits::default()
         },
         engines: Engines::Auto,

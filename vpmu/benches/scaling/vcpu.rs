@@ -35,7 +35,7 @@ impl VcpuThread {
 
 /// Notifies the control queue.
 pub(crate) fn notify_control(vpmu: &Vpmu) {
-    vpmu.notify(QUEUE_CONTROL);
+    let _ = vpmu.notify(QUEUE_CONTROL);
 }
 
 /// A guest that always exits at the same instruction of a program.

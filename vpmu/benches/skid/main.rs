@@ -98,6 +98,9 @@ fn measure() -> io::Result<()> {
         tsc_khz,
         limits: Limits {
             max_sample_rate: u32::MAX,
+            max_samples: u32::MAX,
+            max_record_bytes: u64::MAX,
+            min_hardware_period: 1,
             ..Limits::default()
         },
         engines: Engines::Exit,
@@ -195,7 +198,7 @@ struct Control<'a> {
 impl Control<'_> {
     fn ask(&mut self, request: &(impl IntoBytes + Immutable)) -> Vec<u8> {
         self.queue.request(request.as_bytes(), 64);
-        self.vpmu.notify(QUEUE_CONTROL);
+        let _ = self.vpmu.notify(QUEUE_CONTROL);
         self.queue.answer().expect("answered at once")
     }
 

@@ -38,7 +38,9 @@ impl Driver {
             .map_err(io::Error::other)?;
         Ok(Self {
             memory: memory.clone(),
-            control: Control::new(vpmu, control.0, |vpmu| vpmu.notify(QUEUE_CONTROL)),
+            control: Control::new(vpmu, control.0, |vpmu| {
+                let _ = vpmu.notify(QUEUE_CONTROL);
+            }),
             vcpu: vcpu.0,
             events: Vec::new(),
         })

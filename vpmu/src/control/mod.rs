@@ -48,8 +48,11 @@ use crate::shard::{Errand, Shard, State, View, event_command};
 use crate::sink::{HeldBytes, Sink};
 use crate::source::Rate;
 use crate::tasks::Tasks;
-use crate::window::Window;
+use crate::window::{Holder, Window};
+use crate::work::{self, Turn, Work};
 
+/// Pages whose addresses cost as much to check as an operation on an event.
+const PAGES_PER_OPERATION: u64 = 4;
 /// Bytes of a group's counts, as many as perf allows: the other fields of a record need room too.
 const LONGEST_READING: usize = 16 << 10;
 
@@ -106,6 +109,7 @@ pub(crate) struct Served {
     pub(crate) interrupt: bool,
     /// A request waits for [`Backend::ask_guest_ips`].
     pub(crate) needs_guest_ips: bool,
+    pub(crate) turn: Turn,
 }
 
 /// The control plane of one device. A driver's part of it goes with its reset: before the first driver
@@ -244,6 +248,8 @@ impl Control {
         metrics.events_opened += self.metrics.events_opened;
         metrics.control_requests += self.metrics.control_requests;
         metrics.bad_requests += self.metrics.bad_requests;
+        let turns = self.metrics.turns_unfinished;
+        metrics.add_work((self.metrics.work, self.metrics.largest_turn, turns));
     }
 
     // Between shards.
@@ -349,14 +355,22 @@ impl Control {
 
     // The control queue.
 
-    /// Serves the control queue.
+    /// Serves the control queue, which was notified, for one turn.
     pub(crate) fn serve(&mut self) -> Served {
+        let before = Work::so_far();
+        self.queue.notified();
         let mut served = false;
         let mut needs_guest_ips = false;
+        let mut turn = Turn::Done;
         for _ in 0..self.queue.bound() {
+            if before.since().fills_a_turn() {
+                turn = Turn::Unfinished;
+                break;
+            }
             let Some(chain) = self.queue.take() else {
                 break;
             };
+            work::charge(1);
             if self.backend.guest_ips().is_none() && self.waits_for_guest_ips(&chain) {
                 self.queue.put_back();
                 needs_guest_ips = true;
@@ -370,9 +384,11 @@ impl Control {
             self.queue.give_back(chain, len);
             served = true;
         }
+        self.metrics.count_turn(before.since(), turn);
         Served {
             interrupt: served && self.queue.wants_interrupt(),
             needs_guest_ips,
+            turn,
         }
     }
 
@@ -814,7 +830,7 @@ impl Control {
             if self.sinks.has_ring(id) {
                 return Err(Errno::EBUSY);
             }
-            return self.lay_in_window(&spec, count, writable);
+            return self.lay_in_window(&spec, count, writable, Holder::Guest);
         }
         let pages = self.check_addresses(count, rest)?;
         if self.sinks.has_ring(id) {
@@ -833,8 +849,10 @@ impl Control {
         spec: &EventSpec,
         count: u32,
         writable: bool,
+        holder: Holder,
     ) -> Result<u32, Errno> {
-        let (first, pages) = self.sinks.take_pages(count).ok_or(Errno::ENOSPC)?;
+        let taken = self.sinks.take_pages(count, holder);
+        let (first, pages) = taken.ok_or(Errno::ENOSPC)?;
         let memory = Arc::clone(self.sinks.window_memory());
         self.lay(spec, &memory, &pages, writable, Some(first))?;
         Ok(first)
@@ -1073,6 +1091,7 @@ impl Control {
     fn check_addresses(&self, count: u32, addresses: &[u8]) -> Result<Vec<GuestAddress>, Errno> {
         let (addresses, _) = <[U64]>::ref_from_prefix_with_elems(addresses, count as usize)
             .map_err(|_| Errno::EINVAL)?;
+        work::charge(u64::from(count) / PAGES_PER_OPERATION);
         let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();
         let distinct: BTreeSet<_> = pages.iter().collect();
         let usable = pages.iter().all(|&page| self.is_page(page));
@@ -1120,7 +1139,8 @@ impl Control {
         if !of_vcpu || !fits || failed == Some(true) {
             return Err(Errno::EINVAL);
         }
-        let name = self.free_name(id, name.or(before))?;
+        let name = name.or(before).unwrap_or_else(|| Name::of(id));
+        self.check_name(id, &name)?;
         if fresh {
             self.check_persistent()?;
         }
@@ -1165,20 +1185,64 @@ impl Control {
     fn persistence(&self, id: u64) -> Result<Persistence, Errno> {
         self.check_persistent()?;
         Ok(Persistence {
-            name: self.free_name(id, None)?,
+            name: Name::of(id),
             operator: false,
         })
     }
 
-    /// The name of the event `id` to be, if no other persistent event has it; `None`: one of its own.
-    fn free_name(&self, id: u64, name: Option<Name>) -> Result<Name, Errno> {
-        let name = name.unwrap_or_else(|| Name::of(id));
-        let others = self.persistent.iter().filter(|&&other| other != id);
-        let mut others = others.filter_map(|id| self.events.get(id)?.persistence.as_ref());
-        match others.any(|other| other.name == name) {
+    /// Whether the guest's event `id` may have a name.
+    fn check_name(&self, id: u64, name: &Name) -> Result<(), Errno> {
+        if name.is_reserved() && *name != Name::of(id) {
+            return Err(Errno::EINVAL);
+        }
+        match self.named(name).is_some_and(|other| other != id) {
             true => Err(Errno::EEXIST),
+            false => Ok(()),
+        }
+    }
+
+    /// The persistent event with a name.
+    fn named(&self, name: &Name) -> Option<u64> {
+        let mut ids = self.persistent.iter().copied();
+        ids.find(|id| {
+            let entry = self.events.get(id);
+            let known = entry.and_then(|entry| entry.persistence.as_ref());
+            known.is_some_and(|known| known.name == *name)
+        })
+    }
+
+    /// The name that the operator asks for, or the next event's own. No other event of the operator's
+    /// has it.
+    fn operators_name(&self, asked: Option<&str>) -> Result<Name, PersistError> {
+        let Some(text) = asked else {
+            return Ok(Name::of(self.next_id));
+        };
+        let name = Name::new(text).ok_or_else(|| PersistError::BadName(text.to_owned()))?;
+        if name.is_reserved() {
+            return Err(PersistError::ReservedName(text.to_owned()));
+        }
+        match self
+            .named(&name)
+            .is_some_and(|other| self.is_operators(other))
+        {
+            true => Err(PersistError::NameTaken(text.to_owned())),
             false => Ok(name),
         }
+    }
+
+    /// The operator takes a name: an event of the guest's that has it gets that of its id.
+    fn take_name(&mut self, name: &Name) {
+        let Some(id) = self.named(name) else {
+            return;
+        };
+        self.set_persistence(
+            id,
+            Some(Persistence {
+                name: Name::of(id),
+                operator: false,
+            }),
+        );
+        self.notices.due().list(id);
     }
 
     /// Whether the operator lets the guest have one more persistent event.
@@ -1241,17 +1305,8 @@ impl Control {
         asked: &Persist,
         request: &OpenRequest,
     ) -> Result<u64, PersistError> {
-        let (name, pages) = (asked.name.as_deref(), asked.pages);
-        let name = match name {
-            Some(text) => Name::new(text).ok_or_else(|| PersistError::BadName(text.to_owned()))?,
-            None => Name::of(self.next_id),
-        };
-        let persistence = Persistence {
-            name: self
-                .free_name(self.next_id, Some(name.clone()))
-                .map_err(|_| PersistError::NameTaken(name.to_string()))?,
-            operator: true,
-        };
+        let pages = asked.pages;
+        let name = self.operators_name(asked.name.as_deref())?;
         let most = self.backend.settings.limits.max_ring_pages;
         if pages != 0 && (!pages.is_power_of_two() || pages > most) {
             return Err(PersistError::Pages { pages, most });
@@ -1259,11 +1314,18 @@ impl Control {
         if pages != 0 && !self.has_window() {
             return Err(PersistError::NoWindow);
         }
+        self.take_name(&name);
+        let persistence = Persistence {
+            name,
+            operator: true,
+        };
         let opened = self.open(request, Maker::Operator(persistence));
         let (_, id) = opened.map_err(|errno| refused(asked, errno))?;
         let spec = self.events.get(&id).map(|entry| entry.spec);
         if let Some(spec) = spec.filter(|_| pages != 0)
-            && self.lay_in_window(&spec, pages + 1, false).is_err()
+            && self
+                .lay_in_window(&spec, pages + 1, false, Holder::Operator)
+                .is_err()
         {
             self.end(id);
             return Err(PersistError::NoRoom(pages + 1));

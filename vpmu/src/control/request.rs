@@ -83,6 +83,8 @@ pub(super) struct Opening {
     pub(super) engine: u32,
     pub(super) flags: u32,
     pub(super) shortest_period: u64,
+    /// Its period is of nanoseconds.
+    pub(super) by_clock: bool,
     /// It is to be persistent.
     pub(super) persistent: bool,
 }
@@ -118,8 +120,21 @@ impl Terms<'_> {
             engine: self.engine(request)?,
             flags,
             shortest_period: entry.shortest_period.unwrap_or(1),
+            by_clock: self.is_clock(entry),
             persistent: flags & OPEN_PERSISTENT != 0,
         })
+    }
+
+    /// Whether an event, or what paces it, counts nanoseconds.
+    fn is_clock(&self, entry: &Entry) -> bool {
+        let paced_by = pace(entry.config).filter(|_| entry.kind == KIND_SAMPLE_TRACE);
+        match paced_by {
+            Some((kind, config)) => self
+                .catalogue
+                .find(kind, config)
+                .is_some_and(Entry::is_clock),
+            None => entry.is_clock(),
+        }
     }
 
     /// The engine that makes the samples.
@@ -201,6 +216,7 @@ impl Opening {
             },
             engine: self.engine,
             shortest_period: self.shortest_period,
+            by_clock: self.by_clock,
         }
     }
 

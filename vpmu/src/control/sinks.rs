@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::sink::{Shape, Sink};
-use crate::window::Window;
+use crate::window::{Holder, Window};
 
 /// An event and its children: they write to one sink.
 #[derive(Debug, Default)]
@@ -72,9 +72,13 @@ impl Sinks {
     }
 
     /// A run of `count` pages of the window, and the number of the first; `None`: it has no such room.
-    pub(super) fn take_pages(&mut self, count: u32) -> Option<(u32, Vec<GuestAddress>)> {
+    pub(super) fn take_pages(
+        &mut self,
+        count: u32,
+        holder: Holder,
+    ) -> Option<(u32, Vec<GuestAddress>)> {
         let window = self.window.as_mut()?;
-        let pages = window.take(count)?;
+        let pages = window.take(count, holder)?;
         Some((window.page(*pages.first()?)?, pages))
     }
 

@@ -7,8 +7,9 @@ use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
     KIND_SAMPLE_TRACE, KIND_TSC, PACE_EXITS,
 };
-use crate::shard::{Cpu, Lease};
+use crate::shard::{Cpu, Lease, OpenSlot};
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
+use crate::work;
 
 /// A period so long that no host counter overflows with it.
 const NEVER: u64 = u64::MAX >> 1;
@@ -17,8 +18,33 @@ const NEVER: u64 = u64::MAX >> 1;
 #[derive(Debug)]
 pub(super) struct OwnCounter {
     vcpu: u32,
-    pub(super) counter: Box<dyn Counter>,
+    counter: Box<dyn Counter>,
     pub(super) last: Reading,
+    /// `None`: the operator's.
+    slot: Option<OpenSlot>,
+}
+
+impl OwnCounter {
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        work::charge_host_call();
+        self.counter.start()
+    }
+
+    pub(super) fn stop(&mut self) -> io::Result<()> {
+        work::charge_host_call();
+        self.counter.stop()
+    }
+
+    fn read(&mut self) -> io::Result<Reading> {
+        work::charge_host_call();
+        self.last = self.counter.read()?;
+        Ok(self.last)
+    }
+
+    fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
+        work::charge_host_call();
+        self.counter.set_rate(rate)
+    }
 }
 
 #[derive(Debug)]
@@ -65,18 +91,43 @@ impl Backing {
         }
     }
 
-    /// Has the host count on `cpu`, where it does not yet.
-    pub(super) fn prepare(&mut self, cpu: &mut Cpu, request: &Request) -> io::Result<()> {
+    /// Has the host count on `cpu`, where it does not yet, for the guest or for the operator.
+    ///
+    /// # Errors
+    /// The host's; `EMFILE` for the first counter of a guest's event when there are as many as the
+    /// operator allows. A later one takes the place of one on another vCPU then.
+    pub(super) fn prepare(
+        &mut self,
+        cpu: &mut Cpu,
+        request: &Request,
+        operators: bool,
+    ) -> io::Result<()> {
         match self {
-            Self::Own(counters) => counters.push(OwnCounter {
-                vcpu: cpu.index,
-                counter: cpu.open(request)?,
-                last: Reading::default(),
-            }),
+            Self::Own(counters) => {
+                let slot = match cpu.backend.counters.take() {
+                    _ if operators => None,
+                    None if counters.is_empty() => {
+                        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+                    }
+                    None => counters.remove(0).slot,
+                    slot => slot,
+                };
+                counters.push(OwnCounter {
+                    vcpu: cpu.index,
+                    counter: cpu.open(request)?,
+                    last: Reading::default(),
+                    slot,
+                });
+            }
             Self::Shared(leases) => leases.push((cpu.index, cpu.share(request)?)),
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether its counters are the event's own.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Self::Own(_))
     }
 
     /// The event's own host counter on `vcpu`.
@@ -112,9 +163,7 @@ impl Backing {
     /// with.
     pub(super) fn set_rate(&mut self, rate: Rate) -> io::Result<()> {
         match self {
-            Self::Own(counters) => counters
-                .iter_mut()
-                .try_for_each(|open| open.counter.set_rate(rate)),
+            Self::Own(counters) => counters.iter_mut().try_for_each(|open| open.set_rate(rate)),
             _ => Ok(()),
         }
     }
@@ -139,8 +188,7 @@ impl Backing {
         let value = match self {
             Self::Own(_) => {
                 let open = self.counter(cpu.index).ok_or_else(gone)?;
-                open.last = open.counter.read()?;
-                return Ok(open.last);
+                return open.read();
             }
             Self::Shared(leases) => {
                 let mut on = leases.iter().filter(|(vcpu, _)| *vcpu == cpu.index);

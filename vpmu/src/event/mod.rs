@@ -20,13 +20,14 @@ use crate::clock::Clock;
 use crate::links::Effect;
 use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
-use crate::shard::{Cpu, Lease};
+use crate::shard::{Cpu, Lease, Place, RoomLimit};
 use crate::sink::Sink;
 use crate::source::{Engine, Overflows, Reading, Request, Sampling};
 use crate::tasks::Task;
 use crate::throttle::{RateLimit, Throttle, Verdict};
 use crate::trace::Trace;
 use crate::vcpu::Hook;
+use crate::work;
 
 /// An event while it counts.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +35,8 @@ struct Active {
     vcpu: u32,
     since: u64,
     base: Reading,
+    /// Its own counter stands still until there is room for it.
+    waits: bool,
 }
 
 /// The owner of a persistent event.
@@ -79,6 +82,8 @@ pub(crate) struct Event {
     failed: bool,
     backing: Backing,
     active: Option<Active>,
+    /// Where its own counter runs, if it is the guest's.
+    place: Option<Place>,
     count: u64,
     enabled_ticks: u64,
     running_ticks: u64,
@@ -107,6 +112,7 @@ impl Event {
             throttle: Throttle::default(),
             failed: false,
             active: None,
+            place: None,
             count: 0,
             enabled_ticks: 0,
             running_ticks: 0,
@@ -130,7 +136,7 @@ impl Event {
         match (self.failed, self.enabled, self.active) {
             (true, _, _) => STATE_ERROR,
             (_, false, _) => STATE_OFF,
-            (_, _, None) => STATE_INACTIVE,
+            (_, _, None | Some(Active { waits: true, .. })) => STATE_INACTIVE,
             (_, _, Some(_)) => STATE_ACTIVE,
         }
     }
@@ -268,9 +274,11 @@ impl Event {
             }),
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
-            pinned: self.spec.has(OPEN_PINNED),
+            // A counter pinned for the guest would never give way to the operator's: see `Event::read`.
+            pinned: false,
         };
-        self.backing.prepare(cpu, &request)
+        let operators = self.is_operators();
+        self.backing.prepare(cpu, &request, operators)
     }
 
     /// Begins to count on `cpu`.
@@ -278,12 +286,14 @@ impl Event {
     /// # Errors
     /// The host's; the caller then calls [`Event::fail`].
     pub(crate) fn start(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        work::charge(1);
         self.prepare(cpu)?;
+        let waits = !self.paused && !self.has_place(cpu)?;
         let base = match self.backing.counter(cpu.index) {
             Some(open) => {
-                if !self.paused {
+                if !self.paused && !waits {
                     cpu.hold_own();
-                    open.counter.start()?;
+                    open.start()?;
                 }
                 open.last
             }
@@ -296,8 +306,65 @@ impl Event {
             vcpu: cpu.index,
             since: cpu.counting_tsc(),
             base,
+            waits,
         });
         Ok(())
+    }
+
+    /// Whether its own counter may run on `cpu`, or it needs none.
+    ///
+    /// # Errors
+    /// `ENOSPC`: it may not, and the event is pinned.
+    fn has_place(&mut self, cpu: &Cpu) -> io::Result<bool> {
+        if !self.backing.is_own() || self.is_operators() {
+            return Ok(true);
+        }
+        if self.place.is_none() {
+            self.place = cpu.take_place(self.interrupts());
+        }
+        match self.place.is_none() && self.spec.has(OPEN_PINNED) {
+            true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            false => Ok(self.place.is_some()),
+        }
+    }
+
+    /// Its counter stands still, and does not wait for a place either.
+    fn leave_place(&mut self) {
+        self.place = None;
+        if let Some(active) = &mut self.active {
+            active.waits = false;
+        }
+    }
+
+    /// Interrupts a second that its host counter makes, as far as is known.
+    fn interrupts(&self) -> u64 {
+        let rate = self.period.map(Period::rate);
+        rate.map_or(0, |rate| self.spec.interrupts(rate))
+    }
+
+    /// Whether it is active, but for its counter, which waits for room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.active.is_some_and(|active| active.waits)
+    }
+
+    /// Lets its counter run if it waits and there is room now; whether it goes on waiting.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn stop_waiting(&mut self, cpu: &mut Cpu) -> io::Result<bool> {
+        if !self.is_waiting() {
+            return Ok(false);
+        }
+        work::charge(1);
+        if !self.has_place(cpu)? {
+            return Ok(true);
+        }
+        self.update(cpu)?;
+        if let Some(active) = &mut self.active {
+            active.waits = false;
+        }
+        self.run(cpu, true)?;
+        Ok(false)
     }
 
     /// Brings count and times up to now.
@@ -305,10 +372,11 @@ impl Event {
     /// # Errors
     /// As [`Event::start`].
     pub(crate) fn update(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        work::charge(1);
         let Some(active) = self.active else {
             return Ok(());
         };
-        let reading = self.backing.read(cpu, &self.spec)?;
+        let reading = self.read(cpu, &active)?;
         let now = cpu.counting_tsc();
         self.fold(&active, reading, now);
         self.active = Some(Active {
@@ -324,16 +392,34 @@ impl Event {
     /// # Errors
     /// As [`Event::start`].
     pub(crate) fn stop(&mut self, cpu: &mut Cpu) -> io::Result<()> {
+        work::charge(1);
         let Some(active) = self.active.take() else {
             return Ok(());
         };
-        if let Some(open) = self.backing.counter(active.vcpu) {
+        self.place = None;
+        if let Some(open) = self.backing.counter(active.vcpu).filter(|_| !active.waits) {
             cpu.hold_own();
-            open.counter.stop()?;
+            open.stop()?;
         }
-        let reading = self.backing.read(cpu, &self.spec)?;
+        let reading = self.read(cpu, &active)?;
         self.fold(&active, reading, cpu.counting_tsc());
         Ok(())
+    }
+
+    /// The figures of its backing now.
+    ///
+    /// # Errors
+    /// The host's; `EIO` if the event is pinned and had to share the host's counter.
+    fn read(&mut self, cpu: &mut Cpu, active: &Active) -> io::Result<Reading> {
+        if active.waits {
+            return Ok(active.base);
+        }
+        let reading = self.backing.read(cpu, &self.spec)?;
+        match self.spec.has(OPEN_PINNED) && !ran_throughout(active.base, reading) {
+            // The host was not asked to pin it, so the device checks.
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => Ok(reading),
+        }
     }
 
     /// The thread of `vcpu` is gone, and the counters there with it; it is not active there.
@@ -344,6 +430,7 @@ impl Event {
     /// Its backing was lost: it stands still for good. The shared counters that it counted by.
     pub(crate) fn fail(&mut self) -> Vec<(u32, Lease)> {
         self.active = None;
+        self.place = None;
         self.failed = true;
         self.publish_on();
         self.backing.take_counters()
@@ -368,7 +455,12 @@ impl Event {
         self.update(cpu)?;
         self.paused = paused;
         if paused {
+            self.leave_place();
             return Ok(());
+        }
+        let waits = self.active.is_some() && !self.has_place(cpu)?;
+        if let Some(active) = &mut self.active {
+            active.waits = waits;
         }
         self.period.iter_mut().for_each(Period::resume);
         if let Some(trace) = &mut self.trace {
@@ -379,13 +471,13 @@ impl Event {
 
     /// Has its own host counter, while it is active, go on or stand still.
     fn run(&mut self, cpu: &mut Cpu, on: bool) -> io::Result<()> {
-        let vcpu = self.active_on();
+        let vcpu = self.active_on().filter(|_| !self.is_waiting());
         match vcpu.and_then(|vcpu| self.backing.counter(vcpu)) {
             Some(open) => {
                 cpu.hold_own();
                 match on {
-                    true => open.counter.start(),
-                    false => open.counter.stop(),
+                    true => open.start(),
+                    false => open.stop(),
                 }
             }
             None => Ok(()),
@@ -412,8 +504,22 @@ impl Event {
     /// A new period, or a new frequency for an event that has one, from now.
     ///
     /// # Errors
-    /// As [`Event::start`].
-    pub(crate) fn set_period(&mut self, period: Period) -> io::Result<()> {
+    /// As [`Event::start`]; `ENOSPC` if its vCPU has no room for so many interrupts: all is as before.
+    pub(crate) fn set_period(&mut self, period: Period, limit: RoomLimit) -> io::Result<()> {
+        let (before, after) = (self.interrupts(), self.spec.interrupts(period.rate()));
+        if let Some(place) = &mut self.place
+            && !place.change(limit, after)
+        {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let changed = self.change_period(period);
+        if let Some(place) = self.place.as_mut().filter(|_| changed.is_err()) {
+            place.change(limit, before);
+        }
+        changed
+    }
+
+    fn change_period(&mut self, period: Period) -> io::Result<()> {
         // The host is told when the throttle is lifted.
         if !self.throttle.is_closed() || period.is_frequency() {
             self.backing.set_rate(period.rate())?;
@@ -424,6 +530,7 @@ impl Event {
 
     /// What this event counts happened once; `now` tells guest nanoseconds.
     pub(crate) fn count_one(&mut self, now: impl FnOnce() -> u64) -> Option<Completed> {
+        work::charge(1);
         if let Backing::Happened(times) = &mut self.backing {
             *times += 1;
         }
@@ -444,6 +551,18 @@ impl Event {
             false => Ok(()),
         };
         (verdict, silenced)
+    }
+
+    /// Its overflows make no records from `time` on, until the next window; the host is asked for no more.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn exhaust(&mut self, limit: RateLimit, time: u64) -> io::Result<()> {
+        self.throttle.close(limit, time);
+        match self.period.is_some_and(Period::is_frequency) {
+            true => Ok(()),
+            false => self.backing.silence(),
+        }
     }
 
     /// Admits an overflow at `time` that changes nothing but the count of its window: the event has no
@@ -493,12 +612,15 @@ impl Event {
 
     fn fold(&mut self, active: &Active, reading: Reading, now: u64) {
         let ticks = now.saturating_sub(active.since);
+        self.enabled_ticks = self.enabled_ticks.wrapping_add(ticks);
+        if active.waits {
+            return;
+        }
         if !self.paused {
             self.count = self
                 .count
                 .wrapping_add(reading.value.wrapping_sub(active.base.value));
         }
-        self.enabled_ticks = self.enabled_ticks.wrapping_add(ticks);
         self.running_ticks = self.running_ticks.wrapping_add(share(
             ticks,
             reading.running.saturating_sub(active.base.running),
@@ -521,6 +643,12 @@ impl Event {
             counts.set(value, self.lost());
         }
     }
+}
+
+/// Whether the host counted for all of the time between two readings.
+fn ran_throughout(before: Reading, now: Reading) -> bool {
+    let ran = now.running.saturating_sub(before.running);
+    ran >= now.enabled.saturating_sub(before.enabled)
 }
 
 /// The part of `ticks` that `running` is of `enabled`; all of them where the host measured no

@@ -9,7 +9,10 @@ use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
 };
 use crate::ring::Wakeup;
+use crate::source::Rate;
 use crate::walk::CaptureSpec;
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Where an event counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,12 +68,23 @@ pub(crate) struct EventSpec {
     pub(crate) engine: u32,
     /// The shortest period that its backing keeps: 1 at least.
     pub(crate) shortest_period: u64,
+    /// Its period is of nanoseconds.
+    pub(crate) by_clock: bool,
 }
 
 impl EventSpec {
     /// Whether it was opened with a flag of `OPEN_*`.
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Interrupts a second that its host counter makes at a rate, as far as that tells.
+    pub(crate) fn interrupts(&self, rate: Rate) -> u64 {
+        match rate {
+            Rate::Frequency(hertz) => hertz,
+            Rate::Period(length) if self.by_clock => NANOS_PER_SECOND / length.max(1),
+            Rate::Period(_) => 0,
+        }
     }
 
     /// Whether it writes packets to an AUX area.

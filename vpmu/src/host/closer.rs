@@ -2,8 +2,8 @@
 //! more, tens of milliseconds in which a vCPU's thread has better things to do.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use crate::source::{Counter, Overflows, Rate, Reading};
@@ -11,9 +11,9 @@ use crate::source::{Counter, Overflows, Rate, Reading};
 /// Counters that may wait for it: a guest that opens and closes for ever waits with them.
 const WAITING: usize = 64;
 
-/// A thread that closes, from the first counter on that is given to it.
-#[derive(Debug, Default)]
-pub(super) struct Closer(Mutex<Option<SyncSender<Box<dyn Send>>>>);
+/// A thread that closes what it is given, as long as somebody may give it anything.
+#[derive(Debug)]
+pub(super) struct Closer(SyncSender<Box<dyn Send>>);
 
 /// A counter that is closed elsewhere when it is dropped.
 #[derive(Debug)]
@@ -24,26 +24,35 @@ pub(super) struct ClosedLater {
 }
 
 impl Closer {
-    /// Drops `what` soon; where that cannot be, now.
-    fn close(&self, what: Box<dyn Send>) {
-        // A sender is there or not; a panic elsewhere does not spoil it.
-        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if sender.is_none() {
-            *sender = start();
-        }
-        if let Some(sender) = &*sender {
-            // What is not taken comes back with the error, and goes here.
-            drop(sender.try_send(what));
-        }
+    /// Starts the thread, which calls `begin` before anything else.
+    ///
+    /// # Errors
+    /// The host's, if it has no more threads; those of `begin`.
+    pub(super) fn start(
+        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (sender, receiver) = sync_channel::<Box<dyn Send>>(WAITING);
+        let (tell, begun) = sync_channel(1);
+        let closing = thread::Builder::new().name("vpmu closer".to_owned());
+        closing.spawn(move || {
+            let ready = begin();
+            let goes_on = ready.is_ok();
+            // `start` waits for it.
+            let _ = tell.send(ready);
+            if goes_on {
+                receiver.iter().for_each(drop);
+            }
+        })?;
+        let died = |_| io::Error::other("the thread panicked");
+        begun.recv().map_err(died)??;
+        Ok(Self(sender))
     }
-}
 
-/// The thread ends with the sender.
-fn start() -> Option<SyncSender<Box<dyn Send>>> {
-    let (sender, receiver) = sync_channel(WAITING);
-    let closing = thread::Builder::new().name("closer".to_owned());
-    let closing = closing.spawn(move || receiver.iter().for_each(drop::<Box<dyn Send>>));
-    closing.is_ok().then_some(sender)
+    /// Drops `what` soon; now if too many wait already.
+    fn close(&self, what: Box<dyn Send>) {
+        // What is not taken comes back with the error, and goes here.
+        drop(self.0.try_send(what));
+    }
 }
 
 impl ClosedLater {
@@ -97,12 +106,13 @@ impl Drop for ClosedLater {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::thread::ThreadId;
 
     use super::*;
 
     #[test]
     fn everything_is_closed() {
-        let closer = Closer::default();
+        let closer = Closer::start(|| Ok(())).expect("a thread");
         // The other end of a pipe tells when one end is closed.
         let ends: Vec<_> = (0..2 * WAITING)
             .map(|_| {
@@ -115,5 +125,33 @@ mod tests {
             let mut nothing = Vec::new();
             assert_eq!(reader.read_to_end(&mut nothing).expect("readable"), 0);
         }
+    }
+
+    /// Reports on which thread it is dropped.
+    struct Dropped(SyncSender<ThreadId>);
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.send(thread::current().id()).expect("the test waits");
+        }
+    }
+
+    #[test]
+    fn counter_is_closed_on_the_thread_that_began_at_the_start() {
+        let (tell, told) = sync_channel(2);
+        let begun = tell.clone();
+        let begin = move || begun.send(thread::current().id()).map_err(io::Error::other);
+        let closer = Closer::start(begin).expect("a thread");
+        closer.close(Box::new(Dropped(tell)));
+        let made = told.recv().expect("it begins before `start` returns");
+        assert_eq!(told.recv().expect("closed"), made);
+        assert_ne!(made, thread::current().id());
+    }
+
+    #[test]
+    fn thread_that_may_not_begin_is_an_error() {
+        let refused = Closer::start(|| Err(io::ErrorKind::PermissionDenied.into()));
+        let refused = refused.expect_err("refused").kind();
+        assert_eq!(refused, io::ErrorKind::PermissionDenied);
     }
 }

@@ -2,6 +2,7 @@
 //! only one with unsafe code.
 
 mod aux;
+pub(crate) mod calls;
 mod clock;
 mod closer;
 mod counter;
@@ -29,7 +30,7 @@ use self::set::PerfSet;
 use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
-use crate::abi::KIND_EXIT_TRACE;
+use crate::abi::{KIND_EXIT_TRACE, PAGE_SIZE};
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -42,6 +43,29 @@ pub enum Error {
     /// The overflow signal is none that a process may use so.
     #[error("signal {0} cannot announce overflows: use a real-time signal")]
     Signal(c_int),
+    /// The thread that closes counters does not start.
+    #[error("the thread that closes counters does not start")]
+    Thread(#[source] io::Error),
+}
+
+/// What the host's files say of its events. A VMM that confines itself reads them before it gives up
+/// the directory that they are in, or the user who may read them.
+#[derive(Debug)]
+pub struct HostFiles {
+    tracepoints: Result<Tracepoints, ExitsRefused>,
+}
+
+impl HostFiles {
+    /// Reads them.
+    #[must_use]
+    pub fn read() -> Self {
+        for HostTrace { pmu, refused } in host_traces() {
+            log::info!("no guest gets the trace of the host's {pmu}: {refused}");
+        }
+        Self {
+            tracepoints: Tracepoints::find(),
+        }
+    }
 }
 
 /// The host's perf events, counted on vCPU threads.
@@ -57,24 +81,38 @@ pub struct PerfSource {
 }
 
 impl PerfSource {
-    /// Probes what this host counts: each candidate is opened once on the calling thread.
+    /// As [`PerfSource::confined`], for a process that is not confined.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(signal: c_int) -> Result<Self, Error> {
+        Self::confined(HostFiles::read(), signal, || Ok(()))
+    }
+
+    /// Probes what this host counts: each candidate is opened once on the calling thread, with the
+    /// capabilities that this thread has now. Makes the crate's one thread, whose list of system calls is
+    /// that of [`Thread::Closer`](crate::confine::Thread::Closer); it calls `begin` before anything else.
     ///
     /// `signal` is sent to a vCPU's thread when one of its sampling events overflows. The VMM's
     /// handler makes the run call return; without one the signal's default action ends the
     /// process.
     ///
     /// # Errors
-    /// [`Error::Signal`] for anything but a real-time signal.
-    pub fn new(signal: c_int) -> Result<Self, Error> {
+    /// [`Error::Signal`] for anything but a real-time signal; [`Error::Thread`], with the error of
+    /// `begin` if that failed.
+    pub fn confined(
+        files: HostFiles,
+        signal: c_int,
+        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<Self, Error> {
         if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
             return Err(Error::Signal(signal));
         }
-        let tracepoints = Tracepoints::find()
+        let tracepoints = files
+            .tracepoints
+            .and_then(Tracepoints::permitted)
             .inspect_err(|refusal| log::info!("exits that KVM handles cannot be traced: {refusal}"))
             .ok();
-        for HostTrace { pmu, refused } in host_traces() {
-            log::info!("no guest gets the trace of the host's {pmu}: {refused}");
-        }
         let mut offers = probe::offers();
         offers.extend(tracepoints.map(|_| tracepoint::offer()));
         Ok(Self {
@@ -83,7 +121,7 @@ impl PerfSource {
             pool: Arc::new(Pool::new()),
             timers: Timers::default(),
             tracepoints,
-            closer: Arc::default(),
+            closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
             offers,
         })
     }
@@ -95,7 +133,27 @@ impl PerfSource {
 /// # Errors
 /// Why it cannot, with the remedy.
 pub fn traces_exits() -> Result<(), ExitsRefused> {
-    Tracepoints::find()?.probe()
+    Tracepoints::find()?.permitted()?.probe()
+}
+
+/// Bytes of rings and metadata pages that the host locks for `counters` counters that sample, and for
+/// those that only count on `vcpus` threads, at most.
+pub(crate) fn locked_memory(vcpus: u32, counters: u32) -> u64 {
+    let rings = ring::most_pages(u64::from(counters) + OPERATORS);
+    let pages = u64::from(vcpus) * set::MOST_PAGES as u64;
+    (rings + pages) * PAGE_SIZE as u64
+}
+
+/// Counters of the operator's that room is kept for.
+const OPERATORS: u64 = 64;
+/// Counters of a thread that only count, one for each kind of event and exclusion, and the leaders of
+/// those and of clocks.
+const SHARED: u64 = 4 * 64;
+
+/// Descriptors for `counters` counters that sample, the operator's besides, for those that only count
+/// on `vcpus` threads, and for others, at most. A trace of exits has two.
+pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
+    2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
 impl Source for PerfSource {

@@ -22,6 +22,11 @@ pub(super) const BATCHED_PAGES: usize = 16;
 /// swap none of them out.
 const ALL_BATCHED_PAGES: usize = 2048;
 
+/// Pages of so many rings, at most: of each its metadata and one page, and those for long rings.
+pub(super) fn most_pages(rings: u64) -> u64 {
+    ALL_BATCHED_PAGES as u64 + 2 * rings
+}
+
 /// What is left of the pages for long rings.
 #[derive(Debug)]
 pub(super) struct Pool(AtomicUsize);

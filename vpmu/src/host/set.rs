@@ -9,7 +9,7 @@ use super::sys;
 use crate::source::{CounterKey, CounterSet, Reading, Request};
 
 /// Metadata pages of a set at most: the host locks them, and few PMUs have more counters.
-const MOST_PAGES: usize = 32;
+pub(super) const MOST_PAGES: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct PerfSet {

@@ -21,7 +21,7 @@ const F_OWNER_TID: c_int = 0;
 
 /// Descriptors of the process that events do not use: a guest opens as many as it may, and its host has
 /// files to write and clients to answer all the same.
-const LEFT_TO_OTHERS: u64 = 32;
+pub(super) const LEFT_TO_OTHERS: u64 = 32;
 
 /// `struct f_owner_ex`.
 #[repr(C)]
@@ -108,6 +108,42 @@ pub(super) fn announce(event: &File, thread: i32, signal: c_int) -> io::Result<(
 pub(super) fn thread() -> i32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::gettid() }
+}
+
+/// `_LINUX_CAPABILITY_VERSION_3`: two words of each set.
+const CAPABILITIES_VERSION: u32 = 0x2008_0522;
+
+/// `struct __user_cap_header_struct`.
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    pid: c_int,
+}
+
+/// `struct __user_cap_data_struct`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct CapabilityData {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// The effective capabilities of the calling thread, one bit each.
+pub(super) fn effective_capabilities() -> io::Result<u64> {
+    let mut header = CapabilityHeader {
+        version: CAPABILITIES_VERSION,
+        pid: 0,
+    };
+    let mut data = [CapabilityData::default(); 2];
+    // SAFETY: the kernel reads and writes the header, and writes two elements, which is what this
+    // version has; both outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let [low, high] = data.map(|data| u64::from(data.effective));
+    Ok(high << 32 | low)
 }
 
 thread_local! {

@@ -148,6 +148,7 @@ impl Tracer {
             max_stack: 0,
             engine: ENGINE_ANY,
             shortest_period: 1,
+            by_clock: false,
         };
         Some(Self {
             memory,

@@ -143,7 +143,10 @@ pub enum PersistError {
          first, at most 39 bytes"
     )]
     BadName(String),
-    /// Another has the name.
+    /// The name is for the event with the id that it ends with.
+    #[error("`{0}` is the name of the event with this id: choose another")]
+    ReservedName(String),
+    /// Another event of the operator's has the name. A guest's event loses it to the operator's.
     #[error("there is a persistent event `{0}` already")]
     NameTaken(String),
     /// The size of the ring is none.

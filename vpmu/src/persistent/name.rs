@@ -4,6 +4,9 @@ use std::fmt;
 
 use crate::abi::PERSISTENT_NAME;
 
+/// Before the id of an event that was given no name.
+const UNNAMED: &str = "event";
+
 /// A name of a persistent event: lower-case letters, digits, `-` and `_`, a letter first, and so short
 /// that a zero ends it on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +24,13 @@ impl Name {
 
     /// The name of an event that was given none.
     pub(crate) fn of(id: u64) -> Self {
-        Self(format!("event{id}"))
+        Self(format!("{UNNAMED}{id}"))
+    }
+
+    /// Whether it is for the event with the id that it ends with: nobody takes it for another.
+    pub(crate) fn is_reserved(&self) -> bool {
+        let id = self.0.strip_prefix(UNNAMED);
+        id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
     }
 
     /// A name as it stands on the wire, padded with zeros; `None`: it is none.
@@ -71,6 +80,17 @@ mod tests {
             Name::new("event18446744073709551615"),
             Some(Name::of(u64::MAX))
         );
+    }
+
+    #[test]
+    fn names_of_ids_are_reserved() {
+        let reserved = |text| Name::new(text).map(|name| name.is_reserved());
+        for text in ["event0", "event4", "event007", "event18446744073709551616"] {
+            assert_eq!(reserved(text), Some(true), "{text}");
+        }
+        for text in ["event", "event-4", "event4a", "events4", "anevent4"] {
+            assert_eq!(reserved(text), Some(false), "{text}");
+        }
     }
 
     #[test]

@@ -106,6 +106,11 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Bytes of the record that was built last.
+    pub(crate) fn size(&self) -> usize {
+        self.len * size_of::<u64>()
+    }
+
     /// Builds `PERF_RECORD_LOST`.
     pub(crate) fn lost(&mut self, layout: &Layout, origin: &Origin, lost: u64) -> &[u64] {
         self.begin();

@@ -14,9 +14,10 @@ use crate::abi::{
 use crate::errno::{Errno, status};
 use crate::event::Context;
 use crate::queues::{BadChain, Chain};
+use crate::work::{self, Work};
 
 /// Most commands of one notification: enough for a switch of every event that a guest may open by
-/// default, both ways, and a bound on how long one exit lasts.
+/// default, both ways.
 const MAX_COMMANDS: usize = 2048;
 
 /// The buffer of commands that a session is carrying out; kept for its room.
@@ -34,6 +35,8 @@ pub(crate) struct CommandBuffer {
     /// Resets of the queue when it was notified.
     resets: u64,
     served: bool,
+    /// The account of the session's thread when the turn began.
+    turn: Work,
 }
 
 /// The next step for a session.
@@ -43,6 +46,8 @@ pub(crate) enum Answer {
     Done(bool),
     /// Have this command carried out where its event is, and hand its reply over.
     Elsewhere(Command),
+    /// The turn is over, and work is left.
+    Unfinished,
 }
 
 impl CommandBuffer {
@@ -53,12 +58,19 @@ impl CommandBuffer {
         self.buffers = state.queue.bound();
         self.resets = state.resets;
         self.served = false;
+        state.queue.notified();
         // Earlier samples are in their rings when the notification is answered.
         state.settle();
     }
 
+    /// A turn begins: the thread's account at that moment.
+    pub(crate) fn begin_turn(&mut self) -> Work {
+        self.turn = Work::so_far();
+        self.turn
+    }
+
     /// Carries out what the driver has made available on the queue of `state`, notified by the vCPU
-    /// `by`, up to a command whose event another shard has.
+    /// `by`, up to a command whose event another shard has, or to the end of the turn.
     pub(crate) fn serve(&mut self, state: &mut State, by: u32) -> Answer {
         if state.resets != self.resets {
             // The queue that was notified is gone.
@@ -66,6 +78,9 @@ impl CommandBuffer {
             return Answer::Done(false);
         }
         loop {
+            if self.turn.since().fills_a_turn() {
+                return Answer::Unfinished;
+            }
             if self.chain.is_none() && !self.next(state) {
                 return Answer::Done(self.served && state.queue.wants_interrupt());
             }
@@ -74,6 +89,10 @@ impl CommandBuffer {
                 .get(self.done * size_of::<Command>()..)
                 .unwrap_or_default();
             while let Ok((command, later)) = Command::ref_from_prefix(rest) {
+                if self.turn.since().fills_a_turn() {
+                    return Answer::Unfinished;
+                }
+                work::charge(1);
                 let Some(reply) = carry_out(state, command, by) else {
                     return Answer::Elsewhere(*command);
                 };

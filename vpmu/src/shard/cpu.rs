@@ -4,9 +4,11 @@
 use std::io;
 use std::sync::Arc;
 
+use super::{Place, Room};
 use crate::backend::Backend;
 use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
+use crate::work;
 
 /// One vCPU as its events count on it, by the thread that holds the shard.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub(crate) struct Cpu {
     counters: Counters,
     /// Threads that the vCPU had before.
     threads: u64,
+    /// Where counters that sample for the guest run.
+    room: Room,
     /// The thread whose own counters start and stop together.
     held: Option<i32>,
     /// Each of these is read at most once while the shard is held.
@@ -33,6 +37,7 @@ impl Cpu {
             vcpu,
             counters: Counters::default(),
             threads: 0,
+            room: Room::default(),
             held: None,
             now: None,
             exits: None,
@@ -89,7 +94,18 @@ impl Cpu {
     /// The host's; `ESRCH` while the vCPU has no thread.
     pub(crate) fn open(&self, request: &Request) -> io::Result<Box<dyn Counter>> {
         let thread = self.thread().ok_or_else(no_thread)?;
+        work::charge_host_call();
         self.backend.source.open(request, thread)
+    }
+
+    /// A place for a counter that interrupts `rate` times a second; `None`: its event waits.
+    pub(crate) fn take_place(&self, rate: u64) -> Option<Place> {
+        self.room.take(self.backend.room_limit(), rate)
+    }
+
+    /// Whether a place was given back since the last call.
+    pub(crate) fn take_freed(&self) -> bool {
+        self.room.take_freed()
     }
 
     /// Counters of events' own that start or stop from now on do so together, until
@@ -98,6 +114,7 @@ impl Cpu {
         if self.held.is_none()
             && let Some(thread) = self.thread()
         {
+            work::charge_host_call();
             self.backend.source.hold(thread);
             self.held = Some(thread);
         }
@@ -105,9 +122,11 @@ impl Cpu {
 
     /// The shard is about to be unlocked: counters that were held go on.
     pub(crate) fn release_own(&mut self) {
-        if let Some(thread) = self.held.take()
-            && let Err(error) = self.backend.source.release(thread)
-        {
+        let Some(thread) = self.held.take() else {
+            return;
+        };
+        work::charge_host_call();
+        if let Err(error) = self.backend.source.release(thread) {
             log::error!(
                 "vCPU {}: the host does not go on counting: {error}",
                 self.index
@@ -193,6 +212,7 @@ impl Counters {
             shared.events += 1;
             return Ok(shared.key);
         }
+        work::charge_host_call();
         let key = self.set.get_or_insert_with(make).add(request)?;
         self.shared.push(Shared {
             request: *request,
@@ -212,6 +232,7 @@ impl Counters {
         }
         self.shared.swap_remove(at);
         if let Some(set) = &mut self.set {
+            work::charge_host_call();
             set.remove(key);
         }
         if self.shared.is_empty() {
@@ -224,6 +245,7 @@ impl Counters {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         };
         if !self.fresh {
+            work::charge_host_call();
             set.refresh();
             self.fresh = true;
         }

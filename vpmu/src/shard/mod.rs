@@ -7,6 +7,7 @@ mod cpu;
 mod hooks;
 mod merge;
 mod moment;
+mod room;
 mod state;
 mod writer;
 
@@ -15,6 +16,7 @@ use std::sync::Arc;
 pub(crate) use self::commands::{Answer, CommandBuffer, event_command};
 pub(crate) use self::cpu::{Cpu, Lease};
 pub(crate) use self::moment::ExitView;
+pub(crate) use self::room::{CounterPool, OpenSlot, Place, Room, RoomLimit};
 pub(crate) use self::state::{State, View};
 pub(crate) use self::writer::Writer;
 use crate::backend::Backend;

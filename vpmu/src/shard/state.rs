@@ -39,10 +39,11 @@ use crate::ring::{CountSnapshot, Session};
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
 use crate::tasks::{Task, TaskHistory, Tasks};
-use crate::throttle::Verdict;
+use crate::throttle::{Allowance, Verdict};
 use crate::trace::{Found, OpenExit, Packet};
 use crate::vcpu::{ExitStamp, Hook, exit_matches};
 use crate::walk::{Capture, CpuContext};
+use crate::work;
 
 /// Milliseconds that a host may take to put a record into its ring: when some are collected while the
 /// vCPU runs, those that are younger wait, lest an older one of another ring come after them.
@@ -79,6 +80,9 @@ impl Hasher for IdHasher {
     }
 }
 
+/// Events whose kind costs as much to look at as an operation on one.
+const LOOKS_PER_OPERATION: u64 = 8;
+
 type Events = HashMap<u64, Event, BuildHasherDefault<IdHasher>>;
 
 /// The fate of overflows that are found when an event has been stopped.
@@ -101,9 +105,9 @@ struct OverflowQueue {
     overflows: VecDeque<Overflows>,
     /// A caller further up runs them, one after the other.
     running: bool,
-    /// The group that a record of this exit has read last, by its leader: further records find the same
+    /// The groups that records of this exit have read, by their leaders: further records find the same
     /// counts, and each reading would take as long as the group is large.
-    read: Option<(u64, Arc<[Member]>)>,
+    read: HashMap<u64, Arc<[Member]>, BuildHasherDefault<IdHasher>>,
 }
 
 /// The counts of an event or of its group at one moment, leader first.
@@ -158,6 +162,10 @@ pub(crate) struct State {
     /// The machine has been asked to have such collected.
     collecting: bool,
     errands: Vec<Errand>,
+    /// Events whose counters wait for room, the longest first; some of them may have ceased to.
+    waiting: VecDeque<u64>,
+    /// Samples that the guest's events may still write.
+    allowance: Allowance,
 }
 
 impl State {
@@ -178,6 +186,8 @@ impl State {
             batch: Vec::new(),
             collecting: false,
             errands: Vec::new(),
+            waiting: VecDeque::new(),
+            allowance: Allowance::default(),
         }
     }
 
@@ -188,6 +198,9 @@ impl State {
 
     /// The lock is about to be let go; the work that is left for other shards.
     pub(super) fn finish(&mut self) -> Vec<Errand> {
+        if !self.waiting.is_empty() && self.cpu.take_freed() {
+            self.end_waits();
+        }
         self.cpu.release_own();
         self.writer.publish_notices();
         std::mem::take(&mut self.errands)
@@ -212,13 +225,15 @@ impl State {
         metrics.host_overflows += self.metrics.host_overflows;
         metrics.host_throttles += self.metrics.host_throttles;
         metrics.samples_unnamed += self.metrics.samples_unnamed;
+        metrics.samples_over_budget += self.metrics.samples_over_budget;
+        metrics.counter_waits += self.metrics.counter_waits;
         metrics.overflow_exits += self.metrics.overflow_exits;
         metrics.samples_written += tally.written;
-        metrics.samples_lost += tally.lost;
+        metrics.samples_lost = metrics.samples_lost.saturating_add(tally.lost);
         metrics.samples_throttled += tally.throttled;
         metrics.wakeups += tally.wakeups;
         metrics.aux_written += tally.aux_written;
-        metrics.aux_lost += tally.aux_lost;
+        metrics.aux_lost = metrics.aux_lost.saturating_add(tally.aux_lost);
         metrics.aux_records += tally.aux_records;
     }
 
@@ -275,6 +290,7 @@ impl State {
 
     /// Ids of events, by ascending id.
     pub(crate) fn ids(&self, which: impl Fn(&Event) -> bool) -> Vec<u64> {
+        work::charge(self.events.len() as u64 / LOOKS_PER_OPERATION);
         let events = self.events.values().filter(|event| which(event));
         let mut ids: Vec<u64> = events.map(|event| event.spec.id).collect();
         ids.sort_unstable();
@@ -396,6 +412,7 @@ impl State {
         let collects = event.is_batched() || event.is_throttled();
         let traces = event.spec.is_trace();
         show(event, self.cpu.backend.clock);
+        self.note_wait(id);
         if collects {
             self.start_collecting();
         }
@@ -403,6 +420,30 @@ impl State {
             self.announce(id);
         }
         Ok(())
+    }
+
+    /// An event that waits for room since this moment has its turn when there is some.
+    fn note_wait(&mut self, id: u64) {
+        if self.events.get(&id).is_some_and(Event::is_waiting) {
+            self.metrics.counter_waits += 1;
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Lets counters run that waited for room, as far as there is some now.
+    fn end_waits(&mut self) {
+        for id in std::mem::take(&mut self.waiting) {
+            let Some(event) = self.events.get_mut(&id) else {
+                continue;
+            };
+            match event.stop_waiting(&mut self.cpu) {
+                Ok(true) => self.waiting.push_back(id),
+                Ok(false) => {}
+                Err(error) => {
+                    self.fail(id, error);
+                }
+            }
+        }
     }
 
     /// Makes an event stand still, what is pending for its ring written.
@@ -473,11 +514,12 @@ impl State {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let changed = event.set_period(period);
+        let changed = event.set_period(period, self.cpu.backend.room_limit());
         self.flush(id);
         match changed {
             // The host can allow less than the operator does: all is as before.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Errno::EINVAL),
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Err(Errno::ENOSPC),
             result => result.map_err(|error| self.fail(id, error)),
         }
     }
@@ -555,6 +597,7 @@ impl State {
             return;
         };
         for id in group.members() {
+            work::charge(1);
             if !self.events.contains_key(&id) {
                 self.errands.push(errand(id));
             } else if let Err(errno) = act(self, id) {
@@ -780,9 +823,7 @@ impl State {
 
     /// The counts of a group, leader first; of members in other shards, as they were last.
     fn read_group(&mut self, group: &Group) -> Arc<[Member]> {
-        if let Some((leader, members)) = &self.overflows.read
-            && *leader == group.leader
-        {
+        if let Some(members) = self.overflows.read.get(&group.leader) {
             return Arc::clone(members);
         }
         let read = |event: &GroupEvent| {
@@ -796,7 +837,9 @@ impl State {
         };
         let members: Arc<[Member]> = group.events.iter().map(read).collect();
         if self.overflows.running {
-            self.overflows.read = Some((group.leader, Arc::clone(&members)));
+            self.overflows
+                .read
+                .insert(group.leader, Arc::clone(&members));
         }
         members
     }
@@ -1035,12 +1078,12 @@ impl State {
             return;
         }
         // Read before all had counted the exit.
-        self.overflows.read = None;
+        self.overflows.read.clear();
         while let Some(found) = self.overflows.overflows.pop_front() {
             self.overflows_act(found);
         }
         self.overflows.running = false;
-        self.overflows.read = None;
+        self.overflows.read.clear();
     }
 
     /// Overflows are to act, within [`State::run_overflows`].
@@ -1126,7 +1169,19 @@ impl State {
     fn admit(&mut self, id: u64, moment: &Moment) -> Option<(Verdict, io::Result<()>)> {
         self.unthrottle_at(id, moment.time);
         let limit = self.cpu.backend.rate_limit;
+        let event = self.events.get(&id)?;
+        if !event.is_throttled() && !self.allows(event.is_operators(), moment.time) {
+            return self.with_hooks(id, |event, _| {
+                (Verdict::Exhausted, event.exhaust(limit, moment.time))
+            });
+        }
         self.with_hooks(id, |event, _| event.admit(limit, moment.time))
+    }
+
+    /// Whether a sample of an event may be written at `time`, and then counts: the operator's are none of
+    /// the guest's.
+    fn allows(&mut self, operators: bool, time: u64) -> bool {
+        operators || self.allowance.admit(&self.cpu.backend.budget, time)
     }
 
     /// An event that makes records overflowed after `period`. At the last that its limit allows the
@@ -1136,12 +1191,20 @@ impl State {
         let Some((verdict, silenced)) = self.admit(id, moment) else {
             return false;
         };
-        if verdict == Verdict::Throttled {
-            self.writer.tally.throttled += 1;
-            return true;
-        }
-        let origin = self.sample(id, period, moment);
-        if let (Verdict::Last, Some(origin)) = (verdict, origin) {
+        let origin = match verdict {
+            Verdict::Throttled => {
+                self.writer.tally.throttled += 1;
+                return true;
+            }
+            Verdict::Exhausted => {
+                self.writer.tally.throttled += 1;
+                self.metrics.samples_over_budget += 1;
+                self.events.get(&id).map(|event| moment.origin(event))
+            }
+            Verdict::Within | Verdict::Last => self.sample(id, period, moment),
+        };
+        let is_last = matches!(verdict, Verdict::Last | Verdict::Exhausted);
+        if let Some(origin) = origin.filter(|_| is_last) {
             self.note(id, &origin, &Note::Throttle);
             // A vCPU whose host counter is silent may not come here for long.
             self.start_collecting();
@@ -1150,11 +1213,12 @@ impl State {
             self.fail(id, error);
             return false;
         }
-        !self.reaches_limit(id)
+        verdict == Verdict::Exhausted || !self.reaches_limit(id)
     }
 
     /// Makes the record of one overflow, or counts it as lost; whose it is.
     fn sample(&mut self, id: u64, period: u64, moment: &Moment) -> Option<Origin> {
+        work::charge(1);
         let counts = match self.events.get(&id) {
             Some(event) if event.spec.layout.has(SAMPLE_READ) => self.counts(id),
             _ => Counts::default(),
@@ -1192,6 +1256,8 @@ impl State {
             .sample(event.sink.as_deref(), spec, &origin, &sample)
         {
             event.lost = event.lost.saturating_add(1);
+        } else if !event.is_operators() {
+            self.allowance.spend(self.writer.record.size());
         }
         Some(origin)
     }
@@ -1281,6 +1347,7 @@ impl State {
         let Some(changed) = self.with_hooks(id, |event, cpu| event.pause(cpu, paused)) else {
             return;
         };
+        self.note_wait(id);
         let sampled =
             |event: &&Event| paused && event.is_sampled_by_host() && event.active_on().is_some();
         match self.events.get(&id).filter(sampled) {
@@ -1312,18 +1379,19 @@ impl State {
                 return;
             };
             silenced = silenced.and(result);
-            if verdict == Verdict::Throttled {
+            if matches!(verdict, Verdict::Throttled | Verdict::Exhausted) {
                 self.writer.tally.throttled += 1;
+                self.metrics.samples_over_budget += u64::from(verdict == Verdict::Exhausted);
+                last |= verdict == Verdict::Exhausted;
                 continue;
             }
             overflows += 1;
             counted = counted.saturating_add(period);
             last |= verdict == Verdict::Last;
         }
-        if overflows == 0 {
-            return;
+        if overflows > 0 {
+            self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
-        self.write_sample_packet(id, &origin, moment, overflows, counted);
         if self.events.get(&id).is_some_and(Event::is_paused) {
             // Nothing follows that would show it.
             self.flush(id);
@@ -1727,7 +1795,18 @@ impl State {
                 .as_ref()
                 .is_some_and(|own| Arc::ptr_eq(own, sink));
             let regs = entry.regs;
-            if !own || event.spec.excludes(regs.user) || !event.admit_plain(limit, time) {
+            let guests = !event.is_operators();
+            if !own || event.spec.excludes(regs.user) || event.is_throttled() {
+                return index;
+            }
+            let budget = &self.cpu.backend.budget;
+            if guests && !self.allowance.admit(budget, time) {
+                return index;
+            }
+            if !event.admit_plain(limit, time) {
+                if guests {
+                    self.allowance.give_back();
+                }
                 return index;
             }
             let Some(moment) = self.recorded_moment(entry, history) else {
@@ -1746,7 +1825,12 @@ impl State {
             };
             let context = context(spec, &origin);
             let outcome = match self.writer.record.sample(&spec.layout, &origin, &sample) {
-                Ok(record) => session.write(record, &context),
+                Ok(record) => {
+                    if guests {
+                        self.allowance.spend(size_of_val(record));
+                    }
+                    session.write(record, &context)
+                }
                 Err(_) => session.lose(1),
             };
             if outcome.wake {

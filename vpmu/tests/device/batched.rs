@@ -12,7 +12,7 @@ use vpmu::{Engines, ExitReason, Limits};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::reader::{Reader, Record, Sample, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, open_of, sampling, thread};
+use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, command, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
 /// Ticks for which the youngest records wait.
@@ -76,7 +76,7 @@ fn vcpus_go_on_while_the_host_is_tried() {
         trial.wait();
         let seen = format!("{:?}", rig.vpmu);
         trial.wait();
-        control.join().expect("no panic");
+        let _ = control.join().expect("no panic");
         assert!(!seen.contains("<locked>"), "the lock is held");
     });
     let answer = rig.queues[0].answer().expect("answered");
@@ -131,7 +131,7 @@ fn the_engine_is_chosen_by_what_host_event_and_operator_can() {
         ),
     ];
     for (engines, knows, rows) in expected {
-        let mut rig = Rig::with_engines(engines, Limits::default(), ALL_FEATURES);
+        let mut rig = Rig::with_engines(engines, limits(), ALL_FEATURES);
         if knows {
             rig.world.know_ips();
         }

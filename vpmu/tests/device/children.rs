@@ -3,7 +3,7 @@
 use vpmu::abi::*;
 
 use crate::reader::{LOST, READ, SAMPLE, THROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, command, open_of, sampling};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 
 fn family(rig: &mut Rig, flags: u32, format: u64) -> (u64, u64) {
     let request = OpenRequest {
@@ -64,7 +64,7 @@ fn counts_are_written_only_where_they_are_asked_for() {
 fn records_that_are_no_samples_end_with_who_and_when() {
     let limits = vpmu::Limits {
         max_sample_rate: 60 * 100,
-        ..vpmu::Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.runs(0, 41, 42);
@@ -121,7 +121,7 @@ fn records_that_are_no_samples_end_with_who_and_when() {
 fn a_throttle_ends_with_who_and_when() {
     let limits = vpmu::Limits {
         max_sample_rate: 3 * 100,
-        ..vpmu::Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.runs(1, 41, 42);

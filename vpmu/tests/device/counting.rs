@@ -3,7 +3,7 @@
 use vpmu::ExitReason;
 use vpmu::abi::*;
 
-use crate::rig::{Rig, command, open_of, thread};
+use crate::rig::{Rig, command, open_of, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 #[test]
@@ -217,17 +217,27 @@ fn the_queue_of_another_vcpu_is_refused() {
 }
 
 #[test]
-fn what_is_pinned_is_pinned_at_the_host() {
+fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     let mut rig = Rig::new();
     let (kind, config) = CYCLES;
-    rig.open(&open_of(kind, config, 0)).expect("open");
-    assert_eq!(rig.world.pinned(), 0);
     let pinned = OpenRequest {
-        flags: OPEN_PINNED.into(),
+        flags: (OPEN_PINNED | OPEN_ENABLED).into(),
         ..open_of(kind, config, 0)
     };
-    rig.open(&pinned).expect("open");
-    assert_eq!(rig.world.pinned(), 1);
+    let counting = rig.open(&pinned).expect("open");
+    let events = [counting, rig.open(&sampling(pinned, 1000)).expect("open")];
+    // The host is not asked to pin it: it would never give way to another user's.
+    assert_eq!(rig.world.pinned(), 0);
+    rig.world.work(thread(0), 100, 4);
+    for event in events {
+        assert_eq!(rig.value(0, event), 100);
+    }
+    rig.world.work(thread(0), 100, 3);
+    for event in events {
+        let reply = rig.command(0, COMMAND_READ, event);
+        assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
+        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 100));
+    }
 }
 
 #[test]

@@ -68,12 +68,17 @@ impl DriverQueue {
     }
 
     pub(crate) fn describe(&self, index: u16, descriptor: Descriptor) {
+        self.describe_as(index, descriptor, 0);
+    }
+
+    /// As [`DriverQueue::describe`], with more flags.
+    pub(crate) fn describe_as(&self, index: u16, descriptor: Descriptor, flags: u16) {
         let at = self.descriptors + 16 * u64::from(index);
         let write = if descriptor.writable { WRITE } else { 0 };
         let next = descriptor.next.map_or(0, |_| NEXT);
         self.store(at, descriptor.address);
         self.store(at + 8, descriptor.len);
-        self.store(at + 12, write | next);
+        self.store(at + 12, write | next | flags);
         self.store(at + 14, descriptor.next.unwrap_or(0));
     }
 

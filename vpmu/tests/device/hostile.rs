@@ -296,7 +296,7 @@ fn chains_that_loop_or_leave_memory_end() {
         },
     );
     queue.offer(5);
-    rig.vpmu.notify(QUEUE_CONTROL);
+    let _ = rig.vpmu.notify(QUEUE_CONTROL);
     let returned: Vec<_> = std::iter::from_fn(|| rig.queues[0].reclaim()).collect();
     assert_eq!(returned, [(0, 0), (3, 0), (4, 0), (5, 0)]);
     rig.open(&open_of(KIND_MARK, 5, 0))
@@ -311,10 +311,10 @@ fn a_queue_that_makes_no_sense_stays_silent() {
     ] {
         let mut rig = Rig::new();
         break_it(&mut rig);
-        rig.vpmu.notify(QUEUE_CONTROL);
+        let _ = rig.vpmu.notify(QUEUE_CONTROL);
         assert_eq!(rig.queues[0].reclaim(), None);
         rig.queues[0].claim(0);
-        rig.vpmu.notify(QUEUE_CONTROL);
+        let _ = rig.vpmu.notify(QUEUE_CONTROL);
         assert_eq!(rig.queues[0].reclaim(), None);
         let replies = rig.commands(0, &[command(COMMAND_VCPU, 0)]);
         assert_eq!(replies[0].status.get(), 0, "the other queues go on");
@@ -325,7 +325,7 @@ fn a_queue_that_makes_no_sense_stays_silent() {
 fn notifications_from_nowhere_are_ignored() {
     let mut rig = Rig::new();
     rig.queues[2].request(command(COMMAND_VCPU, 0).as_bytes(), 32);
-    rig.vpmu.notify(QUEUE_VCPU);
+    let _ = rig.vpmu.notify(QUEUE_VCPU);
     rig.vcpus.kick(0, QUEUE_VCPU + 2);
     rig.vcpus.kick(0, u16::MAX);
     assert_eq!(rig.queues[2].reclaim(), None);

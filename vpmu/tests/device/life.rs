@@ -4,7 +4,7 @@ use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
 use vpmu::{Error, ExitReason, Limits};
 
-use crate::rig::{ALL_FEATURES, Rig, open_of, sampling, thread};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
 #[test]
@@ -31,8 +31,8 @@ fn after_a_reset_guest_memory_is_the_guests() {
     (0..1000).for_each(|_| rig.mark(0, 5, 1));
     rig.world.work(thread(0), 10_000, 4);
     rig.exit(0, ExitReason::Signal, &mut At(1));
-    rig.vpmu.notify(QUEUE_CONTROL);
-    rig.vpmu.notify(QUEUE_EVENT);
+    let _ = rig.vpmu.notify(QUEUE_CONTROL);
+    let _ = rig.vpmu.notify(QUEUE_EVENT);
     rig.vcpus.kick(0, QUEUE_VCPU);
     assert!(before != offered, "the snapshot sees a change");
     assert!(
@@ -84,7 +84,7 @@ fn a_device_needs_version_1_and_queues_in_memory() {
 
 #[test]
 fn without_the_ring_feature_nothing_samples() {
-    let mut rig = Rig::with(Limits::default(), 1 << 32);
+    let mut rig = Rig::with(limits(), 1 << 32);
     let request = open_of(KIND_MARK, 5, 0);
     assert_eq!(rig.open(&sampling(request, 1)), Err(libc::EOPNOTSUPP));
     let event = rig.open(&request).expect("counting");
@@ -97,7 +97,7 @@ fn limits_hold() {
         max_events: 3,
         max_ring_pages: 4,
         max_pages: 7,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let request = open_of(KIND_MARK, 5, 0);

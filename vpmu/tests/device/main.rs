@@ -7,6 +7,7 @@
 
 mod areas;
 mod batched;
+mod budgets;
 mod children;
 mod counting;
 mod driver;
@@ -29,6 +30,7 @@ mod rates;
 mod reader;
 mod rig;
 mod rings;
+mod rooms;
 mod sampling;
 mod traces;
 mod vcpus;

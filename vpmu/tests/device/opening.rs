@@ -3,7 +3,7 @@
 use vpmu::Limits;
 use vpmu::abi::*;
 
-use crate::rig::{ALL_FEATURES, Rig, open_of, sampling};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 use crate::world::{CYCLES, FAULTS};
 
 const READ: u64 = 1 << 4;
@@ -116,7 +116,7 @@ fn registers_stacks_and_chains_have_perfs_bounds() {
 fn periods_and_frequencies_have_bounds() {
     let limits = Limits {
         max_sample_rate: 5000,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let mut rate = [0; 4];

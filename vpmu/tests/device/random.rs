@@ -8,7 +8,7 @@ use vpmu::Limits;
 use vpmu::abi::*;
 
 use crate::reader::{LOST, READ, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, open_of, sampling};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 
 /// What the driver does; events are named by their place among those that were ever opened.
 #[derive(Debug, Clone)]
@@ -78,7 +78,7 @@ impl Run {
         let limits = Limits {
             max_sample_rate: 3000,
             max_pages: 20,
-            ..Limits::default()
+            ..limits()
         };
         Self {
             rig: Rig::with(limits, ALL_FEATURES),

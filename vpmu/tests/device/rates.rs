@@ -4,7 +4,7 @@ use vpmu::abi::*;
 use vpmu::{ExitReason, Limits};
 
 use crate::reader::{Raw, SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, open_of, sampling, thread};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
 const WINDOW: u64 = 10_000_000;
@@ -13,7 +13,7 @@ const WINDOW: u64 = 10_000_000;
 fn throttled(share: u32) -> Rig {
     let limits = Limits {
         max_sample_rate: share * 100,
-        ..Limits::default()
+        ..limits()
     };
     let rig = Rig::with(limits, ALL_FEATURES);
     rig.world.pass(100 * WINDOW);
@@ -149,7 +149,7 @@ fn a_frequency_is_reached_whatever_the_speed() {
 fn a_new_frequency_is_kept_to() {
     let limits = Limits {
         max_sample_rate: 10_000,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let request = OpenRequest {

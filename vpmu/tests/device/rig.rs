@@ -54,7 +54,7 @@ impl Vcpus {
         session.take().expect("it has a thread")
     }
 
-    fn with<T>(&self, vcpu: u32, act: impl FnOnce(&mut VcpuSession) -> T) -> T {
+    pub(crate) fn with<T>(&self, vcpu: u32, act: impl FnOnce(&mut VcpuSession) -> T) -> T {
         let mut session = self.0[vcpu as usize].lock().expect("no panic");
         act(session.as_mut().expect("it has a thread"))
     }
@@ -77,6 +77,16 @@ impl Vcpus {
 
     pub(crate) fn wants_registers(&self, vcpu: u32) -> bool {
         self.with(vcpu, |session| session.wants_registers())
+    }
+}
+
+/// The default limits, for a host that every interrupt and record costs nothing.
+pub(crate) fn limits() -> Limits {
+    Limits {
+        min_hardware_period: 1,
+        max_samples: u32::MAX,
+        max_record_bytes: u64::MAX,
+        ..Limits::default()
     }
 }
 
@@ -120,7 +130,7 @@ impl Rig {
     pub(crate) fn new() -> Self {
         let limits = Limits {
             max_sample_rate: u32::MAX,
-            ..Limits::default()
+            ..limits()
         };
         Self::with(limits, ALL_FEATURES)
     }
@@ -138,7 +148,8 @@ impl Rig {
 
     /// A device whose vCPUs have no threads yet, and that has no driver.
     pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
-        let world = Arc::new(World::default());
+        let memory =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
         let settings = Settings {
             vcpus: VCPUS,
             // A tick is a nanosecond.
@@ -146,14 +157,22 @@ impl Rig {
             limits,
             engines,
         };
+        Self::with_memory(settings, window, memory)
+    }
+
+    /// The same, in memory of the caller's.
+    pub(crate) fn with_memory(
+        settings: Settings,
+        window: Option<&GuestMemoryMmap>,
+        memory: GuestMemoryMmap,
+    ) -> Self {
+        let world = Arc::new(World::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world));
         let mut vpmu = Vpmu::new(settings, machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");
         }
-        let memory =
-            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
         Self {
             world,
             vpmu: Arc::new(vpmu),
@@ -194,7 +213,7 @@ impl Rig {
     /// A control request as bytes, `room` for its answer.
     pub(crate) fn control_bytes(&mut self, request: &[u8], room: usize) -> Vec<u8> {
         self.queues[0].request(request, room);
-        self.vpmu.notify(QUEUE_CONTROL);
+        let _ = self.vpmu.notify(QUEUE_CONTROL);
         self.queues[0].answer().expect("answered at once")
     }
 
@@ -383,7 +402,7 @@ impl Rig {
         };
         queue.describe(slot, descriptor);
         queue.offer(slot);
-        self.vpmu.notify(QUEUE_EVENT);
+        let _ = self.vpmu.notify(QUEUE_EVENT);
     }
 
     /// The next notice: its kind and event.

@@ -16,6 +16,8 @@ pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
 /// Records exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
+/// A clock: its count is of nanoseconds.
+pub(crate) const CLOCK: (u32, u64) = (KIND_SOFTWARE, 0);
 /// The shortest period of `CYCLES`.
 pub(crate) const SHORTEST: u64 = 10;
 
@@ -93,6 +95,26 @@ impl World {
     /// The host's TSC, not looked at.
     pub(crate) fn now(&self) -> u64 {
         self.tsc.load(Ordering::Relaxed)
+    }
+
+    /// How many counters run on `thread`.
+    pub(crate) fn running(&self, thread: i32) -> usize {
+        let counters = self.counters.lock().expect("no panic");
+        let running = counters.iter().filter(|counter| {
+            let counter = counter.lock().expect("no panic");
+            counter.running && counter.thread == thread
+        });
+        running.count()
+    }
+
+    /// The periods of the counters that have one.
+    pub(crate) fn periods(&self) -> Vec<u64> {
+        let counters = self.counters.lock().expect("no panic");
+        let periods = counters.iter().filter_map(|counter| {
+            let counter = counter.lock().expect("no panic");
+            (counter.period != 0 && !counter.frequency).then_some(counter.period)
+        });
+        periods.collect()
     }
 
     /// The frequencies of the counters that have one.
@@ -377,6 +399,10 @@ impl FakeSource {
             offers: vec![
                 offer(CYCLES, "cycles", Some(SHORTEST)),
                 offer(FAULTS, "page-faults", None),
+                Offer {
+                    unit: "ns",
+                    ..offer(CLOCK, "clock", Some(1))
+                },
                 Offer {
                     unit: "bytes",
                     ..offer(EXITS, "exit-trace", None)

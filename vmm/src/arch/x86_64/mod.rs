@@ -2,6 +2,7 @@
 
 pub mod acpi;
 pub mod boot;
+pub mod calls;
 pub mod cpuid;
 pub mod kernel;
 pub mod layout;

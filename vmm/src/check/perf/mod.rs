@@ -27,6 +27,7 @@ use vpmu::source::{Counter, Request, Source};
 use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
 use super::guest;
 use super::machine::Ring;
+use super::watch;
 use crate::signal::kick_signal;
 
 /// How a guest's loop is sampled.
@@ -39,6 +40,8 @@ struct Sampling {
     attempts: u32,
     /// A sample every so many nanoseconds of the clock.
     period: u64,
+    /// Whether enough samples end it.
+    ends_early: bool,
 }
 
 /// For the survey: at 1 kHz.
@@ -46,13 +49,18 @@ const THOROUGH: Sampling = Sampling {
     time: Duration::from_millis(200),
     attempts: 4,
     period: 1_000_000,
+    ends_early: false,
 };
-/// For who only wants to know whether to rely on samples: enough of them in little time.
+/// For a machine that is about to boot: enough samples in little time, by one small guest: making and
+/// ending those takes longer.
 const QUICK: Sampling = Sampling {
-    time: Duration::from_millis(10),
-    attempts: 8,
-    period: 250_000,
+    time: Duration::from_secs(2),
+    attempts: 1,
+    period: 100_000,
+    ends_early: true,
 };
+/// After how many samples it is looked whether there are enough.
+const BATCH: u32 = 10;
 /// How long a thread spins to see whether its own host work is counted.
 const SPUN: Duration = Duration::from_millis(5);
 
@@ -227,7 +235,8 @@ fn excludes_host(kind: u32, config: u32) -> io::Result<bool> {
 
 /// Whether samples of a vCPU thread name the guest's addresses, in user and in kernel mode.
 pub(super) fn knows_guest_ips() -> bool {
-    [Ring::User, Ring::Kernel]
+    // Where only one of them has its addresses, it is user mode: KVM in software runs that natively.
+    [Ring::Kernel, Ring::User]
         .into_iter()
         .all(|ring| sample_guest(ring, QUICK).is_ok_and(|samples| samples.name_places()))
 }
@@ -236,7 +245,7 @@ pub(super) fn knows_guest_ips() -> bool {
 fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, String> {
     let mut samples = Samples::default();
     for attempt in 0..how.attempts {
-        samples += sample_once(ring, how.time * (1 << attempt), how.period)?;
+        samples += sample_once(ring, how.time * (1 << attempt), how)?;
         if samples.are_enough() {
             break;
         }
@@ -244,22 +253,35 @@ fn sample_guest(ring: Ring, how: Sampling) -> Result<Samples, String> {
     Ok(samples)
 }
 
-fn sample_once(ring: Ring, time: Duration, period: u64) -> Result<Samples, String> {
+fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, String> {
     let text = |error: io::Error| error.to_string();
     let start = move || {
         let mut attr = attr(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into());
-        attr.__bindgen_anon_1.sample_period = period;
+        attr.__bindgen_anon_1.sample_period = how.period;
         attr.sample_type = PERF_SAMPLE_IP.into();
+        attr.__bindgen_anon_2.wakeup_events = BATCH;
         let event = sys::Event::open(attr).map_err(text)?;
+        if how.ends_early {
+            event.announce(watch::signal()).map_err(text)?;
+        }
         let ring = event.ring().map_err(text)?;
         event.enable().map_err(text)?;
         Ok((event, ring))
     };
-    let finish = move |(event, ring): (sys::Event, sys::Ring)| {
-        event.disable().map_err(text)?;
+    let stopped = |(event, ring): &(sys::Event, sys::Ring)| {
+        event.disable()?;
         Ok(samples::count(&ring.records(), guest::in_loop))
     };
-    guest::spin(time, ring, start, finish)
+    let done = move |observer: &(sys::Event, sys::Ring)| {
+        let enough = |observer| {
+            let enough = stopped(observer)?.are_enough();
+            observer.0.enable().map(|()| enough)
+        };
+        // What fails now fails once more at the end, which reports it.
+        how.ends_early && enough(observer).unwrap_or(true)
+    };
+    let finish = move |observer| stopped(&observer).map_err(text);
+    guest::spin(time, ring, start, done, finish)
 }
 
 /// Whether the host records the exits of a guest that loops and is stopped: the exit that stops it
@@ -307,5 +329,5 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
         exits.stop().map_err(text)?;
         Ok(exits.read().map_err(text)?.value)
     };
-    guest::spin(time, Ring::User, start, finish)
+    guest::spin(time, Ring::User, start, |_| false, finish)
 }

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use libc::c_int;
 use perf_event_open_sys::bindings::{perf_event_attr, perf_event_mmap_page};
 use perf_event_open_sys::ioctls;
 
@@ -50,6 +51,33 @@ impl Event {
             return Err(io::Error::last_os_error());
         }
         Ok(())
+    }
+
+    /// Has it send `signal` to the calling thread whenever it wakes its readers.
+    pub(super) fn announce(&self, signal: c_int) -> io::Result<()> {
+        /// `struct f_owner_ex`, and the kind of owner that is a thread.
+        #[repr(C)]
+        struct Owner {
+            kind: c_int,
+            pid: c_int,
+        }
+        const THREAD: c_int = 0;
+        const F_SETOWN_EX: c_int = 15;
+        const F_SETSIG: c_int = 10;
+        let fd = self.file.as_raw_fd();
+        // SAFETY: takes nothing.
+        let pid = unsafe { libc::gettid() };
+        let owner = Owner { kind: THREAD, pid };
+        let checked = |answer: c_int| match answer {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        // SAFETY: the kernel reads one `f_owner_ex` within the call.
+        checked(unsafe { libc::fcntl(fd, F_SETOWN_EX, &raw const owner) })?;
+        // SAFETY: no pointer.
+        checked(unsafe { libc::fcntl(fd, F_SETSIG, signal) })?;
+        // SAFETY: no pointer.
+        checked(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC) })
     }
 
     /// Makes it stop.

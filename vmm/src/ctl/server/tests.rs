@@ -1,6 +1,6 @@
 //! Clients of every manner, on a real socket.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::path::{Path, PathBuf};
 
@@ -18,15 +18,17 @@ impl Bench {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ctl");
-        let socket = Socket::listen(&path).expect("listens");
-        let serve = |request| match request {
+        let socket = Socket::listen(&path, None).expect("listens");
+        let serve = |request, _file| match request {
             Request::End { event } if event == "known" => Reply::Ok(Answer::Done),
             // More than a socket holds for a reader who does not read.
             Request::List {} => Reply::Error("x".repeat(1 << 20)),
             _ => Reply::Error("unknown".to_owned()),
         };
         Self {
-            server: Some(Server::start(socket, Box::new(serve)).expect("serves")),
+            server: Some(
+                Server::start(socket, Box::new(serve), &Confinement::none()).expect("serves"),
+            ),
             path,
             _directory: directory,
         }

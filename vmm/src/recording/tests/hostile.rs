@@ -47,6 +47,7 @@ fn what_is_no_record_of_the_event_is_left_out_and_counted() {
         samples: 2,
         lost: 0,
         left_out: bad.len() as u64,
+        bytes: std::fs::metadata(&recorded.path).unwrap().len(),
     };
     assert_eq!(recorded.summary, expected);
     assert_eq!(script(&recorded.path).len(), 2);

@@ -37,6 +37,7 @@ fn samples_stand_in_the_order_of_their_times_whatever_their_vcpu() {
     let expected = Summary {
         events: 2,
         samples: 5,
+        bytes: fs::metadata(&recorded.path).unwrap().len(),
         ..Summary::default()
     };
     assert_eq!(recorded.summary, expected);

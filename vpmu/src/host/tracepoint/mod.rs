@@ -58,6 +58,8 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracepoints {
     pub(super) layout: Layout,
+    /// Everybody may see their data.
+    open_to_all: bool,
 }
 
 /// Where the raw data of both has what.
@@ -92,7 +94,8 @@ pub(super) fn offer() -> Offer {
 }
 
 impl Tracepoints {
-    /// Looks for them in the host's tracefs. They are not opened for it: closing takes long.
+    /// Looks for them in the host's tracefs. They are not opened for it: closing takes long. Whether
+    /// they can be is for [`Tracepoints::permitted`] to say.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -106,13 +109,11 @@ impl Tracepoints {
             };
             match read(EXIT).and_then(|exit| Ok((exit, read(ENTRY)?))) {
                 Ok((exit, entry)) => {
-                    let found = Self::parse(&exit, &entry)?;
+                    let mut found = Self::parse(&exit, &entry)?;
                     if !DRIVERS.iter().any(|driver| Path::new(driver).exists()) {
                         return Err(Refusal::Driver);
                     }
-                    if !permission::granted() {
-                        return Err(Refusal::Permission);
-                    }
+                    found.open_to_all = permission::is_open_to_all();
                     return Ok(found);
                 }
                 Err((_, source)) if source.kind() == io::ErrorKind::NotFound => {}
@@ -120,6 +121,17 @@ impl Tracepoints {
             }
         }
         Err(refused)
+    }
+
+    /// The same, if the calling thread may see their data.
+    ///
+    /// # Errors
+    /// [`Refusal::Permission`].
+    pub(super) fn permitted(self) -> Result<Self, Refusal> {
+        match self.open_to_all || permission::is_capable() {
+            true => Ok(self),
+            false => Err(Refusal::Permission),
+        }
     }
 
     /// Opens them on the calling thread, and closes them again, which takes long.
@@ -157,6 +169,7 @@ impl Tracepoints {
                 info,
                 end,
             },
+            open_to_all: false,
         })
     }
 }

@@ -43,6 +43,7 @@ fn spec(id: u64, kind: u32) -> EventSpec {
         max_stack: 0,
         engine: ENGINE_ANY,
         shortest_period: 1,
+        by_clock: false,
     }
 }
 

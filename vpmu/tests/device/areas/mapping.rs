@@ -4,7 +4,7 @@ use vpmu::Limits;
 use vpmu::abi::*;
 
 use super::{pages, trace};
-use crate::rig::{ALL_FEATURES, Errno, MEMORY, Rig, open_of};
+use crate::rig::{ALL_FEATURES, Errno, MEMORY, Rig, limits, open_of};
 use crate::traces::area::map_aux;
 
 fn unmap_aux(rig: &mut Rig, event: u64) -> Result<(), Errno> {
@@ -114,7 +114,7 @@ fn limits_hold() {
     let limits = Limits {
         max_aux_pages: 8,
         max_pages: 16,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let offset = std::mem::offset_of!(Config, max_aux_pages) as u64;
@@ -139,7 +139,7 @@ fn limits_hold() {
 #[test]
 fn without_the_feature_there_are_no_areas() {
     for missing in [F_RING, F_AUX] {
-        let mut rig = Rig::with(Limits::default(), ALL_FEATURES & !(1 << missing));
+        let mut rig = Rig::with(limits(), ALL_FEATURES & !(1 << missing));
         assert_eq!(rig.open(&trace()), Err(libc::EOPNOTSUPP));
         let area = pages(&mut rig, 1);
         for flags in [0, MAP_DRIVEN] {

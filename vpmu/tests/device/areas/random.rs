@@ -10,7 +10,7 @@ use vpmu::abi::*;
 
 use super::{AUX, pages};
 use crate::reader::Reader;
-use crate::rig::{ALL_FEATURES, Rig, command, open_of};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of};
 use crate::traces::area::{AreaReader, Packet, map_aux};
 use crate::world::At;
 
@@ -92,7 +92,7 @@ impl Run {
     fn new() -> Self {
         let limits = Limits {
             max_sample_rate: u32::MAX,
-            ..Limits::default()
+            ..limits()
         };
         Self {
             rig: Rig::with(limits, ALL_FEATURES),

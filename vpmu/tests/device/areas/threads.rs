@@ -67,7 +67,7 @@ fn an_area_is_the_guests_again_while_its_vcpus_run() {
     let (vpmu, vcpus) = (&*vpmu, &*vcpus);
     let mut control = |request: &[u8]| {
         queues[0].request(request, size_of::<ControlReply>());
-        vpmu.notify(QUEUE_CONTROL);
+        let _ = vpmu.notify(QUEUE_CONTROL);
         let answer = queues[0].answer().expect("answered at once");
         let reply = ControlReply::read_from_bytes(&answer).expect("a reply");
         assert_eq!(reply.status.get(), 0);

@@ -50,7 +50,7 @@ fn a_limit_is_kept_to_the_record() {
 fn a_rate_is_kept() {
     let limits = Limits {
         max_sample_rate: 1000,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();
@@ -78,7 +78,7 @@ fn a_rate_is_kept() {
 fn a_throttle_is_over_when_what_its_window_held_is_written() {
     let limits = Limits {
         max_sample_rate: 1000,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();

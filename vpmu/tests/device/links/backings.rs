@@ -5,7 +5,7 @@ use vpmu::abi::*;
 use vpmu::{ExitReason, Limits};
 
 use super::{START, STOP, between_marks, paused, paused_sampling};
-use crate::rig::{ALL_FEATURES, Rig, open_of, sampling, thread};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
 #[test]
@@ -173,7 +173,7 @@ fn a_throttled_overflow_acts_all_the_same() {
     let limits = Limits {
         // One record each 10 ms.
         max_sample_rate: 100,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let target = between_marks(&mut rig, &paused(KIND_MARK, 5));

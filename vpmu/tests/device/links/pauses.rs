@@ -5,7 +5,7 @@ use vpmu::{ExitReason, Limits};
 
 use super::{START, STOP, between_marks, paused_sampling};
 use crate::reader::{Reader, SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, thread};
+use crate::rig::{ALL_FEATURES, Rig, limits, thread};
 use crate::world::{At, CYCLES};
 
 /// Both backings that count one by one: the device's, and a counter of the host's.
@@ -90,7 +90,7 @@ fn a_throttle_that_ends_in_a_pause_is_over_after_it() {
     let limits = Limits {
         // One record each 10 ms.
         max_sample_rate: 100,
-        ..Limits::default()
+        ..limits()
     };
     for (kind, config) in BACKINGS {
         let mut rig = Rig::with(limits.clone(), ALL_FEATURES);

@@ -47,7 +47,7 @@ fn ends_come_and_go_while_marks_are_placed() {
         scope.spawn(move || {
             let mut ask = move |request: &[u8], room| {
                 control.request(request, room);
-                vpmu.notify(QUEUE_CONTROL);
+                let _ = vpmu.notify(QUEUE_CONTROL);
                 control.answer().expect("answered at once")
             };
             start.wait();

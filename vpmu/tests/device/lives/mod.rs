@@ -14,7 +14,7 @@ use vpmu::{Limits, Persist};
 use self::model::{Context, Event, MOST, Model, Ring};
 use crate::persistent::{WINDOW_FEATURES, name, reader, window};
 use crate::reader::{Reader, SAMPLE};
-use crate::rig::{Errno, Rig, command, open_of};
+use crate::rig::{Errno, Rig, command, limits, open_of};
 
 const IP: u64 = 1;
 const NAMES: [&str; 3] = ["one", "two", "event1"];
@@ -131,7 +131,7 @@ impl Run {
         let limits = Limits {
             max_sample_rate: u32::MAX,
             max_persistent: u32::try_from(MOST).expect("few"),
-            ..Limits::default()
+            ..limits()
         };
         let window = window(512);
         Self {

@@ -142,8 +142,12 @@ impl Model {
         if matches!(event.context, Context::Task(_)) || self.is_grouped(id) {
             return Err(libc::EINVAL);
         }
+        let own = format!("event{id}");
+        if name.is_some_and(|name| name.starts_with("event") && name != own) {
+            return Err(libc::EINVAL);
+        }
         let name = name.map(str::to_owned).or_else(|| event.name.clone());
-        let name = name.unwrap_or_else(|| format!("event{id}"));
+        let name = name.unwrap_or(own);
         let mut others = self.events.iter().filter(|(other, _)| **other != id);
         if others.any(|(_, other)| other.name.as_ref() == Some(&name)) {
             return Err(libc::EEXIST);

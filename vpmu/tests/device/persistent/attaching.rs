@@ -2,10 +2,10 @@
 
 use vpmu::abi::*;
 use vpmu::source::Rate;
-use vpmu::{Engines, ExitReason, Limits, Persist};
+use vpmu::{Engines, ExitReason, Persist};
 
 use super::{WINDOW_FEATURES, asked, samples, window};
-use crate::rig::{Rig, thread};
+use crate::rig::{Rig, limits, thread};
 use crate::world::At;
 
 fn cycles(rig: &Rig) -> u64 {
@@ -22,7 +22,7 @@ fn count(rig: &Rig) -> u64 {
 
 #[test]
 fn it_begins_with_the_first_instruction_of_its_vcpu() {
-    let rig = Rig::bare(Engines::Auto, Limits::default(), Some(&window(64)));
+    let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     let event = cycles(&rig);
     assert_eq!(rig.world.open_counters(), 0, "there is no thread to count");
     assert_eq!(rig.vpmu.persistent()[0].state, STATE_INACTIVE);
@@ -38,7 +38,7 @@ fn it_begins_with_the_first_instruction_of_its_vcpu() {
 
 #[test]
 fn another_thread_takes_over() {
-    let rig = Rig::bare(Engines::Auto, Limits::default(), Some(&window(64)));
+    let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     let event = cycles(&rig);
     rig.attach(0);
     rig.world.work(thread(0), 130, 4);
@@ -62,7 +62,7 @@ fn another_thread_takes_over() {
 
 #[test]
 fn between_two_threads_nothing_is_counted_on_one_that_is_gone() {
-    let rig = Rig::bare(Engines::Auto, Limits::default(), Some(&window(64)));
+    let rig = Rig::bare(Engines::Auto, limits(), Some(&window(64)));
     rig.attach(0);
     let before = cycles(&rig);
     rig.world.work(thread(0), 30, 4);
@@ -119,7 +119,7 @@ fn what_is_off_stays_off_and_goes_on_there() {
 #[test]
 fn several_machines_one_after_the_other() {
     let memory = window(64);
-    let mut rig = Rig::bare(Engines::Auto, Limits::default(), Some(&memory));
+    let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
     let event = rig.vpmu.persist(&asked("mark=5", 1)).expect("started");
     for boot in 0..5 {
         (0..2).for_each(|vcpu| rig.attach_as(vcpu, 10 + boot));

@@ -4,7 +4,7 @@ use vpmu::Limits;
 use vpmu::abi::*;
 
 use super::{marks, name, window};
-use crate::rig::{ALL_FEATURES, Rig, open_of, sampling};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 use crate::world::CYCLES;
 
 #[test]
@@ -103,17 +103,31 @@ fn it_can_be_opened_so() {
     for refused in [marks(CONTEXT_TASK), of_family, of_group] {
         assert_eq!(rig.open(&persistent(refused)), Err(libc::EINVAL));
     }
-    rig.detach(other, &format!("event{}", other + 1))
-        .expect("detached");
-    assert_eq!(rig.open(&persistent(marks(0))), Err(libc::EEXIST));
-    assert_eq!(rig.listed().len(), 2, "nothing was opened");
+}
+
+#[test]
+fn name_of_another_events_id_is_refused() {
+    let mut rig = Rig::new();
+    let event = rig.open(&marks(0)).expect("open");
+    for id in [event + 1, 0, u64::MAX] {
+        let name = format!("event{id}");
+        assert_eq!(rig.detach(event, &name), Err(libc::EINVAL), "{name}");
+    }
+    assert_eq!(rig.detach(event, &format!("event{event}")), Ok(()));
+    // So the next event has its name, whatever there is.
+    let persistent = OpenRequest {
+        flags: OPEN_PERSISTENT.into(),
+        ..marks(0)
+    };
+    let next = rig.open(&persistent).expect("open");
+    assert_eq!(name(&rig.listed()[1]), format!("event{next}"));
 }
 
 #[test]
 fn the_operator_says_how_many() {
     let limits = Limits {
         max_persistent: 2,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let events = [(); 3].map(|()| rig.open(&marks(0)).expect("open"));

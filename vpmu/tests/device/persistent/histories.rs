@@ -2,10 +2,10 @@
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{ExitReason, Limits, Persist, PersistError};
+use vpmu::{ExitReason, Persist, PersistError};
 
 use super::{WINDOW, WINDOW_FEATURES, asked, marks, samples, window};
-use crate::rig::{Rig, open_of, sampling, thread};
+use crate::rig::{Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
 /// The data of the ring that lies first in the window.
@@ -167,7 +167,7 @@ fn only_persistent_events_with_a_ring_have_one() {
         rig.vpmu.history(77),
         Err(PersistError::NoSuch(77))
     ));
-    let unopened = Rig::bare(vpmu::Engines::Auto, Limits::default(), None);
+    let unopened = Rig::bare(vpmu::Engines::Auto, limits(), None);
     assert!(matches!(
         unopened.vpmu.history(1),
         Err(PersistError::NoSuch(1))

@@ -15,7 +15,7 @@ use vpmu::{Engines, Limits, Persist};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::reader::{Reader, SAMPLE};
-use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, open_of, sampling};
+use crate::rig::{ALL_FEATURES, Errno, Rig, VCPUS, limits, open_of, sampling};
 
 /// Where the guest sees the window: beyond its memory.
 pub(crate) const WINDOW: u64 = 0xd010_0000;
@@ -33,7 +33,7 @@ impl Rig {
     pub(crate) fn windowed(window: &GuestMemoryMmap) -> Self {
         let limits = Limits {
             max_sample_rate: u32::MAX,
-            ..Limits::default()
+            ..limits()
         };
         Self::windowed_with(limits, window)
     }

@@ -5,12 +5,12 @@ use vpmu::source::Rate;
 use vpmu::{Engines, Limits, Persist, PersistError};
 
 use super::{WINDOW_FEATURES, asked, marks, name, window};
-use crate::rig::{Rig, open_of, sampling};
+use crate::rig::{Rig, limits, open_of, sampling};
 
 #[test]
 fn it_is_there_for_the_driver_to_read() {
     let memory = window(16);
-    let mut rig = Rig::bare(Engines::Auto, Limits::default(), Some(&memory));
+    let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
     let event = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
     rig.attach(0);
     rig.mark(0, 5, 7);
@@ -283,7 +283,7 @@ fn a_host_that_batches_is_asked_whether_it_can() {
         (status.event.as_str(), status.rate),
         ("cycles", Some(Rate::Frequency(100)))
     );
-    let rig = Rig::bare(Engines::Exit, Limits::default(), Some(&window(64)));
+    let rig = Rig::bare(Engines::Exit, limits(), Some(&window(64)));
     rig.vpmu.persist(&cycles).expect("started");
     assert_eq!(rig.vpmu.persistent()[0].engine, ENGINE_EXIT);
 }
@@ -325,7 +325,7 @@ fn it_takes_nothing_of_what_the_guest_may_have() {
     let limits = Limits {
         max_events: 1,
         max_persistent: 1,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::windowed_with(limits, &window(64));
     for vcpu in 0..2 {
@@ -344,19 +344,72 @@ fn it_takes_nothing_of_what_the_guest_may_have() {
 }
 
 #[test]
-fn names_are_for_guest_and_operator_alike() {
+fn guest_cannot_take_the_operators_name() {
     let mut rig = Rig::windowed(&window(64));
     rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
     let event = rig.open(&marks(0)).expect("open");
     assert_eq!(rig.detach(event, "recorder"), Err(libc::EEXIST));
-    rig.detach(event, "guests").expect("detached");
+}
+
+#[test]
+fn operator_takes_a_name_from_the_guests_event() {
+    let mut rig = Rig::windowed(&window(64));
+    let event = rig.open(&marks(0)).expect("open");
+    rig.detach(event, "recorder").expect("detached");
+    rig.post_notice(0, 16);
+    let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let names: Vec<_> = rig.listed().iter().map(name).collect();
+    assert_eq!(names, [format!("event{event}"), "recorder".to_owned()]);
+    let notice = rig.notice().map(|(kind, _)| kind);
+    assert_eq!(notice, Some(NOTICE_PERSISTENT), "the driver looks again");
+    // It keeps the event under its new name.
+    rig.detach(event, "").expect("it is one");
+    assert_eq!(rig.listed().len(), 2);
+    let second = rig.vpmu.persist(&asked("mark=5", 0));
+    assert!(
+        matches!(second, Err(PersistError::NameTaken(_))),
+        "{second:?}"
+    );
+    rig.vpmu.end(operators).expect("ended");
+}
+
+#[test]
+fn operator_gives_no_event_the_name_of_an_id() {
+    let rig = Rig::windowed(&window(64));
     let persist = Persist {
-        name: Some("guests".to_owned()),
+        name: Some("event9".to_owned()),
         ..asked("mark=5", 0)
     };
-    let taken = rig.vpmu.persist(&persist);
+    let reserved = rig.vpmu.persist(&persist);
     assert!(
-        matches!(taken, Err(PersistError::NameTaken(_))),
-        "{taken:?}"
+        matches!(reserved, Err(PersistError::ReservedName(_))),
+        "{reserved:?}"
     );
+    let unnamed = Persist {
+        name: None,
+        ..persist
+    };
+    let id = rig.vpmu.persist(&unnamed).expect("started");
+    assert_eq!(rig.vpmu.persistent()[0].name, format!("event{id}"));
+}
+
+#[test]
+fn operator_finds_room_in_a_window_that_the_guest_filled() {
+    let limits = Limits {
+        max_window_pages: 48,
+        max_sample_rate: u32::MAX,
+        ..limits()
+    };
+    let mut rig = Rig::windowed_with(limits, &window(64));
+    let mut taken = 0;
+    loop {
+        let event = rig.open(&marks(0)).expect("open");
+        rig.detach(event, "").expect("detached");
+        match rig.map_window(event, 1, 0) {
+            Ok(_) => taken += 2,
+            Err(errno) => break assert_eq!(errno, libc::ENOSPC),
+        }
+    }
+    assert_eq!(taken, 48);
+    rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
 }

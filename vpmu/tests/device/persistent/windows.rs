@@ -7,7 +7,7 @@ use vpmu::abi::*;
 use vpmu::{Engines, Error, Limits};
 
 use super::{WINDOW, WINDOW_FEATURES, marks, reader, window};
-use crate::rig::{ALL_FEATURES, Rig};
+use crate::rig::{ALL_FEATURES, Rig, limits};
 
 fn detached(rig: &mut Rig) -> u64 {
     let event = rig.open(&marks(0)).expect("open");
@@ -145,7 +145,7 @@ fn a_window_is_one_region_outside_guest_memory() {
         assert!(matches!(refused, Err(Error::Window)), "{ranges:?}");
     }
     let inside = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4096)]).expect("memory");
-    let mut rig = Rig::bare(Engines::Auto, Limits::default(), Some(&inside));
+    let mut rig = Rig::bare(Engines::Auto, limits(), Some(&inside));
     let queues = rig.make_queues();
     let refused = rig.vpmu.activate(rig.memory.clone(), ALL_FEATURES, queues);
     assert!(
@@ -158,7 +158,7 @@ fn a_window_is_one_region_outside_guest_memory() {
 fn its_pages_are_not_the_guests_to_be_bounded() {
     let limits = Limits {
         max_pages: 4,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::windowed_with(limits, &window(64));
     let event = detached(&mut rig);

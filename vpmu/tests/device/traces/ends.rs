@@ -4,7 +4,7 @@ use vpmu::ExitReason;
 use vpmu::abi::*;
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{Rig, command, open_of};
+use crate::rig::{Rig, command, limits, open_of};
 use crate::world::At;
 
 fn on(rig: &mut Rig, context: u32) -> u64 {
@@ -268,7 +268,7 @@ fn a_trace_of_exits_has_no_period_and_one_of_samples_does() {
         assert_eq!(rig.open(&open_of(kind, config, 0)), Err(errno));
     }
     // A driver that knows no areas has no traces.
-    let mut rig = Rig::with(vpmu::Limits::default(), 1 << 32 | 7);
+    let mut rig = Rig::with(limits(), 1 << 32 | 7);
     let trace = open_of(KIND_EXIT_TRACE, EXIT_USER, 0);
     assert_eq!(rig.open(&trace), Err(libc::EOPNOTSUPP));
 }

@@ -4,7 +4,7 @@ use vpmu::abi::*;
 use vpmu::{CpuState, ExitReason, GENERAL_REGS, GuestRegs, Limits, Registers};
 
 use super::area::{AreaReader, Packet, map};
-use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, open_of, thread};
+use crate::rig::{ALL_FEATURES, Rig, TSC_OFFSET, limits, open_of, thread};
 use crate::world::At;
 
 const KERNEL_IP: u64 = 0xffff_8000_0000_1000;
@@ -164,7 +164,7 @@ fn rate_and_limit_are_those_of_samples() {
     let limits = Limits {
         // Two in each hundredth of a second.
         max_sample_rate: 200,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     let (event, mut area) = traced(&mut rig, &paced(PACE_EXITS, 1));

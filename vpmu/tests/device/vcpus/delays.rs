@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vpmu::abi::*;
-use vpmu::{Engines, ExitReason, GuestRegs, Limits, Registers};
+use vpmu::{Engines, ExitReason, GuestRegs, Registers};
 
 use super::{Lane, Pending, VcpuThread, aside, each, task_event};
 use crate::reader::Reader;
-use crate::rig::{ALL_FEATURES, Rig, command, open_of, sampling};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
 use crate::world::{At, CYCLES, FAULTS};
 
 /// Events of vCPU 1, and of tasks that run there.
@@ -114,7 +114,7 @@ fn vcpu_in_its_exit_handler_delays_no_other() {
 
 #[test]
 fn vcpu_without_a_thread_delays_no_other() {
-    let mut rig = Rig::bare(Engines::Auto, Limits::default(), None);
+    let mut rig = Rig::bare(Engines::Auto, limits(), None);
     rig.attach(1);
     rig.activate(ALL_FEATURES);
     let mut own = Own::open(&mut rig);

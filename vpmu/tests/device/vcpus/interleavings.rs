@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use crate::persistent::{WINDOW_FEATURES, marks, reader, window};
 use crate::reader::{SAMPLE, THROTTLE, UNTHROTTLE};
-use crate::rig::{ALL_FEATURES, Rig, command, open_of, sampling, thread};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, thread};
 use crate::traces::area::map;
 use crate::world::{At, CYCLES, Nowhere};
 
@@ -143,7 +143,7 @@ fn command_of_another_vcpu_bends_no_time() {
 fn throttled_event_is_looked_at_on_its_next_vcpu() {
     let limits = Limits {
         max_sample_rate: 500,
-        ..Limits::default()
+        ..limits()
     };
     let mut rig = Rig::with(limits, ALL_FEATURES);
     rig.world.pass(1_000_000_000);
@@ -174,7 +174,7 @@ struct Meanwhile<'a>(&'a Vpmu);
 
 impl Registers for Meanwhile<'_> {
     fn registers(&mut self) -> Option<GuestRegs> {
-        self.0.notify(QUEUE_CONTROL);
+        let _ = self.0.notify(QUEUE_CONTROL);
         Some(GuestRegs { ip: 5, user: true })
     }
 }
@@ -277,7 +277,7 @@ fn area_unmapped_under_exits_shows_all_that_was_counted() {
             }
             let unmap = Rig::header(CONTROL_UNMAP_AUX, trace);
             queues[0].request(unmap.as_bytes(), size_of::<ControlReply>());
-            vpmu.notify(QUEUE_CONTROL);
+            let _ = vpmu.notify(QUEUE_CONTROL);
             queues[0].answer().expect("unmapped");
             over.store(true, Ordering::Relaxed);
         });

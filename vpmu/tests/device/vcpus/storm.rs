@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Pending, aside};
 use crate::driver::{Descriptor, DriverQueue};
-use crate::rig::{self, ALL_FEATURES, Rig, command, make_queues, open_of};
+use crate::rig::{self, ALL_FEATURES, Rig, command, limits, make_queues, open_of};
 use crate::world::{At, CYCLES, FAULTS, World};
 
 /// Resets; between two of them all others go on for a while.
@@ -181,7 +181,7 @@ impl Storm {
     fn ask(&self, request: &[u8]) -> Option<(u32, u64)> {
         let mut queue = self.queue(0);
         queue.request(request, size_of::<OpenReply>());
-        self.vpmu.notify(QUEUE_CONTROL);
+        let _ = self.vpmu.notify(QUEUE_CONTROL);
         let answer = queue.answer();
         drop(queue);
         if answer.is_none() {
@@ -332,7 +332,7 @@ impl Storm {
             queues[1].offer(slot);
         }
         drop(queues);
-        self.vpmu.notify(QUEUE_EVENT);
+        let _ = self.vpmu.notify(QUEUE_EVENT);
     }
 
     /// Calls of the VMM: drains, flushes, metrics.
@@ -355,7 +355,7 @@ impl Storm {
 fn resets_requests_and_notifications_of_two_vcpus_end_and_leave_nothing_open() {
     let limits = Limits {
         max_events: 64,
-        ..Limits::default()
+        ..limits()
     };
     let rig = Rig::with(limits, ALL_FEATURES);
     rig.world.know_ips();

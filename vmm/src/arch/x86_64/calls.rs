@@ -1,0 +1,121 @@
+//! System calls and KVM requests that only this architecture has, for seccomp filters.
+
+use libc::{c_long, c_void};
+use vmm_sys_util::ioctl::ioctl_expr;
+
+const NONE: u32 = 0;
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+/// `_IOC` of KVM's type: the direction is the caller's view.
+const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an encoded request has 32 bits, the size of its argument 14"
+    )]
+    {
+        ioctl_expr(direction, kvm_bindings::KVMIO, number, size as u32) as u32
+    }
+}
+
+/// Requests by which a vCPU's thread looks at its vCPU.
+pub const VCPU: [(u32, &str); 3] = [
+    (
+        kvm(READ, 0x81, size_of::<kvm_bindings::kvm_regs>()),
+        "KVM_GET_REGS: where the guest is at an exit",
+    ),
+    (
+        kvm(READ, 0x83, size_of::<kvm_bindings::kvm_sregs>()),
+        "KVM_GET_SREGS: in which mode the guest is at an exit",
+    ),
+    (
+        kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
+        "KVM_GET_DEVICE_ATTR: the guest's TSC against the host's",
+    ),
+];
+
+/// Requests that put a VM together, when a guest that was reset boots again.
+pub const BOOT: [(u32, &str); 12] = [
+    (
+        kvm(WRITE, 0x48, size_of::<u64>()),
+        "KVM_SET_IDENTITY_MAP_ADDR: the VM's identity map",
+    ),
+    (kvm(NONE, 0x47, 0), "KVM_SET_TSS_ADDR: the VM's TSS"),
+    (
+        kvm(READ | WRITE, 0x05, size_of::<u64>()),
+        "KVM_GET_SUPPORTED_CPUID: what processors KVM offers",
+    ),
+    (
+        kvm(WRITE, 0x90, size_of::<u64>()),
+        "KVM_SET_CPUID2: what a vCPU says of itself",
+    ),
+    (kvm(NONE, 0xa3, 0), "KVM_GET_TSC_KHZ: the guest's TSC"),
+    (
+        kvm(WRITE, 0x8d, size_of::<kvm_bindings::kvm_fpu>()),
+        "KVM_SET_FPU: a vCPU's state",
+    ),
+    (
+        kvm(WRITE, 0x89, size_of::<u64>()),
+        "KVM_SET_MSRS: a vCPU's state",
+    ),
+    (
+        kvm(READ, 0x83, size_of::<kvm_bindings::kvm_sregs>()),
+        "KVM_GET_SREGS: a vCPU's state",
+    ),
+    (
+        kvm(WRITE, 0x84, size_of::<kvm_bindings::kvm_sregs>()),
+        "KVM_SET_SREGS: a vCPU's state",
+    ),
+    (
+        kvm(WRITE, 0x82, size_of::<kvm_bindings::kvm_regs>()),
+        "KVM_SET_REGS: where the guest begins",
+    ),
+    (
+        kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
+        "KVM_GET_DEVICE_ATTR: the guest's TSC against the host's",
+    ),
+    (
+        kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
+        "KVM_SET_DEVICE_ATTR: the guest's TSC goes on",
+    ),
+];
+
+/// Calls by which a thread waits for descriptors; other architectures have theirs alone.
+pub const POLL: (c_long, &str) = (libc::SYS_poll, "poll");
+/// As [`POLL`].
+pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_wait, "epoll_wait");
+
+/// The second argument of the system call that a signal interrupted.
+///
+/// # Safety
+/// `context` is the one that the kernel gave to a signal handler, which has not returned.
+#[expect(unsafe_code, reason = "a signal's context is a pointer")]
+pub unsafe fn second_argument(context: *const c_void) -> u64 {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the caller's promise.
+    let registers = unsafe { &(*context).uc_mcontext.gregs };
+    let register = usize::try_from(libc::REG_RSI).ok();
+    let value = register.and_then(|register| registers.get(register));
+    value.map_or(0, |value| value.cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_numbered_as_in_the_kernels_header() {
+        let numbers = VCPU.map(|(number, _)| number);
+        assert_eq!(numbers, [0x8090_ae81, 0x8138_ae83, 0x4018_aee2]);
+        let boot = BOOT.map(|(number, _)| number);
+        assert_eq!(
+            boot[..5],
+            [0x4008_ae48, 0xae47, 0xc008_ae05, 0x4008_ae90, 0xaea3]
+        );
+        assert_eq!(boot[5..8], [0x41a0_ae8d, 0x4008_ae89, 0x8138_ae83]);
+        assert_eq!(
+            boot[8..],
+            [0x4138_ae84, 0x4090_ae82, 0x4018_aee2, 0x4018_aee1]
+        );
+    }
+}

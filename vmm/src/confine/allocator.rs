@@ -1,0 +1,19 @@
+//! The C library's allocator, kept to calls that filters allow.
+
+/// Has all threads allocate from one arena. To be called before the first thread is made.
+///
+/// The GNU C library gives each thread an arena of its own, and opens
+/// `/proc/sys/vm/overcommit_memory` when it first returns memory of one to the kernel: at any moment, on
+/// any thread. The main arena grows and shrinks by `brk` alone.
+#[cfg(target_env = "gnu")]
+#[expect(unsafe_code, reason = "mallopt has no safe form")]
+pub(super) fn use_one_arena() {
+    // SAFETY: sets a number, while there is one thread.
+    if unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 1 {
+        log::warn!("the allocator keeps its arenas: it may make a call that filters refuse");
+    }
+}
+
+/// Other C libraries have no such arenas.
+#[cfg(not(target_env = "gnu"))]
+pub(super) fn use_one_arena() {}

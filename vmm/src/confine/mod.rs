@@ -1,0 +1,288 @@
+//! The locked-down process: what `vmm run` gives up before the guest's first instruction.
+//!
+//! The order is that of the boot. Everything that has a path is opened first. Then, while there is one
+//! thread, [`Confinement::drop_privileges`] closes inherited descriptors, changes the root directory and
+//! the user, and drops capabilities: threads that are made from then on have no more. Each thread puts
+//! its own seccomp filter on itself as it starts ([`Confinement::spawn`]), the main thread last
+//! ([`Confinement::filter_main`]). A system call that a filter refuses ends the process.
+//!
+//! `vmm check` and `vmm ctl` are short programs of the operator's, and are not confined.
+
+mod allocator;
+mod inherited;
+mod privileges;
+mod rules;
+mod seccomp;
+
+use std::io;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::{self, JoinHandle};
+
+use serde::Serialize;
+use vpmu::Settings;
+
+pub use self::inherited::Inherited;
+pub use self::privileges::{User, UserError};
+use self::rules::Plan;
+use self::seccomp::Filters;
+use crate::cli::OnReset;
+use crate::config::Config;
+
+/// Why the process cannot be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfineError {
+    /// The root directory.
+    #[error("cannot make {directory} the root directory: {remedy}")]
+    Chroot {
+        /// Which directory.
+        directory: PathBuf,
+        /// What to do.
+        remedy: &'static str,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The user and its groups.
+    #[error("cannot become {user}: {remedy}")]
+    User {
+        /// Whom.
+        user: User,
+        /// What to do.
+        remedy: &'static str,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A limit.
+    #[error("cannot set the limit of {0}")]
+    Limit(&'static str, #[source] io::Error),
+    /// More host counters than the limit of descriptors has room for.
+    #[error(
+        "--max-host-counters {asked}: a limit of {limit} descriptors leaves room for {left}; give fewer, or \
+         start with a higher 'ulimit -Hn'"
+    )]
+    Descriptors {
+        /// The limit.
+        limit: u64,
+        /// What was asked for.
+        asked: u32,
+        /// What there is room for.
+        left: u64,
+    },
+    /// Capabilities, or gaining new ones.
+    #[error("cannot drop privileges")]
+    Privileges(#[source] io::Error),
+    /// A mistake in the lists of system calls.
+    #[error("the seccomp filter of {thread} threads cannot be made: this is a bug")]
+    Filter {
+        /// Of which threads.
+        thread: &'static str,
+        /// What is wrong with it.
+        #[source]
+        source: seccompiler::BackendError,
+    },
+    /// The handler of refused calls.
+    #[error("cannot handle refused system calls")]
+    Handler(#[source] vmm_sys_util::errno::Error),
+    /// The kernel.
+    #[error(
+        "the host's kernel takes no seccomp filter: build it with CONFIG_SECCOMP_FILTER, or run with --no-seccomp"
+    )]
+    Install(#[source] seccompiler::Error),
+    /// A thread.
+    #[error("the host has no more threads")]
+    Thread(#[source] io::Error),
+}
+
+/// What a thread is for, which says what it may call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ThreadKind {
+    /// The event loop, and everything after it.
+    Main,
+    /// Runs a vCPU.
+    Vcpu,
+    /// Drains the PMU device.
+    Drain,
+    /// Serves the control socket.
+    Ctl,
+    /// Closes the PMU's host counters.
+    Closer,
+}
+
+impl ThreadKind {
+    const ALL: [Self; 5] = [Self::Main, Self::Vcpu, Self::Drain, Self::Ctl, Self::Closer];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Vcpu => "vCPU",
+            Self::Drain => "drain",
+            Self::Ctl => "ctl",
+            Self::Closer => "closer",
+        }
+    }
+}
+
+/// What a machine needs of its host once it runs.
+#[derive(Debug)]
+pub struct Needs<'a> {
+    /// The machine.
+    pub config: &'a Config,
+    /// Its PMU, if it has one.
+    pub settings: Option<&'a Settings>,
+    /// The directory of recordings, if there are any.
+    pub recordings: Option<RawFd>,
+    /// The directory of the control socket, if there is one.
+    pub socket: Option<RawFd>,
+}
+
+/// What a process that is confined has left, for the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Confined {
+    /// Whether each thread has a seccomp filter.
+    pub seccomp: bool,
+    /// Whether no new privileges can be gained.
+    pub no_new_privs: bool,
+    /// Capabilities in effect.
+    pub capabilities: Vec<&'static str>,
+    /// The user and group it runs as.
+    pub user: String,
+    /// The root directory, if it was changed.
+    pub chroot: Option<PathBuf>,
+}
+
+/// The confinement of one machine's process.
+#[derive(Debug)]
+pub struct Confinement {
+    filters: Option<Arc<Filters>>,
+    confined: Confined,
+}
+
+impl Confinement {
+    /// Prepares the process, before it makes its first thread, and checks whether it may confine itself as
+    /// `config` says.
+    ///
+    /// # Errors
+    /// [`ConfineError::Chroot`], [`ConfineError::User`].
+    pub fn prepare(config: &Config) -> Result<(), ConfineError> {
+        allocator::use_one_arena();
+        privileges::check(config)
+    }
+
+    /// Limits the host counters of a device to what this process may have descriptors for.
+    ///
+    /// # Errors
+    /// [`ConfineError::Descriptors`] if the number in `settings` was asked for.
+    pub fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
+        privileges::fit_descriptors(settings, asked)
+    }
+
+    /// Drops what `needs` does not name, and prepares the filters. Called while there is one thread,
+    /// when all that has a path is open.
+    ///
+    /// # Errors
+    /// [`ConfineError`]; privileges may have been dropped all the same.
+    pub fn drop_privileges(needs: &Needs<'_>, inherited: Inherited) -> Result<Self, ConfineError> {
+        let config = needs.config;
+        inherited.close();
+        privileges::limit(config.vcpus, needs.settings)?;
+        let capabilities = privileges::drop_all(config, needs.settings.is_some())?;
+        let filters = match config.seccomp {
+            true => Some(Arc::new(Filters::prepare(&Plan {
+                process: std::process::id(),
+                pmu: needs.settings.is_some(),
+                restarts: config.on_reset == OnReset::Restart,
+                recordings: needs.recordings,
+                socket: needs.socket,
+            })?)),
+            false => {
+                eprintln!(
+                    "vmm: warning: --no-seccomp: no system call is refused. A guest that takes over this process has all of the host's kernel to attack"
+                );
+                None
+            }
+        };
+        Ok(Self {
+            confined: Confined {
+                seccomp: filters.is_some(),
+                no_new_privs: true,
+                capabilities,
+                user: privileges::own_user().to_string(),
+                chroot: config.chroot.clone(),
+            },
+            filters,
+        })
+    }
+
+    /// What is left.
+    #[must_use]
+    pub fn confined(&self) -> &Confined {
+        &self.confined
+    }
+
+    /// Starts a thread that may call what threads of its kind may. It has its filter when this returns.
+    ///
+    /// # Errors
+    /// [`ConfineError::Thread`], [`ConfineError::Install`].
+    pub fn spawn(
+        &self,
+        kind: ThreadKind,
+        name: String,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<JoinHandle<()>, ConfineError> {
+        let begin = self.begin(kind);
+        let (tell, begun) = sync_channel(1);
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            let ready = begin();
+            let goes_on = ready.is_ok();
+            // `spawn` waits for it.
+            let _ = tell.send(ready);
+            if goes_on {
+                body();
+            }
+        });
+        let thread = thread.map_err(ConfineError::Thread)?;
+        let died = |_| ConfineError::Thread(io::Error::other("the thread panicked"));
+        begun.recv().map_err(died)??;
+        Ok(thread)
+    }
+
+    /// What a thread that others make does first: it puts its filter on itself.
+    pub fn begin(
+        &self,
+        kind: ThreadKind,
+    ) -> impl FnOnce() -> Result<(), ConfineError> + Send + 'static {
+        let filters = self.filters.clone();
+        move || match filters {
+            Some(filters) => filters.install(kind),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts its filter on the calling thread, the main one: after all others have theirs, before the
+    /// guest's first instruction.
+    ///
+    /// # Errors
+    /// [`ConfineError::Install`].
+    pub fn filter_main(&self) -> Result<(), ConfineError> {
+        self.begin(ThreadKind::Main)()
+    }
+
+    /// A process that is not confined, for tests of what runs in one.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self {
+            filters: None,
+            confined: Confined {
+                seccomp: false,
+                no_new_privs: false,
+                capabilities: Vec::new(),
+                user: String::new(),
+                chroot: None,
+            },
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The root directory, the user, capabilities and limits of the process.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::str::FromStr;
+
+use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use serde::{Deserialize, Deserializer};
+use vpmu::Settings;
+
+use super::ConfineError;
+use crate::config::Config;
+
+/// A user and a group by their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    uid: u32,
+    gid: u32,
+}
+
+/// What is wrong with the text.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("give two numbers, as in 1000:1000")]
+pub struct UserError;
+
+impl FromStr for User {
+    type Err = UserError;
+
+    fn from_str(text: &str) -> Result<Self, UserError> {
+        let number = |text: &str| {
+            let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = text.parse().ok().filter(|_| digits);
+            // The kernel takes the highest for "no change".
+            number.filter(|&number| number != u32::MAX)
+        };
+        let (uid, gid) = text.split_once(':').ok_or(UserError)?;
+        match (number(uid), number(gid)) {
+            (Some(uid), Some(gid)) => Ok(Self { uid, gid }),
+            _ => Err(UserError),
+        }
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.uid, self.gid)
+    }
+}
+
+impl<'de> Deserialize<'de> for User {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl User {
+    /// The numbers, as calls take them.
+    pub(crate) fn ids(self) -> (Uid, Gid) {
+        (Uid::from_raw(self.uid), Gid::from_raw(self.gid))
+    }
+}
+
+/// Whom the process runs as.
+pub(super) fn own_user() -> User {
+    User {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+    }
+}
+
+/// Whether this process may do what `config` asks of it: an error at the start says more than one later.
+pub(super) fn check(config: &Config) -> Result<(), ConfineError> {
+    let held = rustix::thread::capabilities(None)
+        .map_err(failed)?
+        .effective;
+    if let Some(directory) = &config.chroot
+        && !held.contains(CapabilitySet::SYS_CHROOT)
+    {
+        return Err(chroot_refused(directory, Errno::PERM));
+    }
+    match config.user {
+        Some(user) if !held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) => {
+            Err(user_refused(user, Errno::PERM))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Capabilities that a machine with a PMU keeps, if it has them.
+const KEPT: [(CapabilitySet, &str); 1] = [(CapabilitySet::PERFMON, "perfmon")];
+
+/// Descriptors of the machine but for its PMU's: of each vCPU itself and its statistics; of all else.
+const DESCRIPTORS_OF_VCPU: u64 = 2;
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Descriptors of a machine that is short of them: what it has open itself, and what it takes for events
+/// of each vCPU that only count.
+const OWN_DESCRIPTORS: u64 = 72;
+const COUNTING_DESCRIPTORS: u64 = 8;
+/// Descriptors that the operator's events take, at most; an eighth of few.
+const OPERATORS_DESCRIPTORS: u64 = 64;
+
+/// Has the device hold fewer host counters open where the limit of descriptors leaves less than it may:
+/// the operator's events have some all the same.
+///
+/// # Errors
+/// [`ConfineError::Descriptors`] if `asked`: the number was given by whoever started the VMM.
+pub(super) fn fit_descriptors(settings: &mut Settings, asked: bool) -> Result<(), ConfineError> {
+    let Some(limit) = rustix::process::getrlimit(Resource::Nofile).maximum else {
+        return Ok(());
+    };
+    let vcpus = u64::from(settings.vcpus) * (DESCRIPTORS_OF_VCPU + COUNTING_DESCRIPTORS);
+    let operators = OPERATORS_DESCRIPTORS.min(limit / 8);
+    let left = limit.saturating_sub(OWN_DESCRIPTORS + vcpus + operators);
+    let most = &mut settings.limits.max_host_counters;
+    if u64::from(*most) <= left {
+        return Ok(());
+    }
+    if asked {
+        return Err(ConfineError::Descriptors {
+            limit,
+            asked: *most,
+            left,
+        });
+    }
+    *most = u32::try_from(left).unwrap_or(*most);
+    log::info!("{limit} descriptors leave room for {most} host counters");
+    Ok(())
+}
+
+/// Lowers limits to what the machine needs. The limit of locked memory is raised to that, if it may be:
+/// rings of host events are locked, and `CAP_IPC_LOCK` is dropped.
+pub(super) fn limit(vcpus: u8, settings: Option<&Settings>) -> Result<(), ConfineError> {
+    let machine = OTHER_DESCRIPTORS + DESCRIPTORS_OF_VCPU * u64::from(vcpus);
+    let descriptors = machine + settings.map_or(0, vpmu::confine::descriptors);
+    lower(Resource::Nofile, descriptors).map_err(|e| ConfineError::Limit("descriptors", e))?;
+    // Guest memory and window are marked; copies of what they hold in the VMM's own memory are not.
+    lower(Resource::Core, 0).map_err(|e| ConfineError::Limit("core dumps", e))?;
+    let locked = settings.map_or(0, vpmu::confine::locked_memory);
+    let set = match set(Resource::Memlock, locked) {
+        // Only a privileged process may raise it.
+        Err(Errno::PERM) => lower(Resource::Memlock, locked),
+        other => other.map_err(io::Error::from),
+    };
+    set.map_err(|e| ConfineError::Limit("locked memory", e))
+}
+
+/// Makes `most` the limit, or leaves it at what it may be at most if that is less.
+fn lower(resource: Resource, most: u64) -> io::Result<()> {
+    let now = rustix::process::getrlimit(resource);
+    Ok(set(
+        resource,
+        now.maximum.map_or(most, |allowed| allowed.min(most)),
+    )?)
+}
+
+fn set(resource: Resource, value: u64) -> Result<(), Errno> {
+    let limit = Rlimit {
+        current: Some(value),
+        maximum: Some(value),
+    };
+    rustix::process::setrlimit(resource, limit)
+}
+
+/// Gives up the root directory, the user and the capabilities of the calling thread, the only one, and
+/// every way to new ones; the names of the capabilities that are left.
+pub(super) fn drop_all(config: &Config, pmu: bool) -> Result<Vec<&'static str>, ConfineError> {
+    if let Some(directory) = &config.chroot {
+        change_root(directory)?;
+    }
+    let held = rustix::thread::capabilities(None)
+        .map_err(failed)?
+        .permitted;
+    let kept = || KEPT.iter().filter(|(one, _)| pmu && held.contains(*one));
+    let left: CapabilitySet = kept().map(|(one, _)| *one).collect();
+    empty_bounding_set().map_err(failed)?;
+    if let Some(user) = config.user {
+        become_user(user)?;
+    }
+    let sets = CapabilitySets {
+        effective: left,
+        permitted: left,
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, sets).map_err(failed)?;
+    rustix::thread::clear_ambient_capability_set().map_err(failed)?;
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    Ok(kept().map(|(_, name)| *name).collect())
+}
+
+fn failed(error: Errno) -> ConfineError {
+    ConfineError::Privileges(error.into())
+}
+
+/// `chroot(2)` is as good as a new mount namespace here: what leads out of it needs `CAP_SYS_CHROOT`,
+/// which is dropped, or a directory that is open outside. It also works where the root cannot be
+/// pivoted, as in an initramfs.
+fn change_root(directory: &Path) -> Result<(), ConfineError> {
+    let refused = |error| chroot_refused(directory, error);
+    rustix::process::chroot(directory).map_err(refused)?;
+    rustix::process::chdir("/").map_err(refused)
+}
+
+fn become_user(user: User) -> Result<(), ConfineError> {
+    let refused = |error| user_refused(user, error);
+    let (uid, gid) = user.ids();
+    rustix::thread::set_thread_groups(&[]).map_err(refused)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(refused)?;
+    // Permitted ones stay over the change; which, is decided afterwards.
+    rustix::thread::set_keep_capabilities(true).map_err(refused)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(refused)?;
+    rustix::thread::set_keep_capabilities(false).map_err(refused)
+}
+
+fn chroot_refused(directory: &Path, error: Errno) -> ConfineError {
+    ConfineError::Chroot {
+        directory: directory.to_owned(),
+        remedy: match error {
+            Errno::PERM => "start as root to use --chroot",
+            _ => "give a directory with --chroot",
+        },
+        source: error.into(),
+    }
+}
+
+fn user_refused(user: User, error: Errno) -> ConfineError {
+    ConfineError::User {
+        user,
+        remedy: match error {
+            Errno::PERM => "start as root to use --user",
+            _ => "give another user with --user",
+        },
+        source: error.into(),
+    }
+}
+
+/// No program that is started can have a capability. A process without `CAP_SETPCAP` cannot do this;
+/// there, and after it here too, `no_new_privs` sees to the same.
+fn empty_bounding_set() -> Result<(), Errno> {
+    for number in 0..u64::BITS {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        match rustix::thread::remove_capability_from_bounding_set(one) {
+            Ok(()) => {}
+            Err(Errno::PERM) => return Ok(()),
+            // Beyond those that this kernel knows.
+            Err(Errno::INVAL) if number > 0 => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_is_two_numbers() {
+        let user = User { uid: 7, gid: 100 };
+        assert_eq!("7:100".parse(), Ok(user));
+        assert_eq!(user.to_string(), "7:100");
+        for wrong in [
+            "",
+            "7",
+            "7:",
+            ":7",
+            "a:b",
+            "-1:1",
+            "+1:1",
+            "1:1:1",
+            "4294967295:1",
+        ] {
+            assert_eq!(wrong.parse::<User>(), Err(UserError), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The system calls that each thread may make, and why. Any other ends the process.
+
+use std::os::fd::RawFd;
+
+use libc::c_long;
+use vpmu::confine::{Argument, Call, Thread};
+
+use super::ThreadKind;
+use crate::arch::calls;
+use crate::place;
+use crate::signal;
+
+/// What decides about rules besides a thread's kind.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// This process.
+    pub(super) process: u32,
+    /// There is a PMU.
+    pub(super) pmu: bool,
+    /// A guest that resets boots again.
+    pub(super) restarts: bool,
+    /// The directory of recordings.
+    pub(super) recordings: Option<RawFd>,
+    /// The directory of the control socket.
+    pub(super) socket: Option<RawFd>,
+}
+
+/// A call that is allowed if its arguments satisfy all of these.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) number: c_long,
+    pub(super) name: &'static str,
+    pub(super) arguments: Vec<Argument>,
+    pub(super) reason: &'static str,
+}
+
+impl From<&Call> for Rule {
+    fn from(call: &Call) -> Self {
+        Self {
+            number: call.number,
+            name: call.name,
+            arguments: call.arguments.to_vec(),
+            reason: call.reason,
+        }
+    }
+}
+
+const KVM_RUN: u32 = 0xae80;
+
+/// Of the requests that put a VM together, those that every architecture has; the others are
+/// [`calls::BOOT`].
+const BOOT: [(u32, &str); 10] = [
+    (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
+    (0xae03, "KVM_CHECK_EXTENSION: what KVM can do"),
+    (0xae04, "KVM_GET_VCPU_MMAP_SIZE: the size of run pages"),
+    (0xae60, "KVM_CREATE_IRQCHIP: the VM's interrupt controllers"),
+    (0x4068_aea3, "KVM_ENABLE_CAP: the VM has no hardware PMU"),
+    (0x4020_ae46, "KVM_SET_USER_MEMORY_REGION: the VM's memory"),
+    (0xae41, "KVM_CREATE_VCPU: the VM's vCPUs"),
+    (0xaece, "KVM_GET_STATS_FD: KVM's statistics of a vCPU"),
+    (0x4020_ae76, "KVM_IRQFD: the interrupts of devices"),
+    (0x4040_ae79, "KVM_IOEVENTFD: notifications of queues"),
+];
+
+/// Requests that `libc` types by target.
+const TCGETS: u32 = 0x5401;
+const TCSETS: u32 = 0x5402;
+const FIONBIO: u32 = 0x5421;
+/// `struct termios2`'s, which newer C libraries use.
+const TCGETS2: u32 = 0x802c_542a;
+const TCSETS2: u32 = 0x402c_542b;
+
+macro_rules! call {
+    ($number:ident, $name:ident) => {
+        (libc::$number, stringify!($name))
+    };
+}
+
+fn rule<const N: usize>(
+    (number, name): (c_long, &'static str),
+    arguments: [Argument; N],
+    reason: &'static str,
+) -> Rule {
+    Rule {
+        number,
+        name,
+        arguments: arguments.to_vec(),
+        reason,
+    }
+}
+
+fn ioctl((request, reason): (u32, &'static str)) -> Rule {
+    let arguments = [Argument::int(1, request)];
+    rule(call!(SYS_ioctl, ioctl), arguments, reason)
+}
+
+/// The `int` at `index` is the descriptor `fd`.
+fn is(index: u8, fd: RawFd) -> Argument {
+    Argument::int(index, fd.cast_unsigned())
+}
+
+/// What threads of `kind` may call; the rules of one call in the order in which they are tried.
+pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
+    let mut rules = match kind {
+        ThreadKind::Main => main(plan),
+        ThreadKind::Vcpu => vcpu(plan),
+        ThreadKind::Drain => machine(plan),
+        ThreadKind::Ctl => ctl(plan),
+        ThreadKind::Closer => Vec::new(),
+    };
+    rules.extend(device(kind, plan));
+    rules.extend(crash());
+    rules
+}
+
+fn vcpu(plan: &Plan) -> Vec<Rule> {
+    let mut rules = vec![ioctl((KVM_RUN, "KVM_RUN: the guest"))];
+    rules.extend(calls::VCPU.map(ioctl));
+    rules.extend(machine(plan));
+    rules.push(rule(
+        calls::POLL,
+        [],
+        "a full console, until its reader reads",
+    ));
+    rules
+}
+
+/// What the devices of the machine do on any thread.
+fn machine(plan: &Plan) -> Vec<Rule> {
+    let kick = [
+        Argument::int(0, plan.process),
+        Argument::int(2, signal::kick_signal().cast_unsigned()),
+    ];
+    vec![
+        rule(
+            call!(SYS_write, write),
+            [],
+            "event descriptors; the console; messages",
+        ),
+        rule(
+            call!(SYS_tgkill, tgkill),
+            kick,
+            "a vCPU is called out of the guest",
+        ),
+        rule(
+            call!(SYS_pread64, pread64),
+            [],
+            "KVM's statistics of a vCPU",
+        ),
+    ]
+}
+
+fn main(plan: &Plan) -> Vec<Rule> {
+    let mut rules = machine(plan);
+    rules.extend(waiting());
+    rules.extend([
+        rule(calls::POLL, [], "a full console, until its reader reads"),
+        rule(
+            call!(SYS_read, read),
+            [],
+            "keys, signals, event descriptors; files that are open",
+        ),
+        rule(
+            call!(SYS_ftruncate, ftruncate),
+            [],
+            "the report replaces what is there",
+        ),
+    ]);
+    rules.extend(open_files());
+    rules.extend(recording(plan));
+    if plan.restarts {
+        rules.extend(BOOT.map(ioctl));
+        rules.extend(calls::BOOT.map(ioctl));
+    }
+    rules
+}
+
+fn ctl(plan: &Plan) -> Vec<Rule> {
+    let mut rules = machine(plan);
+    rules.extend(waiting());
+    rules.extend([
+        rule(call!(SYS_accept4, accept4), [], "a client"),
+        ioctl((FIONBIO, "a client is not waited for")),
+        rule(
+            call!(SYS_getsockopt, getsockopt),
+            [
+                Argument::int(1, libc::SOL_SOCKET.cast_unsigned()),
+                Argument::int(2, libc::SO_PEERCRED.cast_unsigned()),
+            ],
+            "whose client it is",
+        ),
+        rule(call!(SYS_geteuid, geteuid), [], "whose machine it is"),
+        rule(
+            call!(SYS_recvmsg, recvmsg),
+            [],
+            "a request, and the file that it names",
+        ),
+        rule(call!(SYS_sendto, sendto), [], "an answer"),
+        rule(call!(SYS_read, read), [], "event descriptors"),
+    ]);
+    rules.extend(open_files());
+    rules.extend(recording(plan));
+    if let Some(directory) = plan.socket {
+        rules.extend([
+            rule(
+                call!(SYS_newfstatat, newfstatat),
+                [is(0, directory)],
+                "whether the control socket is still its own",
+            ),
+            rule(
+                call!(SYS_unlinkat, unlinkat),
+                [is(0, directory), Argument::int(2, 0)],
+                "the control socket goes with its machine",
+            ),
+        ]);
+    }
+    rules
+}
+
+/// The wait of an event loop, and what it waits for.
+fn waiting() -> [Rule; 3] {
+    let why = "the event loop";
+    [
+        rule(calls::EPOLL_WAIT, [], why),
+        rule(call!(SYS_epoll_pwait, epoll_pwait), [], why),
+        rule(
+            call!(SYS_epoll_ctl, epoll_ctl),
+            [],
+            "input is watched while the guest has room; clients",
+        ),
+    ]
+}
+
+/// Files that are open: symbols, the report, a recording.
+fn open_files() -> [Rule; 2] {
+    [
+        rule(
+            call!(SYS_lseek, lseek),
+            [],
+            "symbols are read again; the report replaces what is there",
+        ),
+        rule(
+            call!(SYS_statx, statx),
+            [],
+            "the size of a file that is open, and whether it is one",
+        ),
+    ]
+}
+
+/// Recordings: a new file in their directory takes the place of the older one. Files that are there
+/// cannot be opened.
+fn recording(plan: &Plan) -> Vec<Rule> {
+    let Some(directory) = plan.recordings else {
+        return Vec::new();
+    };
+    vec![
+        rule(
+            call!(SYS_openat, openat),
+            [is(0, directory), Argument::int(2, place::CREATE.bits())],
+            "a recording: a new file",
+        ),
+        rule(
+            call!(SYS_newfstatat, newfstatat),
+            [is(0, directory)],
+            "whether there is an older recording",
+        ),
+        rule(
+            call!(SYS_renameat, renameat),
+            [is(0, directory), is(2, directory)],
+            "the older recording is kept, the new one takes its place",
+        ),
+        rule(
+            call!(SYS_unlinkat, unlinkat),
+            [is(0, directory), Argument::int(2, 0)],
+            "a recording that could not be written",
+        ),
+    ]
+}
+
+/// What the PMU device and the runtime do.
+fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
+    let thread = match kind {
+        ThreadKind::Vcpu => Thread::Vcpu,
+        ThreadKind::Main | ThreadKind::Ctl => Thread::Service,
+        ThreadKind::Drain => Thread::Drain,
+        ThreadKind::Closer => Thread::Closer,
+    };
+    match plan.pmu {
+        true => vpmu::confine::calls(thread).map(Rule::from).collect(),
+        false => vpmu::confine::runtime().iter().map(Rule::from).collect(),
+    }
+}
+
+/// Any thread may crash.
+fn crash() -> [Rule; 4] {
+    let why = "a crash gives the terminal back";
+    [TCGETS, TCSETS, TCGETS2, TCSETS2].map(|request| ioctl((request, why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything that a machine can have.
+    fn all() -> Plan {
+        Plan {
+            process: 7,
+            pmu: true,
+            restarts: true,
+            recordings: Some(8),
+            socket: Some(9),
+        }
+    }
+
+    fn names(kind: ThreadKind, plan: &Plan) -> Vec<&'static str> {
+        of(kind, plan).iter().map(|rule| rule.name).collect()
+    }
+
+    #[test]
+    fn openat_is_for_recording_threads_and_creates_new_files_only() {
+        for kind in ThreadKind::ALL {
+            let opens: Vec<Rule> = of(kind, &all())
+                .into_iter()
+                .filter(|rule| rule.number == libc::SYS_openat)
+                .collect();
+            let records = [ThreadKind::Main, ThreadKind::Ctl].contains(&kind);
+            assert_eq!(opens.len(), usize::from(records), "{kind:?}");
+            for open in opens {
+                let flags = open.arguments.iter().find(|argument| argument.index == 2);
+                let flags = flags.expect("a condition").value;
+                assert_ne!(flags & u64::from(libc::O_EXCL.cast_unsigned()), 0);
+            }
+        }
+        let none = Plan {
+            recordings: None,
+            ..all()
+        };
+        assert!(!names(ThreadKind::Main, &none).contains(&"openat"));
+    }
+
+    #[test]
+    fn no_thread_makes_threads_programs_or_connections() {
+        for kind in ThreadKind::ALL {
+            for name in names(kind, &all()) {
+                let made = ["clone", "clone3", "fork", "vfork", "execve", "execveat"];
+                assert!(!made.contains(&name), "{kind:?} {name}");
+                let more = [
+                    "socket", "connect", "bind", "ptrace", "prctl", "open", "kill",
+                ];
+                assert!(!more.contains(&name), "{kind:?} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_main_thread_creates_vms_and_only_with_restarts() {
+        let creates = |kind, plan: &Plan| of(kind, plan).contains(&ioctl(BOOT[0]));
+        assert!(creates(ThreadKind::Main, &all()));
+        let once = Plan {
+            restarts: false,
+            ..all()
+        };
+        assert!(!creates(ThreadKind::Main, &once));
+        assert!(!creates(ThreadKind::Vcpu, &all()));
+    }
+
+    #[test]
+    fn perf_event_open_needs_a_pmu() {
+        let without = Plan {
+            pmu: false,
+            ..all()
+        };
+        for kind in ThreadKind::ALL {
+            let opens = |plan: &Plan| names(kind, plan).contains(&"perf_event_open");
+            assert_eq!(opens(&all()), kind != ThreadKind::Closer, "{kind:?}");
+            assert!(!opens(&without), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn kvm_run_is_the_first_rule_of_vcpu_threads_and_of_no_other() {
+        let run = Argument::int(1, KVM_RUN);
+        for kind in ThreadKind::ALL {
+            let rules = of(kind, &all());
+            let at = rules.iter().position(|rule| rule.arguments.contains(&run));
+            let expected = (kind == ThreadKind::Vcpu).then_some(0);
+            assert_eq!(at, expected, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn every_rule_has_a_reason() {
+        for kind in ThreadKind::ALL {
+            for rule in of(kind, &all()) {
+                assert!(!rule.reason.is_empty(), "{kind:?} {}", rule.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! What one guest may use up of its host: each limit with its default, its flag, its key in the
+//! configuration file, and what is wrong with a value that cannot be.
+
+use clap::Args;
+use serde::{Deserialize, Deserializer};
+
+use crate::arch::layout::PAGE;
+use crate::cli::parse_bytes;
+use crate::logger;
+
+/// The limits as flags, and as the object "limits" of a configuration file, by the flags' long names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[command(next_help_heading = "Limits of what the guest uses up")]
+pub struct LimitArgs {
+    /// Most events open at once; the operator's are not counted, here and below [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub max_events: Option<u32>,
+
+    /// Most persistent events [default: 64]
+    #[arg(long, value_name = "N")]
+    pub max_persistent: Option<u32>,
+
+    /// Most host counters that sampling events hold open, a descriptor each [default: 1024, or fewer
+    /// where 'ulimit -Hn' leaves less]
+    #[arg(long, value_name = "N")]
+    pub max_host_counters: Option<u32>,
+
+    /// Most of these that run on one vCPU at once; events beyond wait [default: 64]
+    #[arg(long, value_name = "N")]
+    pub max_active_counters: Option<u32>,
+
+    /// Most samples a second of one event, and most interrupts a second of all host clocks on one vCPU
+    /// [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub max_sample_rate: Option<u32>,
+
+    /// Most samples a second of all events together [default: 400000]
+    #[arg(long, value_name = "N")]
+    pub max_samples: Option<u32>,
+
+    /// Most bytes of sample records a second of all events together [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[serde(deserialize_with = "bytes")]
+    pub max_record_bytes: Option<u64>,
+
+    /// Shortest period of events that hardware counts [default: 1000]
+    #[arg(long, value_name = "N")]
+    pub min_hardware_period: Option<u64>,
+
+    /// Most pages of 4 KiB of one ring, a power of two [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub max_ring_pages: Option<u32>,
+
+    /// Most pages of 4 KiB of one AUX area, a power of two [default: 16384]
+    #[arg(long, value_name = "N")]
+    pub max_aux_pages: Option<u32>,
+
+    /// Most pages of 4 KiB of all rings and AUX areas together [default: 131072, or twice
+    /// --max-aux-pages]
+    #[arg(long, value_name = "N")]
+    pub max_pages: Option<u32>,
+
+    /// Most of the window that rings of the guest's own events take; the rest is left for those of
+    /// --persistent and 'vmm ctl start' [default: three quarters of --window]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[serde(deserialize_with = "bytes")]
+    pub guest_window: Option<u64>,
+
+    /// Most bytes that one recording takes out of rings in the guest's own memory [default: 4M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[serde(deserialize_with = "bytes")]
+    pub max_guest_recording: Option<u64>,
+
+    /// Most bytes of the recordings of a minute that resets of the guest bring about; a recording
+    /// beyond is left out [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[serde(deserialize_with = "bytes")]
+    pub max_recordings: Option<u64>,
+
+    /// Most resets a minute with --on-reset restart; one beyond waits [default: 30]
+    #[arg(long, value_name = "N")]
+    pub max_resets: Option<u32>,
+
+    /// Most lines of the log a second, over ten seconds; what is left out is counted. 0: no limit
+    /// [default: 20, or none with RUST_LOG]
+    #[arg(long, value_name = "N")]
+    pub max_log_lines: Option<u32>,
+
+    /// Most bytes of console output a second; what is left out is counted. 0: no limit [default: 4M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[serde(deserialize_with = "bytes")]
+    pub max_console: Option<u64>,
+}
+
+/// The limits of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Those of the PMU.
+    pub device: vpmu::Limits,
+    /// The number of host counters was asked for: fewer will not do.
+    pub host_counters_asked: bool,
+    /// Bytes that one recording takes out of rings in guest memory.
+    pub guest_recording: u64,
+    /// Bytes of recordings in a minute.
+    pub recordings: u64,
+    /// Resets in a minute.
+    pub resets: u32,
+    /// Lines of the log in a second; zero: no limit.
+    pub log_lines: u32,
+    /// Bytes of console output in a second; zero: no limit.
+    pub console: u64,
+}
+
+/// A limit that no machine can have.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum LimitError {
+    /// Nothing would be left.
+    #[error("{0} of zero leaves the guest nothing: give 1 or more")]
+    Zero(&'static str),
+    /// Rings and areas are powers of two.
+    #[error("{flag} {given}: give a power of two")]
+    PowerOfTwo {
+        /// Which.
+        flag: &'static str,
+        /// What was given.
+        given: u32,
+    },
+    /// A guest's part that is more than the window, or not of whole pages.
+    #[error(
+        "--guest-window of {guest} bytes: give whole pages of 4K, no more than the {window} bytes of \
+         the window"
+    )]
+    GuestWindow {
+        /// The guest's part.
+        guest: u64,
+        /// The window.
+        window: u64,
+    },
+}
+
+/// A size as the flags have it, in quotes.
+///
+/// # Errors
+/// The text is none.
+pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(from)?;
+    parse_bytes(&text)
+        .map(Some)
+        .map_err(serde::de::Error::custom)
+}
+
+impl LimitArgs {
+    /// These, and of those that are missing `file`'s.
+    #[must_use]
+    pub fn over(self, file: Self) -> Self {
+        Self {
+            max_events: self.max_events.or(file.max_events),
+            max_persistent: self.max_persistent.or(file.max_persistent),
+            max_host_counters: self.max_host_counters.or(file.max_host_counters),
+            max_active_counters: self.max_active_counters.or(file.max_active_counters),
+            max_sample_rate: self.max_sample_rate.or(file.max_sample_rate),
+            max_samples: self.max_samples.or(file.max_samples),
+            max_record_bytes: self.max_record_bytes.or(file.max_record_bytes),
+            min_hardware_period: self.min_hardware_period.or(file.min_hardware_period),
+            max_ring_pages: self.max_ring_pages.or(file.max_ring_pages),
+            max_aux_pages: self.max_aux_pages.or(file.max_aux_pages),
+            max_pages: self.max_pages.or(file.max_pages),
+            guest_window: self.guest_window.or(file.guest_window),
+            max_guest_recording: self.max_guest_recording.or(file.max_guest_recording),
+            max_recordings: self.max_recordings.or(file.max_recordings),
+            max_resets: self.max_resets.or(file.max_resets),
+            max_log_lines: self.max_log_lines.or(file.max_log_lines),
+            max_console: self.max_console.or(file.max_console),
+        }
+    }
+
+    /// The limits of a machine with a window of so many bytes.
+    ///
+    /// # Errors
+    /// [`LimitError`], of the first that cannot be.
+    pub fn limits(&self, window: u64) -> Result<Limits, LimitError> {
+        let usual = vpmu::Limits::default();
+        let guest_window = self.guest_window.unwrap_or(window / 4 * 3 / PAGE * PAGE);
+        if !guest_window.is_multiple_of(PAGE) || guest_window > window {
+            return Err(LimitError::GuestWindow {
+                guest: guest_window,
+                window,
+            });
+        }
+        let max_aux_pages = self.max_aux_pages.unwrap_or(usual.max_aux_pages);
+        // A guest can have areas as large as it is allowed.
+        let max_pages = usual.max_pages.max(max_aux_pages.saturating_mul(2));
+        let device = vpmu::Limits {
+            max_events: self.max_events.unwrap_or(usual.max_events),
+            max_persistent: self.max_persistent.unwrap_or(usual.max_persistent),
+            max_host_counters: self.max_host_counters.unwrap_or(usual.max_host_counters),
+            max_active_counters: self
+                .max_active_counters
+                .unwrap_or(usual.max_active_counters),
+            max_sample_rate: self.max_sample_rate.unwrap_or(usual.max_sample_rate),
+            max_samples: self.max_samples.unwrap_or(usual.max_samples),
+            max_record_bytes: self.max_record_bytes.unwrap_or(usual.max_record_bytes),
+            min_hardware_period: self
+                .min_hardware_period
+                .unwrap_or(usual.min_hardware_period),
+            max_ring_pages: self.max_ring_pages.unwrap_or(usual.max_ring_pages),
+            max_aux_pages,
+            max_pages: self.max_pages.unwrap_or(max_pages),
+            max_window_pages: u32::try_from(guest_window / PAGE).unwrap_or(u32::MAX),
+        };
+        device.check().map_err(|error| match error {
+            vpmu::LimitsError::PowerOfTwo { limit, given } => LimitError::PowerOfTwo {
+                flag: flag(limit),
+                given,
+            },
+            vpmu::LimitsError::Zero(limit) => LimitError::Zero(flag(limit)),
+        })?;
+        let resets = self.max_resets.unwrap_or(DEFAULT_RESETS);
+        if resets == 0 {
+            return Err(LimitError::Zero("--max-resets"));
+        }
+        Ok(Limits {
+            device,
+            host_counters_asked: self.max_host_counters.is_some(),
+            guest_recording: self.max_guest_recording.unwrap_or(DEFAULT_GUEST_RECORDING),
+            recordings: self.max_recordings.unwrap_or(DEFAULT_RECORDINGS),
+            resets,
+            log_lines: self.max_log_lines.unwrap_or(logger::DEFAULT_LINES),
+            console: self.max_console.unwrap_or(DEFAULT_CONSOLE),
+        })
+    }
+}
+
+const DEFAULT_GUEST_RECORDING: u64 = 4 << 20;
+const DEFAULT_RECORDINGS: u64 = 64 << 20;
+const DEFAULT_RESETS: u32 = 30;
+const DEFAULT_CONSOLE: u64 = 4 << 20;
+
+/// The flag that sets a limit of the device's.
+fn flag(limit: &'static str) -> &'static str {
+    match limit {
+        "max_ring_pages" => "--max-ring-pages",
+        "max_aux_pages" => "--max-aux-pages",
+        "max_active_counters" => "--max-active-counters",
+        "max_sample_rate" => "--max-sample-rate",
+        "max_samples" => "--max-samples",
+        "max_record_bytes" => "--max-record-bytes",
+        "min_hardware_period" => "--min-hardware-period",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: u64 = 16 << 20;
+
+    #[test]
+    fn without_flags_each_limit_has_its_default() {
+        let limits = LimitArgs::default().limits(WINDOW).expect("limits");
+        let device = vpmu::Limits {
+            max_window_pages: 3072,
+            ..vpmu::Limits::default()
+        };
+        assert_eq!(limits.device, device);
+        assert!(!limits.host_counters_asked);
+        assert_eq!((limits.resets, limits.log_lines), (30, 20));
+        assert_eq!((limits.console, limits.guest_recording), (4 << 20, 4 << 20));
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let file: LimitArgs =
+            serde_json::from_str(r#"{"max-samples": 5, "max-events": 6, "max-console": "64K"}"#)
+                .expect("limits");
+        let flags = LimitArgs {
+            max_samples: Some(7),
+            ..LimitArgs::default()
+        };
+        let limits = flags.over(file).limits(WINDOW).expect("limits");
+        assert_eq!(
+            (limits.device.max_samples, limits.device.max_events),
+            (7, 6)
+        );
+        assert_eq!(limits.console, 64 << 10);
+        assert!(serde_json::from_str::<LimitArgs>(r#"{"max-simples": 5}"#).is_err());
+    }
+
+    #[test]
+    fn limit_that_leaves_nothing_names_its_flag() {
+        let zero = |args: LimitArgs| args.limits(WINDOW).expect_err("refused").to_string();
+        let none = LimitArgs::default();
+        for (args, named) in [
+            (
+                LimitArgs {
+                    max_sample_rate: Some(0),
+                    ..none.clone()
+                },
+                "--max-sample-rate",
+            ),
+            (
+                LimitArgs {
+                    max_samples: Some(0),
+                    ..none.clone()
+                },
+                "--max-samples",
+            ),
+            (
+                LimitArgs {
+                    max_record_bytes: Some(0),
+                    ..none.clone()
+                },
+                "--max-record-bytes",
+            ),
+            (
+                LimitArgs {
+                    max_active_counters: Some(0),
+                    ..none.clone()
+                },
+                "--max-active-counters",
+            ),
+            (
+                LimitArgs {
+                    min_hardware_period: Some(0),
+                    ..none.clone()
+                },
+                "--min-hardware-period",
+            ),
+            (
+                LimitArgs {
+                    max_resets: Some(0),
+                    ..none.clone()
+                },
+                "--max-resets",
+            ),
+            (
+                LimitArgs {
+                    max_aux_pages: Some(3),
+                    ..none.clone()
+                },
+                "--max-aux-pages 3",
+            ),
+            (
+                LimitArgs {
+                    max_ring_pages: Some(3),
+                    ..none.clone()
+                },
+                "--max-ring-pages 3",
+            ),
+            (
+                LimitArgs {
+                    guest_window: Some(WINDOW + 4096),
+                    ..none.clone()
+                },
+                "--guest-window",
+            ),
+            (
+                LimitArgs {
+                    guest_window: Some(100),
+                    ..none
+                },
+                "--guest-window",
+            ),
+        ] {
+            let message = zero(args);
+            assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn large_areas_make_room_for_themselves() {
+        let args = LimitArgs {
+            max_aux_pages: Some(1 << 20),
+            ..LimitArgs::default()
+        };
+        let limits = args.limits(0).expect("limits");
+        assert_eq!(limits.device.max_pages, 1 << 21);
+        assert_eq!(limits.device.max_window_pages, 0);
+    }
+}

@@ -1,0 +1,251 @@
+//! A name in a directory that is open: it can be written to when the directory's path is out of reach,
+//! after a change of the root directory or of the user.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// How a new file is opened. Never one that is there: seccomp filters allow no other flags.
+pub(crate) const CREATE: OFlags = OFlags::RDWR
+    .union(OFlags::CREATE)
+    .union(OFlags::EXCL)
+    // Added by rustix anyway.
+    .union(OFlags::LARGEFILE)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+/// Names of temporary files that are tried: others may be left of a process that was killed.
+const TRIES: u32 = 64;
+
+/// A place for a file.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Why it could not be opened is reported when somebody needs it.
+    directory: Result<OwnedFd, Errno>,
+    name: OsString,
+    path: PathBuf,
+}
+
+impl Place {
+    /// The place at `path`, whose directory is opened now.
+    pub(crate) fn open(path: &Path) -> Self {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Self {
+            directory: rustix::fs::open(directory(path), flags, Mode::empty()),
+            name: path
+                .file_name()
+                .unwrap_or_else(|| OsStr::new("."))
+                .to_owned(),
+            path: path.to_owned(),
+        }
+    }
+
+    /// Its path when it was opened.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of its directory.
+    pub(crate) fn directory(&self) -> &Path {
+        directory(&self.path)
+    }
+
+    /// The descriptor of its directory, if there is one.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        self.directory.as_ref().ok().map(AsRawFd::as_raw_fd)
+    }
+
+    /// What is there; `None`: nothing. Symbolic links are followed if `follow`.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn status(&self, follow: bool) -> io::Result<Option<Stat>> {
+        let flags = match follow {
+            true => AtFlags::empty(),
+            false => AtFlags::SYMLINK_NOFOLLOW,
+        };
+        match rustix::fs::statat(self.fd()?, &self.name, flags) {
+            Ok(status) => Ok(Some(status)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether something is there that is no file.
+    pub(crate) fn is_taken(&self) -> bool {
+        let status = self.status(true).ok().flatten();
+        status
+            .is_some_and(|status| FileType::from_raw_mode(status.st_mode) != FileType::RegularFile)
+    }
+
+    /// Removes what is there.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(
+            self.fd()?,
+            &self.name,
+            AtFlags::empty(),
+        )?)
+    }
+
+    /// A new file in the same directory.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn create_temporary(&self) -> io::Result<Temporary<'_>> {
+        let process = std::process::id();
+        for number in 0..TRIES {
+            let mut name = OsString::from(".");
+            name.push(&self.name);
+            name.push(format!(".{process}-{number}.tmp"));
+            match rustix::fs::openat(self.fd()?, &name, CREATE, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => {
+                    return Ok(Temporary {
+                        place: self,
+                        file: File::from(file),
+                        name: Some(name),
+                    });
+                }
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Errno::EXIST.into())
+    }
+
+    /// Keeps the file that is there under the same name with `.old`.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn keep_older(&self) -> io::Result<()> {
+        if self.status(true)?.is_none() {
+            return Ok(());
+        }
+        Ok(rustix::fs::renameat(
+            self.fd()?,
+            &self.name,
+            self.fd()?,
+            older(&self.name),
+        )?)
+    }
+
+    /// The path that [`Place::keep_older`] renames to.
+    pub(crate) fn older(&self) -> PathBuf {
+        older(self.path.as_os_str()).into()
+    }
+
+    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        match &self.directory {
+            Ok(directory) => Ok(directory.as_fd()),
+            Err(error) => Err((*error).into()),
+        }
+    }
+}
+
+/// A file that is removed when dropped, unless it gets its place.
+#[derive(Debug)]
+pub(crate) struct Temporary<'a> {
+    place: &'a Place,
+    file: File,
+    /// `None` when it has its place.
+    name: Option<OsString>,
+}
+
+impl Temporary<'_> {
+    /// The file.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives it its place; what was there is gone.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn persist(mut self) -> io::Result<()> {
+        let directory = self.place.fd()?;
+        if let Some(name) = &self.name {
+            rustix::fs::renameat(directory, name, directory, &self.place.name)?;
+            self.name = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        if let (Some(name), Ok(directory)) = (&self.name, self.place.fd())
+            && let Err(error) = rustix::fs::unlinkat(directory, name, AtFlags::empty())
+        {
+            log::warn!("a temporary file stays: {}: {error}", name.display());
+        }
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn older(name: &OsStr) -> OsString {
+    let mut older = name.to_owned();
+    older.push(".old");
+    older
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn file_gets_its_place_after_its_directory_was_renamed() {
+        let directory = tempfile::tempdir().unwrap();
+        let before = directory.path().join("before");
+        fs::create_dir(&before).unwrap();
+        let place = Place::open(&before.join("file"));
+        let after = directory.path().join("after");
+        fs::rename(&before, &after).unwrap();
+        let temporary = place.create_temporary().unwrap();
+        temporary.file().write_all(b"text").unwrap();
+        assert!(place.status(false).unwrap().is_none());
+        temporary.persist().unwrap();
+        assert_eq!(fs::read(after.join("file")).unwrap(), b"text");
+        place.keep_older().unwrap();
+        assert_eq!(fs::read_dir(&after).unwrap().count(), 1);
+        assert!(after.join("file.old").exists());
+    }
+
+    #[test]
+    fn temporary_file_without_a_place_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::open(&directory.path().join("file"));
+        let first = place.create_temporary().unwrap();
+        let second = place.create_temporary().unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        drop((first, second));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn directory_or_device_takes_a_place() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Place::open(directory.path()).is_taken());
+        assert!(Place::open(Path::new("/dev/null")).is_taken());
+        assert!(Place::open(Path::new("/")).is_taken());
+        assert!(!Place::open(&directory.path().join("file")).is_taken());
+        let nowhere = Place::open(Path::new("/nonexistent/file"));
+        assert!(nowhere.create_temporary().is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! What the device asks of its host's kernel, by thread: data for the seccomp filter of a VMM that
+//! embeds it.
+//!
+//! Each call has a reason, and may have conditions on its arguments. A call that is listed more than
+//! once is allowed under any of its entries. The lists have what the crate itself does, and what the
+//! standard library and the C library do for it: locks, memory, clocks. What the VMM does in its
+//! [`Machine`](crate::Machine), its logger and its own loop is the VMM's to add.
+//!
+//! The GNU C library's allocator opens `/proc/sys/vm/overcommit_memory` when the arena of a thread other
+//! than the main one shrinks. That is not listed: `mallopt(M_ARENA_MAX, 1)` before the first thread is made
+//! avoids it.
+//!
+//! The lists hold after construction: [`PerfSource::confined`](crate::host::PerfSource::confined) reads
+//! files and starts a thread, and is called before.
+
+use libc::{c_int, c_long};
+
+use crate::host;
+use crate::host::calls::{CLOSING, COUNTERS};
+use crate::settings::Settings;
+
+/// What a thread is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Thread {
+    /// It runs a vCPU and has its [`VcpuSession`](crate::VcpuSession).
+    Vcpu,
+    /// It carries the transport's notifications and resets, or the operator's requests, to the
+    /// [`Vpmu`](crate::Vpmu).
+    Service,
+    /// It calls [`Vpmu::drain`](crate::Vpmu::drain).
+    Drain,
+    /// The crate's own, made with the [`PerfSource`](crate::host::PerfSource).
+    Closer,
+}
+
+/// A system call that is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Its number on this architecture.
+    pub number: c_long,
+    /// Its name.
+    pub name: &'static str,
+    /// What its arguments satisfy, all of these.
+    pub arguments: &'static [Argument],
+    /// What it is needed for.
+    pub reason: &'static str,
+}
+
+/// A condition on an argument: `argument & mask == value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Argument {
+    /// Which, from 0 on.
+    pub index: u8,
+    /// The bits that are compared. Those of an `int` are the low 32.
+    pub mask: u64,
+    /// What they are.
+    pub value: u64,
+}
+
+impl Argument {
+    /// The `int` at `index` is `value`.
+    #[must_use]
+    pub const fn int(index: u8, value: u32) -> Self {
+        Self {
+            index,
+            mask: u32::MAX as u64,
+            value: value as u64,
+        }
+    }
+
+    /// The `int` at `index` has none of `bits`.
+    #[must_use]
+    pub const fn without(index: u8, bits: c_int) -> Self {
+        Self {
+            index,
+            mask: bits.cast_unsigned() as u64,
+            value: 0,
+        }
+    }
+
+    /// The pointer at `index` is null.
+    #[must_use]
+    pub const fn null(index: u8) -> Self {
+        Self {
+            index,
+            mask: u64::MAX,
+            value: 0,
+        }
+    }
+}
+
+/// The calls that a thread of this kind makes on the crate's account.
+pub fn calls(thread: Thread) -> impl Iterator<Item = &'static Call> {
+    let own: &'static [&'static [Call]] = match thread {
+        // Each may find that an event is to start, on any vCPU: a command, a request, or an overflow
+        // of another event.
+        Thread::Vcpu | Thread::Service | Thread::Drain => &[&COUNTERS, &CLOSING, &RUNTIME],
+        Thread::Closer => &[&CLOSING, &RUNTIME],
+    };
+    own.iter().flat_map(|calls| calls.iter())
+}
+
+/// The calls that the standard library and the C library make on any thread; part of [`calls`].
+#[must_use]
+pub fn runtime() -> &'static [Call] {
+    &RUNTIME
+}
+
+/// Descriptors that the device opens at most.
+#[must_use]
+pub fn descriptors(settings: &Settings) -> u64 {
+    host::descriptors(settings.vcpus, settings.limits.max_host_counters)
+}
+
+/// Bytes of memory that the host locks for the device at most: rings and metadata pages of its events.
+/// Without `CAP_IPC_LOCK`, what `kernel.perf_event_mlock_kb` does not cover is limited by
+/// `RLIMIT_MEMLOCK`; where that is too low, rings are shorter and events may not open.
+#[must_use]
+pub fn locked_memory(settings: &Settings) -> u64 {
+    host::locked_memory(settings.vcpus, settings.limits.max_host_counters)
+}
+
+macro_rules! call {
+    ($name:ident, $number:ident, [$($argument:expr),*], $reason:literal) => {
+        Call {
+            number: libc::$number,
+            name: stringify!($name),
+            arguments: &[$($argument),*],
+            reason: $reason,
+        }
+    };
+}
+pub(crate) use call;
+
+/// What the standard library and the C library do for any thread.
+const RUNTIME: [Call; 26] = [
+    call!(futex, SYS_futex, [], "locks and channels"),
+    call!(
+        sched_yield,
+        SYS_sched_yield,
+        [],
+        "a channel that is in use for a moment"
+    ),
+    call!(
+        mmap,
+        SYS_mmap,
+        [Argument::without(2, libc::PROT_EXEC)],
+        "memory; the rings of host counters"
+    ),
+    call!(
+        mprotect,
+        SYS_mprotect,
+        [Argument::without(2, libc::PROT_EXEC)],
+        "memory of an allocator's arena that grows"
+    ),
+    call!(mremap, SYS_mremap, [], "a large allocation grows"),
+    call!(brk, SYS_brk, [], "memory"),
+    call!(madvise, SYS_madvise, [], "memory that is given back"),
+    call!(
+        sched_getaffinity,
+        SYS_sched_getaffinity,
+        [],
+        "how many arenas an allocator makes"
+    ),
+    call!(getrandom, SYS_getrandom, [], "keys of hash tables"),
+    call!(
+        clock_gettime,
+        SYS_clock_gettime,
+        [],
+        "clocks; those of CPU time are never in the vDSO"
+    ),
+    call!(
+        clock_nanosleep,
+        SYS_clock_nanosleep,
+        [],
+        "a wait with an end"
+    ),
+    call!(
+        restart_syscall,
+        SYS_restart_syscall,
+        [],
+        "a wait that a stop interrupted"
+    ),
+    call!(
+        rt_sigreturn,
+        SYS_rt_sigreturn,
+        [],
+        "the end of a signal handler"
+    ),
+    call!(
+        rt_sigprocmask,
+        SYS_rt_sigprocmask,
+        [],
+        "signals are held back while a thread ends or aborts"
+    ),
+    call!(
+        rt_sigaction,
+        SYS_rt_sigaction,
+        [],
+        "a crash does what it does by default"
+    ),
+    call!(
+        sigaltstack,
+        SYS_sigaltstack,
+        [],
+        "the signal stack of a thread that ends"
+    ),
+    call!(gettid, SYS_gettid, [], "an abort signals its own thread"),
+    call!(getpid, SYS_getpid, [], "an abort signals its own process"),
+    call!(
+        tgkill,
+        SYS_tgkill,
+        [Argument::int(2, libc::SIGABRT.cast_unsigned())],
+        "an abort"
+    ),
+    call!(
+        write,
+        SYS_write,
+        [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
+        "the message of a panic"
+    ),
+    call!(
+        writev,
+        SYS_writev,
+        [Argument::int(0, libc::STDERR_FILENO.cast_unsigned())],
+        "the message of a panic"
+    ),
+    call!(munmap, SYS_munmap, [], "memory; the stack of a thread"),
+    call!(close, SYS_close, [], "a descriptor whose owner is dropped"),
+    call!(
+        fcntl,
+        SYS_fcntl,
+        [Argument::int(1, libc::F_GETFD.cast_unsigned())],
+        "the standard library, built with debug assertions, checks a descriptor that it closes"
+    ),
+    call!(exit, SYS_exit, [], "the end of a thread"),
+    call!(exit_group, SYS_exit_group, [], "the end of the process"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREADS: [Thread; 4] = [Thread::Vcpu, Thread::Service, Thread::Drain, Thread::Closer];
+
+    #[test]
+    fn conditions_compare_bits_of_arguments_that_there_are() {
+        for call in THREADS.into_iter().flat_map(calls) {
+            assert!(!call.reason.is_empty(), "{}", call.name);
+            for argument in call.arguments {
+                assert!(argument.index < 6, "{call:?}");
+                assert_eq!(argument.value & !argument.mask, 0, "{call:?}");
+                assert_ne!(argument.mask, 0, "{call:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The system calls behind the perf source, for [`confine`](crate::confine).
+
+use perf_event_open_sys::bindings::{DISABLE, ENABLE, PERF_FLAG_FD_CLOEXEC, PERIOD, SET_OUTPUT};
+
+use crate::confine::{Argument, Call, call};
+
+/// `fcntl` operations that `libc` does not name for every target.
+const F_SETSIG: u32 = 10;
+const F_SETOWN_EX: u32 = 15;
+/// No CPU: a counter follows its thread.
+const ANY_CPU: u32 = u32::MAX;
+
+/// To open, switch and read host counters.
+pub(crate) const COUNTERS: [Call; 11] = [
+    call!(
+        perf_event_open,
+        SYS_perf_event_open,
+        [
+            Argument::int(2, ANY_CPU),
+            Argument::int(4, PERF_FLAG_FD_CLOEXEC)
+        ],
+        "a host counter on a vCPU's thread, never on a CPU"
+    ),
+    call!(
+        ioctl,
+        SYS_ioctl,
+        [Argument::int(1, ENABLE)],
+        "a host counter goes on"
+    ),
+    call!(
+        ioctl,
+        SYS_ioctl,
+        [Argument::int(1, DISABLE)],
+        "a host counter stands still"
+    ),
+    call!(
+        ioctl,
+        SYS_ioctl,
+        [Argument::int(1, PERIOD)],
+        "a host counter overflows at another rate"
+    ),
+    call!(
+        ioctl,
+        SYS_ioctl,
+        [Argument::int(1, SET_OUTPUT)],
+        "the entries of a trace go to the ring of its exits"
+    ),
+    call!(
+        fcntl,
+        SYS_fcntl,
+        [Argument::int(1, F_SETOWN_EX)],
+        "overflows of a host counter signal the vCPU's thread"
+    ),
+    call!(
+        fcntl,
+        SYS_fcntl,
+        [Argument::int(1, F_SETSIG)],
+        "overflows of a host counter have the VMM's signal"
+    ),
+    call!(
+        fcntl,
+        SYS_fcntl,
+        [
+            Argument::int(1, libc::F_SETFL.cast_unsigned()),
+            Argument::int(2, (libc::O_ASYNC | libc::O_NONBLOCK).cast_unsigned())
+        ],
+        "overflows of a host counter signal at all"
+    ),
+    call!(read, SYS_read, [], "the count of a host counter"),
+    call!(
+        prlimit64,
+        SYS_prlimit64,
+        [
+            Argument::int(0, 0),
+            Argument::int(1, RLIMIT_NOFILE),
+            Argument::null(2)
+        ],
+        "how many descriptors counters may take, without a new limit"
+    ),
+    call!(
+        gettid,
+        SYS_gettid,
+        [],
+        "whether a counter is on the calling thread"
+    ),
+];
+
+const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE;
+
+/// To give host counters back.
+pub(crate) const CLOSING: [Call; 2] = [
+    call!(
+        ioctl,
+        SYS_ioctl,
+        [Argument::int(1, DISABLE)],
+        "a host counter stops before it is closed"
+    ),
+    call!(munmap, SYS_munmap, [], "the ring of a host counter"),
+];
+
+#[cfg(test)]
+mod tests {
+    use crate::confine::{Thread, calls};
+
+    #[test]
+    fn only_the_closer_opens_nothing() {
+        for thread in [Thread::Vcpu, Thread::Service, Thread::Drain, Thread::Closer] {
+            let opens = calls(thread).any(|call| call.number == libc::SYS_perf_event_open);
+            assert_eq!(opens, thread != Thread::Closer, "{thread:?}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Room for host counters that sample for a guest's events. Each may interrupt its host CPU in hard-IRQ
+//! context, and makes each switch of the vCPU's thread longer, so a vCPU runs a bounded number of them,
+//! and clocks of a bounded rate. An event that finds no room waits: its time runs, its count does not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Most that runs on one vCPU at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RoomLimit {
+    pub(crate) counters: u32,
+    /// Interrupts a second of all clocks together.
+    pub(crate) rate: u64,
+}
+
+impl RoomLimit {
+    /// Whether clocks of a rate find room beside others. One alone always does, as its rate was checked
+    /// when it was opened, and so does a counter whose rate is unknown: zero.
+    fn fits(self, others: u64, rate: u64) -> bool {
+        others == 0 || rate == 0 || others.saturating_add(rate) <= self.rate
+    }
+}
+
+/// The room of one vCPU.
+#[derive(Debug, Default)]
+pub(crate) struct Room(Arc<Used>);
+
+/// Relaxed atomics: the thread that holds the shard changes them, but for a place of an event that is
+/// dropped elsewhere, with the shard's events.
+#[derive(Debug, Default)]
+struct Used {
+    counters: AtomicU32,
+    rate: AtomicU64,
+    /// A place was given back since somebody last looked.
+    freed: AtomicBool,
+}
+
+/// A running counter's place, until dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    used: Arc<Used>,
+    rate: u64,
+}
+
+impl Room {
+    /// A place for a counter that interrupts `rate` times a second as far as is known, if there is room.
+    pub(crate) fn take(&self, limit: RoomLimit, rate: u64) -> Option<Place> {
+        let used = &self.0;
+        let counters = used.counters.load(Ordering::Relaxed);
+        let rates = used.rate.load(Ordering::Relaxed);
+        if counters >= limit.counters || !limit.fits(rates, rate) {
+            return None;
+        }
+        used.counters.store(counters + 1, Ordering::Relaxed);
+        used.rate
+            .store(rates.saturating_add(rate), Ordering::Relaxed);
+        Some(Place {
+            used: Arc::clone(used),
+            rate,
+        })
+    }
+
+    /// Whether a place was given back since the last call.
+    pub(crate) fn take_freed(&self) -> bool {
+        self.0.freed.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Place {
+    /// The counter has another rate from now on, if there is room for it.
+    pub(crate) fn change(&mut self, limit: RoomLimit, rate: u64) -> bool {
+        let others = self.used.rate.load(Ordering::Relaxed) - self.rate;
+        let fits = limit.fits(others, rate);
+        if fits {
+            let freed = rate < self.rate;
+            self.used.freed.fetch_or(freed, Ordering::Relaxed);
+            let all = others.saturating_add(rate);
+            self.used.rate.store(all, Ordering::Relaxed);
+            self.rate = all - others;
+        }
+        fits
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.used.counters.fetch_sub(1, Ordering::Relaxed);
+        self.used.rate.fetch_sub(self.rate, Ordering::Relaxed);
+        self.used.freed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The host counters that a guest's sampling events hold open, on all vCPUs together.
+#[derive(Debug)]
+pub(crate) struct CounterPool {
+    open: Arc<AtomicU32>,
+    most: u32,
+    /// As many as were open at once.
+    peak: AtomicU32,
+}
+
+/// An open counter's share of the pool, until dropped.
+#[derive(Debug)]
+pub(crate) struct OpenSlot(Arc<AtomicU32>);
+
+impl CounterPool {
+    pub(crate) fn new(most: u32) -> Self {
+        Self {
+            open: Arc::default(),
+            most,
+            peak: AtomicU32::new(0),
+        }
+    }
+
+    /// A slot, if there is one left.
+    pub(crate) fn take(&self) -> Option<OpenSlot> {
+        let one_more = |open: u32| (open < self.most).then_some(open + 1);
+        let taken = self
+            .open
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        let before = taken.ok()?;
+        self.peak.fetch_max(before + 1, Ordering::Relaxed);
+        Some(OpenSlot(Arc::clone(&self.open)))
+    }
+
+    /// As many as were open at once.
+    pub(crate) fn peak(&self) -> u32 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for OpenSlot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: RoomLimit = RoomLimit {
+        counters: 3,
+        rate: 1000,
+    };
+
+    #[test]
+    fn counters_beyond_the_limit_find_no_room() {
+        let room = Room::default();
+        let mut places: Vec<_> = (0..3).filter_map(|_| room.take(LIMIT, 0)).collect();
+        assert_eq!(places.len(), 3);
+        assert!(room.take(LIMIT, 0).is_none());
+        assert!(!room.take_freed());
+        places.pop();
+        assert!(room.take_freed() && !room.take_freed());
+        assert!(room.take(LIMIT, 0).is_some());
+    }
+
+    #[test]
+    fn clocks_share_the_rate() {
+        let room = Room::default();
+        let mut first = room.take(LIMIT, 600).expect("room");
+        assert!(room.take(LIMIT, 401).is_none());
+        let second = room.take(LIMIT, 400).expect("room");
+        assert!(!first.change(LIMIT, 601));
+        assert!(first.change(LIMIT, 100) && room.take_freed());
+        drop(second);
+        assert!(first.change(LIMIT, 1000));
+    }
+
+    #[test]
+    fn clock_alone_has_room_whatever_its_rate() {
+        let room = Room::default();
+        let mut place = room.take(LIMIT, u64::MAX).expect("room");
+        assert!(room.take(LIMIT, 1).is_none());
+        assert!(place.change(LIMIT, 5000) && place.change(LIMIT, 1));
+        assert!(room.take(LIMIT, 999).is_some());
+    }
+
+    #[test]
+    fn counter_of_unknown_rate_has_room_beside_any_clock() {
+        let room = Room::default();
+        let _clock = room.take(LIMIT, 5000).expect("room");
+        let mut counter = room.take(LIMIT, 0).expect("room");
+        assert!(counter.change(LIMIT, 0) && !counter.change(LIMIT, 1));
+    }
+
+    #[test]
+    fn pool_has_so_many_slots() {
+        let pool = CounterPool::new(2);
+        let slots = [pool.take(), pool.take(), pool.take()];
+        assert!(slots[1].is_some() && slots[2].is_none());
+        assert_eq!(pool.peak(), 2);
+        drop(slots);
+        assert!(pool.take().is_some());
+        assert_eq!(pool.peak(), 2);
+    }
+}

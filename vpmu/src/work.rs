@@ -1,0 +1,99 @@
+//! What a guest's requests cost: operations on events and calls of the host, counted on the thread that
+//! carries them out. A request names few events or many, so work is charged, not requests.
+//!
+//! The account is the thread's own because one request can go through several shards and down to the
+//! source, always on one thread.
+
+use std::cell::Cell;
+use std::ops::{Add, Sub};
+
+/// Most operations on events of one turn, but for those of the request that goes beyond. Enough to
+/// switch every event that a guest may open by default, both ways.
+const TURN_OPERATIONS: u64 = 4096;
+/// Most calls of the source of one turn, but for those of the request that goes beyond.
+const TURN_HOST_CALLS: u64 = 512;
+
+thread_local! {
+    static OPERATIONS: Cell<u64> = const { Cell::new(0) };
+    static HOST_CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Work done by one thread: since its start, or between two moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Events started, stopped, read, counted or written for, each time.
+    pub operations: u64,
+    /// Calls of the [`Source`](crate::source::Source) that open, start, stop, read or change counters.
+    pub host_calls: u64,
+}
+
+impl Work {
+    /// What the calling thread has done so far.
+    pub(crate) fn so_far() -> Self {
+        Self {
+            operations: OPERATIONS.get(),
+            host_calls: HOST_CALLS.get(),
+        }
+    }
+
+    /// What the calling thread has done since.
+    pub(crate) fn since(self) -> Self {
+        Self::so_far() - self
+    }
+
+    /// Whether a turn ends with it: what is left waits while others go first.
+    pub(crate) fn fills_a_turn(self) -> bool {
+        self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
+    }
+
+    /// Each figure as large as the larger one.
+    #[must_use]
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            operations: self.operations.max(other.operations),
+            host_calls: self.host_calls.max(other.host_calls),
+        }
+    }
+}
+
+impl Add for Work {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            operations: self.operations.wrapping_add(more.operations),
+            host_calls: self.host_calls.wrapping_add(more.host_calls),
+        }
+    }
+}
+
+impl Sub for Work {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            operations: self.operations.wrapping_sub(earlier.operations),
+            host_calls: self.host_calls.wrapping_sub(earlier.host_calls),
+        }
+    }
+}
+
+/// Charges operations to the calling thread.
+pub(crate) fn charge(operations: u64) {
+    OPERATIONS.set(OPERATIONS.get().wrapping_add(operations));
+}
+
+/// Charges a call of the source to the calling thread.
+pub(crate) fn charge_host_call() {
+    HOST_CALLS.set(HOST_CALLS.get().wrapping_add(1));
+}
+
+/// Whether a notification has been served, or work of it is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Turn {
+    /// Nothing is left.
+    Done,
+    /// The budget of a turn is used up: let others go first, then go on.
+    Unfinished,
+}

@@ -1,0 +1,271 @@
+//! A guest's work has a budget: what one notification, mark or exit costs the device and its host, in
+//! operations on events and calls of the source. What is beyond the budget of a turn waits while
+//! others go first.
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::abi::*;
+use vpmu::{Limits, Turn};
+use zerocopy::IntoBytes;
+
+use crate::driver::{Descriptor, QUEUE_SIZE};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling};
+use crate::world::{At, FAULTS};
+
+/// Operations of a turn before it ends, and those of the request that goes beyond.
+const TURN: u64 = 4096;
+/// Members of the largest group that a guest may have.
+const MEMBERS: u64 = 1023;
+/// perf's `PERF_FORMAT_GROUP`.
+const FORMAT_GROUP: u64 = 1 << 3;
+/// perf's `PERF_SAMPLE_READ`.
+const SAMPLE_READ: u64 = 1 << 4;
+
+/// A group of counting events, on, with `members` besides its leader.
+fn group(rig: &mut Rig, of: OpenRequest, members: u64) -> u64 {
+    let leader = rig.open(&of).expect("a leader");
+    for _ in 0..members {
+        let member = OpenRequest {
+            leader: leader.into(),
+            flags: OPEN_ENABLED.into(),
+            ..of
+        };
+        rig.open(&member).expect("a member");
+    }
+    leader
+}
+
+/// `count` commands that turn a group on and off.
+fn switches(leader: u64, count: usize) -> Vec<Command> {
+    let ops = [COMMAND_ENABLE, COMMAND_DISABLE].iter().cycle();
+    ops.take(count).map(|&op| command(op, leader)).collect()
+}
+
+/// A device that vCPU 0 has notified of so many switches of a large group, after the first turn: none is
+/// answered.
+fn unfinished(count: usize) -> Rig {
+    let mut rig = Rig::new();
+    let leader = group(&mut rig, open_of(FAULTS.0, FAULTS.1, 0), MEMBERS);
+    rig.vcpus
+        .leave(0, vpmu::ExitReason::Mmio, &mut At(u64::MAX));
+    let commands = switches(leader, count);
+    rig.queues[2].request(commands.as_bytes(), count * size_of::<Reply>());
+    rig.vcpus.kick(0, QUEUE_VCPU);
+    assert_eq!(rig.queues[2].answer(), None, "the first turn serves all");
+    rig
+}
+
+#[test]
+fn notification_of_group_switches_is_served_in_turns() {
+    let mut rig = unfinished(2048);
+    let mut turns = 1;
+    while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {
+        turns += 1;
+    }
+    let answer = rig.queues[2].answer().expect("answered in the end");
+    assert_eq!(answer.len(), 2048 * size_of::<Reply>());
+    let after = rig.vpmu.metrics();
+    // Each command acts on the leader and on every member, and looks at each.
+    let work = after.work.operations;
+    assert!(work > 2048 * MEMBERS, "{work}");
+    assert_eq!(after.turns_unfinished, turns);
+    assert!(turns >= work / (TURN + 2 * MEMBERS + 3), "{turns}");
+    let largest = after.largest_turn;
+    assert!(
+        largest.operations <= TURN + 2 * MEMBERS + 3,
+        "{largest:?}: one command beyond the budget at most"
+    );
+    assert!(largest.host_calls <= 512 + 2, "{largest:?}");
+}
+
+#[test]
+fn work_that_is_left_is_done_before_the_guest_runs_on() {
+    let mut rig = unfinished(64);
+    rig.vcpus.enter(0);
+    let answer = rig.queues[2].answer().expect("answered");
+    assert_eq!(answer.len(), 64 * size_of::<Reply>());
+}
+
+#[test]
+fn operator_is_served_between_two_turns() {
+    let rig = unfinished(64);
+    // On the same thread: it would wait for itself if a lock were held.
+    assert!(rig.vpmu.persistent().is_empty());
+    rig.vpmu.drain();
+    assert_eq!(
+        rig.vcpus.with(0, |session| session.resume()),
+        Turn::Unfinished
+    );
+}
+
+#[test]
+fn reset_between_two_turns_ends_the_notification() {
+    let mut rig = unfinished(64);
+    rig.vpmu.reset();
+    assert_eq!(rig.vcpus.with(0, |session| session.resume()), Turn::Done);
+    assert_eq!(rig.queues[2].answer(), None);
+    assert_eq!(rig.world.open_counters(), 0);
+    rig.activate(ALL_FEATURES);
+    rig.open(&open_of(KIND_MARK, 5, 0)).expect("as new");
+}
+
+#[test]
+fn queue_notified_while_another_is_unfinished_is_served_after_it() {
+    let mut rig = unfinished(64);
+    rig.queues[3].request(command(COMMAND_VCPU, 0).as_bytes(), size_of::<Reply>());
+    rig.vcpus.kick(0, QUEUE_VCPU + 1);
+    rig.vcpus.kick(0, QUEUE_VCPU + 1);
+    while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {}
+    assert!(rig.queues[2].answer().is_some());
+    assert!(rig.queues[3].answer().is_some());
+    assert_eq!(rig.vpmu.metrics().kicks, [1, 2]);
+}
+
+#[test]
+fn control_requests_of_many_pages_are_served_in_turns() {
+    let mut rig = Rig::with(
+        Limits {
+            max_ring_pages: 4096,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    // Every page but the last lies where it may, so all are looked at.
+    let pages: Vec<u64> = (0..4096).chain([u64::MAX >> 12]).map(|n| n << 12).collect();
+    let request = MapRequest {
+        header: Rig::header(CONTROL_MAP, event),
+        pages: 4097.into(),
+        flags: 0.into(),
+    };
+    let mut bytes = request.as_bytes().to_vec();
+    bytes.extend(pages.iter().flat_map(|page| page.to_le_bytes()));
+    for slot in (0..QUEUE_SIZE).step_by(2) {
+        rig.queues[0].request_at(slot, &bytes, size_of::<ControlReply>());
+    }
+    let mut turns = 1;
+    while rig.vpmu.notify(QUEUE_CONTROL) == Turn::Unfinished {
+        turns += 1;
+        // Others are served meanwhile.
+        assert!(rig.vpmu.persistent().is_empty());
+    }
+    let answers = std::iter::from_fn(|| rig.queues[0].answer()).count();
+    assert_eq!(answers, usize::from(QUEUE_SIZE) / 2);
+    // Half of them each, and one that finds the queue empty.
+    assert_eq!(turns, 3);
+}
+
+#[test]
+fn mark_reads_each_group_once() {
+    let mut rig = Rig::new();
+    let of = OpenRequest {
+        sample_type: SAMPLE_READ.into(),
+        read_format: FORMAT_GROUP.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    // Members of two groups overflow by turns.
+    let leaders = [rig.open(&of), rig.open(&of)].map(|leader| leader.expect("a leader"));
+    for _ in 0..255 {
+        for leader in leaders {
+            let member = OpenRequest {
+                leader: leader.into(),
+                flags: OPEN_ENABLED.into(),
+                ..of
+            };
+            rig.open(&member).expect("a member");
+        }
+    }
+    for leader in leaders {
+        rig.command(0, COMMAND_ENABLE, leader);
+    }
+    let before = rig.vpmu.metrics().work.operations;
+    rig.mark(0, 5, 1);
+    let work = rig.vpmu.metrics().work.operations - before;
+    // Each of 512 events counts the mark, shows its count, is read once, and has its record.
+    assert!((512..=4 * 512).contains(&work), "{work}");
+}
+
+#[test]
+fn indirect_descriptor_makes_a_buffer_bad() {
+    const INDIRECT: u16 = 4;
+    let mut rig = Rig::new();
+    let open = open_of(KIND_MARK, 5, 0);
+    for queue in [0, 1, 2] {
+        let table = rig.queues[queue].buffer(4);
+        let (from, to) = (rig.queues[queue].buffer(0), rig.queues[queue].buffer(1));
+        // A table that serves, if it is followed.
+        let entries = [(from, 128_u32, 1_u16, 1_u16), (to, 16, 2, 0)];
+        for (at, (address, len, flags, next)) in (table..).step_by(16).zip(entries) {
+            let entry = [
+                &address.to_le_bytes()[..],
+                &len.to_le_bytes(),
+                &flags.to_le_bytes(),
+                &next.to_le_bytes(),
+            ];
+            let written = rig.memory.write_slice(&entry.concat(), GuestAddress(at));
+            written.expect("in memory");
+        }
+        let written = rig.memory.write_slice(open.as_bytes(), GuestAddress(from));
+        written.expect("in memory");
+        let indirect = Descriptor {
+            address: table,
+            len: 32,
+            writable: false,
+            next: None,
+        };
+        rig.queues[queue].describe_as(0, indirect, INDIRECT);
+        rig.queues[queue].offer(0);
+        // And one in the middle of a chain.
+        let first = Descriptor {
+            address: from,
+            len: 128,
+            next: Some(0),
+            ..indirect
+        };
+        rig.queues[queue].describe(2, first);
+        rig.queues[queue].offer(2);
+    }
+    let _ = rig.vpmu.notify(QUEUE_CONTROL);
+    rig.vcpus.kick(0, QUEUE_VCPU);
+    for queue in [0, 2] {
+        let returned: Vec<_> = std::iter::from_fn(|| rig.queues[queue].reclaim()).collect();
+        assert_eq!(returned, [(0, 0), (2, 0)], "queue {queue}");
+    }
+    assert_eq!(rig.vpmu.metrics().events_opened, 0);
+    assert_eq!(rig.vpmu.metrics().bad_requests, 4);
+    // A notice has nowhere to go.
+    let event = OpenRequest {
+        wakeup: 1.into(),
+        ..sampling(open, 1)
+    };
+    let event = rig.open(&event).expect("open");
+    rig.map(event, 1);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.queues[1].reclaim(), Some((0, 0)));
+    assert_eq!(rig.queues[1].reclaim(), Some((2, 0)));
+}
+
+#[test]
+fn notification_looks_at_a_bounded_number_of_descriptors() {
+    let mut rig = Rig::new();
+    // One chain of every descriptor, made available as often as the queue has entries.
+    for index in 0..QUEUE_SIZE {
+        let descriptor = Descriptor {
+            address: rig.queues[2].buffer(0),
+            len: 16,
+            writable: false,
+            next: (index + 1 < QUEUE_SIZE).then_some(index + 1),
+        };
+        rig.queues[2].describe(index, descriptor);
+    }
+    for _ in 0..QUEUE_SIZE {
+        rig.queues[2].offer(0);
+    }
+    let mut returned = Vec::new();
+    for _ in 0..QUEUE_SIZE / 2 {
+        rig.vcpus.kick(0, QUEUE_VCPU);
+        returned.push(std::iter::from_fn(|| rig.queues[2].reclaim()).count());
+    }
+    // Twice the descriptors of the queue at each.
+    assert_eq!(returned, [2; 8]);
+}

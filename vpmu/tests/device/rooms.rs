@@ -1,0 +1,398 @@
+//! The limits of all of a guest's events together: host counters, clocks, samples, bytes of records.
+
+use vpmu::abi::*;
+use vpmu::source::Rate;
+use vpmu::{Engines, ExitReason, Limits, Persist};
+
+use crate::persistent::{asked, window};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, thread};
+use crate::world::{At, CLOCK, CYCLES};
+
+/// perf's `PERF_RECORD_THROTTLE`.
+const THROTTLE: u64 = 5;
+/// Nanoseconds of a window of the budgets.
+const WINDOW: u64 = 10_000_000;
+
+/// An event on `vcpu`, on, whose host counter samples.
+fn cycles(vcpu: u32) -> OpenRequest {
+    OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, vcpu), 1000)
+    }
+}
+
+fn state(rig: &mut Rig, event: u64) -> i32 {
+    rig.read(0, event).state.get()
+}
+
+#[test]
+fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
+    let mut rig = Rig::with(
+        Limits {
+            max_active_counters: 2,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let events = [(); 4].map(|()| rig.open(&cycles(0)).expect("open"));
+    let elsewhere = rig.open(&cycles(1)).expect("each vCPU has its own");
+    assert_eq!(rig.world.running(thread(0)), 2);
+    assert_eq!(rig.world.running(thread(1)), 1);
+    rig.world.work(thread(0), 100, 4);
+    rig.world.work(thread(1), 100, 4);
+    rig.world.pass(500);
+    assert_eq!(events.map(|event| rig.value(0, event)), [100, 100, 0, 0]);
+    assert_eq!(rig.value(1, elsewhere), 100);
+    let waits = rig.read(0, events[2]);
+    assert_eq!(waits.state.get(), STATE_INACTIVE);
+    assert_eq!(waits.time_running.get(), 0);
+    assert!(waits.time_enabled.get() >= 500, "{waits:?}");
+    assert_eq!(rig.vpmu.metrics().counter_waits, 2);
+    // The one that waited longest has the place that is given back.
+    rig.command(0, COMMAND_DISABLE, events[0]);
+    assert_eq!(rig.world.running(thread(0)), 2);
+    rig.world.work(thread(0), 100, 4);
+    assert_eq!(events.map(|event| rig.value(0, event)), [100, 200, 100, 0]);
+    assert_eq!(state(&mut rig, events[3]), STATE_INACTIVE);
+    rig.close(events[1]).expect("closed");
+    assert_eq!(state(&mut rig, events[3]), STATE_ACTIVE);
+}
+
+#[test]
+fn event_that_waits_stops_pauses_and_closes_as_any() {
+    let mut rig = Rig::with(
+        Limits {
+            max_active_counters: 1,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let first = rig.open(&cycles(0)).expect("open");
+    let second = rig.open(&cycles(0)).expect("open");
+    let mark = rig
+        .open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("open");
+    rig.command(0, COMMAND_ENABLE, mark);
+    rig.link(mark, second, LINK_STOPPER).expect("linked");
+    // Paused while it waits, it waits no longer.
+    rig.mark(0, 5, 1);
+    rig.command(0, COMMAND_DISABLE, first);
+    assert_eq!(rig.world.running(thread(0)), 0);
+    rig.command(0, COMMAND_ENABLE, first);
+    rig.world.work(thread(0), 10, 4);
+    assert_eq!([first, second].map(|event| rig.value(0, event)), [10, 0]);
+    rig.command(0, COMMAND_DISABLE, second);
+    assert_eq!(rig.world.running(thread(0)), 1);
+    rig.command(0, COMMAND_ENABLE, second);
+    rig.close(second).expect("closed");
+    rig.close(first).expect("closed");
+    assert_eq!(rig.world.open_counters(), 0);
+}
+
+#[test]
+fn paused_event_holds_no_place() {
+    let mut rig = Rig::with(
+        Limits {
+            max_active_counters: 1,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let paused = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
+        ..cycles(0)
+    };
+    let regions = [(); 3].map(|()| rig.open(&paused).expect("open"));
+    for (value, region) in (5..).step_by(2).zip(regions) {
+        for (value, role) in [(value, LINK_STARTER), (value + 1, LINK_STOPPER)] {
+            let mark = sampling(open_of(KIND_MARK, value, 0), 1);
+            let mark = rig.open(&mark).expect("open");
+            rig.command(0, COMMAND_ENABLE, mark);
+            rig.link(mark, region, role).expect("linked");
+        }
+    }
+    for value in [5, 6, 7, 8, 9] {
+        rig.mark(0, value, 1);
+        rig.world.work(thread(0), 100, 4);
+    }
+    assert_eq!(regions.map(|region| rig.value(0, region)), [100, 100, 100]);
+    assert_eq!(rig.vpmu.metrics().counter_waits, 0);
+    // A region that begins in another waits until that ends.
+    rig.mark(0, 5, 1);
+    rig.world.work(thread(0), 100, 4);
+    assert_eq!(state(&mut rig, regions[0]), STATE_INACTIVE);
+    rig.mark(0, 10, 1);
+    rig.world.work(thread(0), 100, 4);
+    assert_eq!(regions.map(|region| rig.value(0, region)), [200, 100, 200]);
+}
+
+#[test]
+fn pinned_event_does_not_wait() {
+    let mut rig = Rig::with(
+        Limits {
+            max_active_counters: 1,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    rig.open(&cycles(0)).expect("open");
+    let pinned = OpenRequest {
+        flags: OPEN_PINNED.into(),
+        ..cycles(0)
+    };
+    let pinned = rig.open(&pinned).expect("open");
+    let reply = rig.command(0, COMMAND_ENABLE, pinned);
+    assert_eq!(reply.status.get(), libc::ENOSPC.unsigned_abs());
+    assert_eq!(state(&mut rig, pinned), STATE_ERROR);
+}
+
+#[test]
+fn clocks_of_a_vcpu_share_its_interrupts() {
+    let mut rig = Rig::with(
+        Limits {
+            max_sample_rate: 1000,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let clock = |period: u64, flags: u32| OpenRequest {
+        flags: (OPEN_ENABLED | flags).into(),
+        ..sampling(open_of(CLOCK.0, CLOCK.1, 0), period)
+    };
+    // 600 a second, 500 a second, 300 a second.
+    let fast = rig.open(&clock(600, OPEN_FREQ)).expect("open");
+    let slow = rig.open(&clock(2_000_000, 0)).expect("open");
+    let third = rig.open(&clock(300, OPEN_FREQ)).expect("open");
+    let states = [fast, slow, third].map(|event| state(&mut rig, event));
+    assert_eq!(states, [STATE_ACTIVE, STATE_INACTIVE, STATE_ACTIVE]);
+    // A higher frequency finds no room, a lower one makes some.
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 701), libc::ENOSPC);
+    assert_eq!(rig.world.frequencies(), [600, 300]);
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 200), 0);
+    assert_eq!(state(&mut rig, slow), STATE_ACTIVE);
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, fast, 201), libc::ENOSPC);
+}
+
+#[test]
+fn hardware_periods_have_a_floor() {
+    let mut rig = Rig::with(
+        Limits {
+            min_hardware_period: 5000,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let of = |period| sampling(open_of(CYCLES.0, CYCLES.1, 0), period);
+    assert_eq!(rig.open(&of(4999)), Err(libc::EOPNOTSUPP));
+    let event = rig.open(&of(5000)).expect("open");
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, event, 4999), libc::EINVAL);
+    let paced = |period: u64| OpenRequest {
+        kind: KIND_SAMPLE_TRACE.into(),
+        config: PACE_CYCLES.into(),
+        period: period.into(),
+        ..of(0)
+    };
+    assert_eq!(rig.open(&paced(4999)), Err(libc::EOPNOTSUPP));
+    rig.open(&paced(5000)).expect("open");
+    rig.open(&sampling(open_of(KIND_MARK, 5, 0), 1))
+        .expect("marks cost the guest an exit each");
+}
+
+#[test]
+fn host_counters_are_limited_over_all_vcpus() {
+    let mut rig = Rig::with(
+        Limits {
+            max_host_counters: 3,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    let task = OpenRequest {
+        context: CONTEXT_TASK.into(),
+        ..cycles(0)
+    };
+    let moving = rig.open(&task).expect("open");
+    // One on each vCPU that its task has run on, while there are some to spare.
+    for vcpu in [0, 1] {
+        rig.command(vcpu, COMMAND_IN, moving);
+        rig.world.work(thread(vcpu), 10, 4);
+        rig.command(vcpu, COMMAND_OUT, moving);
+    }
+    assert_eq!(rig.world.open_counters(), 2);
+    let second = rig.open(&task).expect("open");
+    assert_eq!(rig.vpmu.metrics().host_counters, 3);
+    assert_eq!(rig.open(&task), Err(libc::EMFILE));
+    // With none to spare the counter of the last vCPU is given up for that of the next.
+    for vcpu in [0, 1, 0, 1] {
+        rig.command(vcpu, COMMAND_IN, second);
+        rig.world.work(thread(vcpu), 10, 4);
+        rig.command(vcpu, COMMAND_OUT, second);
+        assert_eq!(rig.world.open_counters(), 3);
+    }
+    assert_eq!(rig.value(0, second), 40, "nothing is lost");
+    assert_eq!(rig.value(0, moving), 20);
+    rig.close(moving).expect("closed");
+    rig.open(&task).expect("there is room again");
+    // Events that only count share theirs.
+    rig.open(&open_of(CYCLES.0, CYCLES.1, 0)).expect("open");
+}
+
+#[test]
+fn operators_counters_are_none_of_the_guests() {
+    let memory = window(64);
+    let mut rig = Rig::windowed_with(
+        Limits {
+            max_host_counters: 1,
+            max_active_counters: 1,
+            max_sample_rate: 1000,
+            ..limits()
+        },
+        &memory,
+    );
+    let guests = rig.open(&cycles(0)).expect("open");
+    let persist = |name: &str, event: &str, rate| Persist {
+        name: Some(name.to_owned()),
+        rate: Some(rate),
+        ..asked(event, 0)
+    };
+    for (name, event, rate) in [
+        ("one", "cycles", Rate::Period(1000)),
+        ("two", "clock", Rate::Frequency(900)),
+        ("three", "clock", Rate::Frequency(900)),
+    ] {
+        rig.vpmu.persist(&persist(name, event, rate)).expect(name);
+    }
+    assert_eq!(rig.world.running(thread(0)), 4);
+    assert_eq!(state(&mut rig, guests), STATE_ACTIVE);
+    assert_eq!(rig.vpmu.metrics().host_counters, 1);
+}
+
+#[test]
+fn samples_of_all_events_share_a_budget() {
+    let limits = Limits {
+        max_samples: 3000,
+        ..limits()
+    };
+    let mut rig = Rig::bare(Engines::Auto, limits, None);
+    (0..2).for_each(|vcpu| rig.attach(vcpu));
+    rig.activate(ALL_FEATURES);
+    let events = [0, 0, 1, 1].map(|vcpu| {
+        let event = rig.open(&sampling(open_of(KIND_MARK, 5, vcpu), 1));
+        let event = event.expect("open");
+        rig.command(vcpu, COMMAND_ENABLE, event);
+        event
+    });
+    let mut rings = events.map(|event| rig.map(event, 8));
+    let written = |rig: &Rig| rig.vpmu.metrics().samples_written;
+    rig.world.pass(WINDOW);
+    for _ in 0..20 {
+        rig.mark(0, 5, 1);
+        rig.mark(1, 5, 1);
+    }
+    // 3000 a second are 30 in 10 ms.
+    assert_eq!(written(&rig), 30);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(metrics.samples_throttled, 50, "neither written nor lost");
+    assert_eq!(metrics.samples_over_budget, 4, "once for each event");
+    for ring in &mut rings {
+        let throttles = ring.raw().iter().filter(|raw| raw.kind == THROTTLE).count();
+        assert_eq!(throttles, 1);
+    }
+    rig.world.pass(WINDOW);
+    rig.mark(0, 5, 1);
+    assert_eq!(written(&rig), 32, "a new window");
+    // Counts are whole throughout.
+    assert_eq!(rig.value(0, events[0]), 21);
+}
+
+#[test]
+fn host_counter_is_silent_while_the_budget_is_used_up() {
+    let mut rig = Rig::with(
+        Limits {
+            max_samples: 100,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    rig.world.pass(WINDOW);
+    let event = rig.open(&cycles(0)).expect("open");
+    rig.map(event, 1);
+    for _ in 0..3 {
+        rig.world.work(thread(0), 1000, 4);
+        rig.exit(0, ExitReason::Signal, &mut At(0x9999));
+    }
+    assert_eq!(rig.vpmu.metrics().samples_written, 1);
+    assert!(rig.world.periods().iter().all(|&period| period > 1 << 60));
+    assert!(rig.world.draining(), "the vCPU may not come by");
+    rig.world.pass(WINDOW);
+    rig.vpmu.drain();
+    assert_eq!(rig.world.periods(), [1000]);
+}
+
+#[test]
+fn record_bytes_of_all_events_share_a_budget() {
+    let mut rig = Rig::with(
+        Limits {
+            // 4,000 bytes in 10 ms.
+            max_record_bytes: 400_000,
+            ..limits()
+        },
+        ALL_FEATURES,
+    );
+    // A record has the counts and ids of 40 events: 656 bytes.
+    let of = OpenRequest {
+        sample_type: (1 << 4).into(),
+        read_format: (1 << 3 | 1 << 2).into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let leader = rig.open(&of).expect("open");
+    for _ in 0..39 {
+        let member = OpenRequest {
+            leader: leader.into(),
+            flags: OPEN_ENABLED.into(),
+            ..open_of(KIND_MARK, 5, 0)
+        };
+        rig.open(&member).expect("open");
+    }
+    rig.map(leader, 16);
+    let mut written = 0;
+    for _ in 0..2 {
+        rig.world.pass(WINDOW);
+        for _ in 0..10 {
+            rig.mark(0, 5, 1);
+        }
+        let now = rig.vpmu.metrics().samples_written;
+        // The seventh goes beyond.
+        assert_eq!(now - written, 7);
+        written = now;
+    }
+    assert_eq!(rig.vpmu.metrics().samples_over_budget, 2);
+    assert_eq!(rig.vpmu.metrics().samples_throttled, 6);
+}
+
+#[test]
+fn operators_samples_are_none_of_the_guests_budget() {
+    let memory = window(64);
+    let mut rig = Rig::windowed_with(
+        Limits {
+            max_samples: 100,
+            ..limits()
+        },
+        &memory,
+    );
+    let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    let guests = rig.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
+    let guests = guests.expect("open");
+    rig.command(0, COMMAND_ENABLE, guests);
+    rig.map(guests, 8);
+    rig.world.pass(WINDOW);
+    for _ in 0..50 {
+        rig.mark(0, 5, 1);
+    }
+    assert_eq!(rig.vpmu.metrics().samples_written, 51);
+    let history = rig.vpmu.history(operators).expect("a history");
+    assert_eq!(history.iter().count(), 50);
+    let replies = rig.commands(0, &[command(COMMAND_READ, guests)]);
+    assert_eq!(replies[0].value.get(), 50);
+}

@@ -1,0 +1,129 @@
+//! Threads of a process that embeds the device: one is the crate's, and it is there from the start.
+//! This program has one test, so that no other makes threads meanwhile.
+#![expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::hint::black_box;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vpmu::abi::PAGE_SIZE;
+use vpmu::host::{HostFiles, PerfSource};
+use vpmu::source::Rate;
+use vpmu::{Engines, ExitReason, GuestRegs, Limits, Machine, Persist, Registers, Settings, Vpmu};
+
+/// A machine that has nothing to tell.
+#[derive(Debug)]
+struct Bare;
+
+impl Machine for Bare {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+struct Still;
+
+impl Registers for Still {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs {
+            ip: 0x1234,
+            user: true,
+        })
+    }
+}
+
+extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+fn threads() -> BTreeSet<String> {
+    let tasks = fs::read_dir("/proc/self/task").expect("a process");
+    let id = |task: io::Result<fs::DirEntry>| task.expect("a thread").file_name();
+    tasks
+        .map(|task| id(task).into_string().expect("a number"))
+        .collect()
+}
+
+fn names() -> BTreeSet<String> {
+    let name = |id: String| fs::read_to_string(format!("/proc/self/task/{id}/comm"));
+    let named = threads().into_iter().map(|id| name(id).expect("a thread"));
+    named.map(|name| name.trim().to_owned()).collect()
+}
+
+fn persist(event: &str) -> Persist {
+    Persist {
+        event: event.to_owned(),
+        vcpu: 0,
+        name: None,
+        rate: Some(Rate::Period(100_000)),
+        sample_type: 0,
+        pages: 4,
+    }
+}
+
+/// Runs the vCPU for a while of its thread's time.
+fn run(vpmu: &Vpmu) {
+    let mut session = vpmu.attach(0, 0).expect("the vCPU");
+    for _ in 0..20 {
+        session.enter();
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(1) {
+            black_box(0);
+        }
+        session.leave(ExitReason::Signal, &mut Still);
+    }
+}
+
+#[test]
+fn construction_makes_every_thread_and_work_makes_none() {
+    register_signal_handler(SIGRTMIN(), ignore).expect("a handler");
+    let (tell, told) = std::sync::mpsc::channel();
+    let begin = move || {
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        tell.send(name).map_err(io::Error::other)
+    };
+    let before = threads().len();
+    let source = PerfSource::confined(HostFiles::read(), SIGRTMIN(), begin).expect("a source");
+    assert_eq!(told.try_recv().as_deref(), Ok("vpmu closer"));
+    assert!(names().contains("vpmu closer"));
+    let settings = Settings {
+        vcpus: 1,
+        tsc_khz: 1_000_000,
+        limits: Limits::default(),
+        engines: Engines::Exit,
+    };
+    let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
+    let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
+    let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
+    let made = threads();
+    assert_eq!(made.len(), before + 1);
+    // Where the host traces exits, closing that is what the thread is for.
+    for event in ["task-clock", "cpu-clock", "exit-trace"] {
+        for _ in 0..3 {
+            let started = vpmu.persist(&persist(event));
+            run(&vpmu);
+            vpmu.drain();
+            vpmu.flush(None).expect("flushed");
+            if let Ok(id) = started {
+                vpmu.end(id).expect("it is there");
+            }
+            assert_eq!(threads(), made, "{event}");
+        }
+    }
+    let samples = vpmu.metrics().samples_written;
+    assert!(samples > 0, "there was work");
+}
