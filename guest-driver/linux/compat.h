@@ -7,6 +7,7 @@
 
 #include <linux/err.h>
 #include <linux/irq_work.h>
+#include <linux/limits.h>
 #include <linux/mm.h>
 #include <linux/perf_event.h>
 #include <linux/sched.h>
@@ -42,6 +43,38 @@ static inline atomic_long_t *vpmu_user_locked(struct user_struct *user)
 	return &user->perf_mlock;
 #else
 	return &user->locked_vm;
+#endif
+}
+
+/**
+ * vpmu_paranoid_refuses_all() - whether perf_event_paranoid refuses every event
+ * @level: the level
+ *
+ * perf_paranoid_any() of Debian's kernels, which is inline and compares a variable that is
+ * not exported. Upstream has no such level.
+ *
+ * Return: true if CAP_PERFMON is needed for any event.
+ */
+static inline bool vpmu_paranoid_refuses_all(int level)
+{
+#ifdef VPMU_PERF_HAS_PARANOID_ANY
+	return level > 2;
+#else
+	return level == INT_MAX;
+#endif
+}
+
+/**
+ * vpmu_perf_allow_kernel() - perf's own check of events that do not exclude the kernel
+ *
+ * Return: 0, or the negative errno of perf or of an LSM; 0 where it is not exported.
+ */
+static inline int vpmu_perf_allow_kernel(void)
+{
+#ifdef VPMU_PERF_HAS_ALLOW_KERNEL
+	return perf_allow_kernel();
+#else
+	return 0;
 #endif
 }
 

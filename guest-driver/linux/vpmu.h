@@ -12,6 +12,7 @@
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
  *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
+ *   vpmu_permission  who may open which event
  *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
  *   vpmu_read     what read(2) gives
  *   vpmu_output   which ring an event writes to, and who is woken
@@ -47,6 +48,7 @@
 
 #include "vpmu_abi.h"
 
+struct file;
 struct page;
 struct tracepoint;
 
@@ -109,8 +111,9 @@ struct vpmu_sysfs {
  * @info: the configuration space and the PMU's type, as programs see it
  * @catalogue: what can be counted, @info.catalogue_len entries
  * @control: the control queue
- * @control_lock: one request at a time
- * @control_done: completed by the control queue's interrupt
+ * @control_lock: protects the control queue and the next two; taken with interrupts off
+ * @control_sent: requests in the queue
+ * @control_waiting: requests that found no room in the queue, the oldest first
  * @event_vq: the event queue
  * @event_lock: whose notices are taken by one at a time; taken with interrupts off
  * @notices: VPMU_NOTICES buffers, posted on @event_vq
@@ -135,6 +138,8 @@ struct vpmu_sysfs {
  * @persistent_closed: there is no list yet, or no longer
  * @persistent_work: compares it again
  * @misc: /dev/vpmu
+ * @paranoid: open file of the sysctl kernel.perf_event_paranoid, or NULL
+ * @unprivileged: events open that were charged by vpmu_permission_charge()
  * @files: from event id to struct vpmu_file, children's ids included
  * @traces: from event id to struct vpmu_event of perf core's traces
  * @output_lock: rings, their maps and who writes to them; sleeps
@@ -151,8 +156,9 @@ struct vpmu_device {
 	struct vpmu_info info;
 	struct vpmu_catalogue_entry *catalogue;
 	struct virtqueue *control;
-	struct mutex control_lock;
-	struct completion control_done;
+	spinlock_t control_lock;
+	struct list_head control_sent;
+	struct list_head control_waiting;
 	struct virtqueue *event_vq;
 	spinlock_t event_lock;
 	struct vpmu_notice *notices;
@@ -176,6 +182,8 @@ struct vpmu_device {
 	bool persistent_closed;
 	struct work_struct persistent_work;
 	struct miscdevice misc;
+	struct file *paranoid;
+	atomic_t unprivileged;
 	struct xarray files;
 	struct xarray traces;
 	struct mutex output_lock;
@@ -207,8 +215,42 @@ bool vpmu_notices_take(struct vpmu_device *dev);
 void vpmu_device_get(struct vpmu_device *dev);
 void vpmu_device_put(struct vpmu_device *dev);
 
+/**
+ * struct vpmu_control_request - a request on the control queue
+ * @entry: where it waits
+ * @out: what is asked, from kmalloc
+ * @out_len: bytes of it
+ * @in: the answer, from kmalloc
+ * @in_len: room there
+ * @ret: once it is answered: bytes of the answer, or a negative errno
+ * @answered: called then, with interrupts off; may free all of this
+ */
+struct vpmu_control_request {
+	struct list_head entry;
+	void *out;
+	size_t out_len;
+	void *in;
+	size_t in_len;
+	int ret;
+	void (*answered)(struct vpmu_control_request *request);
+};
+
+/**
+ * struct vpmu_control_close - a request to close an event, in memory from kmalloc
+ * @request: the request
+ * @header: what it asks
+ * @reply: the answer, which nobody looks at
+ */
+struct vpmu_control_close {
+	struct vpmu_control_request request;
+	struct vpmu_control_header header;
+	struct vpmu_control_reply reply;
+};
+
 /* vpmu_control.c */
 void vpmu_control_callback(struct virtqueue *vq);
+void vpmu_control_exit(struct vpmu_device *dev);
+void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request);
 int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
 		      size_t reply_len);
 int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *value);
@@ -216,6 +258,7 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id);
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
 		      u32 *engine);
 int vpmu_control_close(struct vpmu_device *dev, u64 id);
+void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id);
 int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 count, u32 flags);
 int vpmu_control_unmap(struct vpmu_device *dev, u64 id);
 int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u32 count,
@@ -259,6 +302,14 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id);
 /* vpmu_sysfs.c */
 int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool traces);
 void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs);
+
+/* vpmu_permission.c */
+void vpmu_permission_init(struct vpmu_device *dev);
+void vpmu_permission_exit(struct vpmu_device *dev);
+int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *attr,
+			 struct task_struct *task);
+int vpmu_permission_charge(struct vpmu_device *dev);
+void vpmu_permission_uncharge(struct vpmu_device *dev);
 
 /* vpmu_cdev.c */
 int vpmu_cdev_register(struct vpmu_device *dev);

@@ -184,24 +184,6 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 }
 
 /**
- * vpmu_attr_tells_kernel() - whether samples or packets would tell where the kernel lies
- * @attr: from vpmu_attr_check()
- * @trace: packets: they always tell where the guest was
- *
- * Return: true if so.
- */
-bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr, bool trace)
-{
-	u64 telling = PERF_SAMPLE_IP | PERF_SAMPLE_REGS_INTR;
-
-	if (attr->exclude_kernel)
-		return false;
-	if (!attr->exclude_callchain_kernel)
-		telling |= PERF_SAMPLE_CALLCHAIN;
-	return trace || (attr->sample_period && attr->sample_type & telling);
-}
-
-/**
  * vpmu_attr_request() - put it into the device's words, as far as samples go
  * @attr: from vpmu_attr_check()
  * @trace: packets, not samples

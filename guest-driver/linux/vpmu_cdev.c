@@ -129,7 +129,9 @@ static const struct file_operations cdev_fops = {
  * vpmu_cdev_register() - make /dev/vpmu
  * @dev: the device
  *
- * Everybody may open it; what may be counted is checked as for perf_event_open(2).
+ * The node is for everybody, as the system call perf_event_open(2) is: a mark is exact
+ * for any program, and tells nobody anything that the program does not say itself. What
+ * may be opened is up to vpmu_permission_open(), what else takes a capability to the calls.
  *
  * Return: 0 or a negative errno.
  */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The control queue: requests that may sleep, one at a time.
+ * The control queue: requests whose senders sleep until they are answered, and those that
+ * nobody waits for.
  */
 #include <linux/completion.h>
 #include <linux/mm.h>
@@ -13,6 +14,59 @@
 /* Catalogue entries asked for in one request. */
 #define CATALOGUE_STEP	16
 
+/* A request whose sender sleeps until it is answered. */
+struct control_wait {
+	struct vpmu_control_request request;
+	struct completion answered;
+};
+
+static int control_add(struct vpmu_device *dev, struct vpmu_control_request *request)
+{
+	struct scatterlist out, in, *sgs[] = { &out, &in };
+
+	lockdep_assert_held(&dev->control_lock);
+	sg_init_one(&out, request->out, request->out_len);
+	sg_init_one(&in, request->in, request->in_len);
+	return virtqueue_add_sgs(dev->control, sgs, 1, 1, request, GFP_ATOMIC);
+}
+
+/* Adds those that wait for room to the queue; those that it refuses go to @refused. */
+static void control_refill(struct vpmu_device *dev, struct list_head *refused)
+{
+	struct vpmu_control_request *request, *next;
+	int err;
+
+	lockdep_assert_held(&dev->control_lock);
+	list_for_each_entry_safe(request, next, &dev->control_waiting, entry) {
+		err = control_add(dev, request);
+		if (err == -ENOSPC)
+			break;
+		request->ret = err;
+		list_move_tail(&request->entry, err ? refused : &dev->control_sent);
+	}
+	virtqueue_kick(dev->control);
+}
+
+/* Moves all that is not answered, and never will be, to @refused. */
+static void control_fail(struct vpmu_device *dev, struct list_head *refused)
+{
+	struct vpmu_control_request *request;
+
+	list_splice_tail_init(&dev->control_sent, refused);
+	list_splice_tail_init(&dev->control_waiting, refused);
+	list_for_each_entry(request, refused, entry)
+		request->ret = -EIO;
+}
+
+static void control_answer(struct list_head *requests)
+{
+	struct vpmu_control_request *request, *next;
+
+	/* An answered request is its owner's: it may be gone. */
+	list_for_each_entry_safe(request, next, requests, entry)
+		request->answered(request);
+}
+
 /**
  * vpmu_control_callback() - interrupt of the control queue
  * @vq: the control queue
@@ -20,8 +74,62 @@
 void vpmu_control_callback(struct virtqueue *vq)
 {
 	struct vpmu_device *dev = vq->vdev->priv;
+	struct vpmu_control_request *request;
+	LIST_HEAD(answered);
+	LIST_HEAD(refused);
+	unsigned long flags;
+	unsigned int len;
 
-	complete(&dev->control_done);
+	spin_lock_irqsave(&dev->control_lock, flags);
+	while ((request = virtqueue_get_buf(vq, &len))) {
+		request->ret = min_t(size_t, len, request->in_len);
+		list_move_tail(&request->entry, &answered);
+	}
+	if (virtqueue_is_broken(vq))
+		control_fail(dev, &refused);
+	else if (!list_empty(&dev->control_waiting))
+		control_refill(dev, &refused);
+	spin_unlock_irqrestore(&dev->control_lock, flags);
+	control_answer(&answered);
+	control_answer(&refused);
+}
+
+/**
+ * vpmu_control_post() - send a request without waiting for its answer
+ * @dev: the device
+ * @request: the request. It and its buffers are the device's until it is answered
+ *
+ * Requests are carried out in the order in which they are posted.
+ */
+void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request)
+{
+	LIST_HEAD(refused);
+	unsigned long flags;
+
+	spin_lock_irqsave(&dev->control_lock, flags);
+	list_add_tail(&request->entry, &dev->control_waiting);
+	control_refill(dev, &refused);
+	spin_unlock_irqrestore(&dev->control_lock, flags);
+	control_answer(&refused);
+}
+
+/**
+ * vpmu_control_exit() - take back the requests that a device which was reset will not answer
+ * @dev: the device, of which nobody asks anything any more
+ */
+void vpmu_control_exit(struct vpmu_device *dev)
+{
+	LIST_HEAD(refused);
+
+	spin_lock_irq(&dev->control_lock);
+	control_fail(dev, &refused);
+	spin_unlock_irq(&dev->control_lock);
+	control_answer(&refused);
+}
+
+static void control_wake(struct vpmu_control_request *request)
+{
+	complete(&container_of(request, struct control_wait, request)->answered);
 }
 
 /**
@@ -37,34 +145,24 @@ void vpmu_control_callback(struct virtqueue *vq)
 int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
 		      size_t reply_len)
 {
-	struct scatterlist out, in, *sgs[] = { &out, &in };
-	unsigned int len;
-	int err;
+	struct control_wait wait = {
+		.request = {
+			.out = request,
+			.out_len = request_len,
+			.in = reply,
+			.in_len = reply_len,
+			.answered = control_wake,
+		},
+	};
 
-	sg_init_one(&out, request, request_len);
-	sg_init_one(&in, reply, reply_len);
-
-	mutex_lock(&dev->control_lock);
-	reinit_completion(&dev->control_done);
-	err = virtqueue_add_sgs(dev->control, sgs, 1, 1, request, GFP_KERNEL);
-	if (err)
-		goto unlock;
-	virtqueue_kick(dev->control);
+	init_completion(&wait.answered);
+	vpmu_control_post(dev, &wait.request);
 	/*
 	 * The buffers belong to the device until it has answered, so neither a
 	 * signal nor a timeout may end this wait.
 	 */
-	while (!virtqueue_get_buf(dev->control, &len)) {
-		if (virtqueue_is_broken(dev->control)) {
-			err = -EIO;
-			goto unlock;
-		}
-		wait_for_completion(&dev->control_done);
-	}
-	err = min_t(size_t, len, reply_len);
-unlock:
-	mutex_unlock(&dev->control_lock);
-	return err;
+	wait_for_completion(&wait.answered);
+	return wait.request.ret;
 }
 
 /**
@@ -164,6 +262,28 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 int vpmu_control_close(struct vpmu_device *dev, u64 id)
 {
 	return vpmu_control_event(dev, VPMU_CONTROL_CLOSE, id);
+}
+
+/**
+ * vpmu_control_close_later() - close an event without waiting
+ * @dev: the device
+ * @close: whose @request.answered is set; see vpmu_control_post()
+ * @id: the event's
+ *
+ * A task that slept for each of its events would have the others switched out and in
+ * each time. What is asked of the device later finds the event closed.
+ */
+void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
+{
+	close->header = (struct vpmu_control_header) {
+		.op = cpu_to_le32(VPMU_CONTROL_CLOSE),
+		.event = cpu_to_le64(id),
+	};
+	close->request.out = &close->header;
+	close->request.out_len = sizeof(close->header);
+	close->request.in = &close->reply;
+	close->request.in_len = sizeof(close->reply);
+	vpmu_control_post(dev, &close->request);
 }
 
 static int control_map(struct vpmu_device *dev, u32 op, u64 id, struct page **pages, u32 count,

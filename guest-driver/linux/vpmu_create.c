@@ -3,6 +3,7 @@
  * From a perf event to one of the device's, and its end; the same for both doors and
  * for what counts, samples and traces.
  */
+#include <linux/capability.h>
 #include <linux/perf_event.h>
 #include <linux/slab.h>
 
@@ -39,10 +40,39 @@ static void event_withdraw(struct vpmu_event *own)
 	spin_unlock_irq(&dev->notice_lock);
 }
 
-static void event_free(struct vpmu_event *own)
+/* Only what the device has is charged. */
+static int event_charge(struct vpmu_event *own)
+{
+	int err;
+
+	if (!own->unprivileged)
+		return 0;
+	err = vpmu_permission_charge(own->dev);
+	own->charged = !err;
+	return err;
+}
+
+static void event_uncharge(struct vpmu_event *own)
+{
+	if (own->charged)
+		vpmu_permission_uncharge(own->dev);
+	own->charged = false;
+}
+
+static void event_closed(struct vpmu_control_request *request)
+{
+	struct vpmu_control_close *close = container_of(request, struct vpmu_control_close,
+							request);
+
+	kfree(container_of(close, struct vpmu_event, close));
+}
+
+/* Lets go of all that @own holds, and with @close of the device's event. */
+static void event_free(struct vpmu_event *own, bool close)
 {
 	struct vpmu_device *dev = own->dev;
 
+	event_uncharge(own);
 	if (own->file)
 		vpmu_file_put(own->file);
 	if (own->tracks)
@@ -50,7 +80,12 @@ static void event_free(struct vpmu_event *own)
 	if (own->switches)
 		vpmu_switch_put();
 	kfree(own->trace);
-	kfree(own);
+	if (close) {
+		own->close.request.answered = event_closed;
+		vpmu_control_close_later(dev, &own->close, own->id);
+	} else {
+		kfree(own);
+	}
 	vpmu_device_put(dev);
 }
 
@@ -59,13 +94,12 @@ static void event_destroy(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 
 	event_withdraw(own);
+	/* Pages of an area are given back next. */
 	if (own->trace)
 		vpmu_area_close(own);
-	else if (own->id)
-		vpmu_control_close(own->dev, own->id);
 	if (own->file && event->parent)
 		vpmu_output_gone(own->file);
-	event_free(own);
+	event_free(own, !own->trace && own->id);
 }
 
 /* What a file asks for beyond counting. */
@@ -135,17 +169,33 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		flags |= VPMU_OPEN_EXCLUDE_KERNEL;
 	request.flags = cpu_to_le32(flags);
 
-	err = vpmu_control_open(dev, &request, &own->id, &engine);
+	err = event_charge(own);
 	if (err)
 		return err;
+	err = vpmu_control_open(dev, &request, &own->id, &engine);
+	if (err)
+		goto uncharge;
 	if (own->file && !event->parent)
 		own->file->engine = engine;
 	err = event_publish(own);
-	if (err) {
-		vpmu_control_close(dev, own->id);
-		own->id = 0;
-	}
+	if (!err)
+		return 0;
+	vpmu_control_close(dev, own->id);
+	own->id = 0;
+uncharge:
+	event_uncharge(own);
 	return err;
+}
+
+/* A task that inherits an event says nothing of who opened it. */
+static bool event_is_unprivileged(const struct perf_event *event)
+{
+	const struct vpmu_event *parent;
+
+	if (!event->parent)
+		return !perfmon_capable();
+	parent = event->parent->pmu_private;
+	return parent->unprivileged;
 }
 
 static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event *event)
@@ -157,6 +207,7 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 	own->dev = dev;
 	own->event = event;
 	own->task = event->attach_state & PERF_ATTACH_TASK;
+	own->unprivileged = event_is_unprivileged(event);
 	if (event->pmu == &dev->trace_pmu) {
 		own->trace = vpmu_trace_alloc(own);
 		if (!own->trace) {
@@ -258,6 +309,6 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	event->destroy = event_destroy;
 	return 0;
 free:
-	event_free(own);
+	event_free(own, false);
 	return err;
 }

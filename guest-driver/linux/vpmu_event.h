@@ -9,6 +9,8 @@
 #include <linux/perf_event.h>
 #include <linux/types.h>
 
+#include "vpmu.h"
+
 struct vpmu_device;
 struct vpmu_file;
 struct vpmu_reply;
@@ -40,6 +42,9 @@ struct vpmu_vcpu;
  * @trace: of perf core's traces: what it writes to
  * @tracks: of these: holds a reference on vpmu_task
  * @switches: holds a reference on vpmu_switch
+ * @unprivileged: opened without CAP_PERFMON, or inherited from such an event
+ * @charged: by vpmu_permission_charge()
+ * @close: the last request about it
  */
 struct vpmu_event {
 	struct vpmu_device *dev;
@@ -64,6 +69,9 @@ struct vpmu_event {
 	struct vpmu_trace *trace;
 	bool tracks;
 	bool switches;
+	bool unprivileged;
+	bool charged;
+	struct vpmu_control_close close;
 };
 
 /* vpmu_create.c */

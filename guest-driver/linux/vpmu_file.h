@@ -180,7 +180,6 @@ struct vpmu_file {
 /* vpmu_attr.c */
 int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user);
 int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace);
-bool vpmu_attr_tells_kernel(const struct perf_event_attr *attr, bool trace);
 void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		       struct vpmu_open_request *request);
 

@@ -124,6 +124,7 @@ int vpmu_group_join(struct vpmu_file *file)
 void vpmu_group_leave(struct vpmu_file *file)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file), *sibling;
+	bool held;
 
 	if (leader != file) {
 		list_del_init(&file->member);
@@ -134,6 +135,7 @@ void vpmu_group_leave(struct vpmu_file *file)
 	mutex_lock(&file->group_lock);
 	WRITE_ONCE(file->closed, true);
 	file->siblings = 0;
+	held = !READ_ONCE(file->enabled) || file->on_exec;
 	while (!list_empty(&file->members)) {
 		sibling = list_first_entry(&file->members, struct vpmu_file, member);
 		/* From here on it can be closed without this one's lock. */
@@ -143,7 +145,8 @@ void vpmu_group_leave(struct vpmu_file *file)
 		WRITE_ONCE(sibling->leader, NULL);
 		vpmu_file_put(file);
 		/* What their leader held back counts from now on. */
-		vpmu_call_group(sibling, NULL, 0);
+		if (held)
+			vpmu_call_group(sibling, NULL, 0);
 		mutex_unlock(&sibling->group_lock);
 		vpmu_file_put(sibling);
 	}

@@ -6,14 +6,10 @@
  * with its task, counts it in inherited tasks and enables it on exec. What perf
  * core cannot do for a module, samples and their ring, the device does.
  */
-#include <linux/capability.h>
-#include <linux/cred.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/pid.h>
-#include <linux/sched/coredump.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/task.h>
 #include <linux/security.h>
@@ -71,54 +67,6 @@ static bool open_tells_registers(const struct perf_event_attr *attr, bool trace)
 {
 	return attr->sample_type & PERF_SAMPLE_REGS_INTR ||
 	       (trace && vpmu_config_tells_registers(attr->config));
-}
-
-/* Whether the caller could trace @task, as far as a module can tell: it owns it wholly. */
-static bool open_owns(struct task_struct *task)
-{
-	const struct cred *cred = current_cred(), *theirs;
-	struct mm_struct *mm;
-	bool owns;
-
-	if (same_thread_group(task, current))
-		return true;
-
-	rcu_read_lock();
-	theirs = __task_cred(task);
-	owns = uid_eq(cred->uid, theirs->euid) && uid_eq(cred->uid, theirs->suid) &&
-	       uid_eq(cred->uid, theirs->uid) && gid_eq(cred->gid, theirs->egid) &&
-	       gid_eq(cred->gid, theirs->sgid) && gid_eq(cred->gid, theirs->gid) &&
-	       theirs->user_ns == cred->user_ns &&
-	       cap_issubset(theirs->cap_permitted, cred->cap_permitted);
-	rcu_read_unlock();
-	if (!owns)
-		return false;
-
-	mm = get_task_mm(task);
-	if (!mm)
-		return false;
-	owns = get_dumpable(mm) == SUID_DUMP_USER;
-	mmput(mm);
-	return owns;
-}
-
-/*
- * perf_event_paranoid is out of a module's reach; perf core itself applies it to
- * events of a CPU only. So without CAP_PERFMON this allows tasks of the caller's own
- * and never a CPU, whatever the level. Other than at perf's level 2, what those tasks
- * do in the kernel may be counted and sampled too, because most kinds cannot leave it
- * out; only samples that would tell its addresses are refused.
- */
-static int open_permitted(const struct perf_event_attr *attr, bool trace,
-			  struct task_struct *task)
-{
-	if (perfmon_capable())
-		return 0;
-	if (!task)
-		return -EACCES;
-	if (vpmu_attr_tells_kernel(attr, trace))
-		return -EACCES;
-	return open_owns(task) ? 0 : -EACCES;
 }
 
 static struct task_struct *open_task(pid_t pid)
@@ -199,7 +147,7 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 		if (err)
 			return err;
 	}
-	err = open_permitted(wanted, file->trace, task);
+	err = vpmu_permission_open(file->dev, wanted, task);
 	if (!err) {
 		event = perf_event_create_kernel_counter(&attr, cpu, task, vpmu_file_overflow,
 							 file);
@@ -354,8 +302,6 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 		return -EOPNOTSUPP;
 	if (attr.type == dev->persistent_pmu.type)
 		return open_persistent(dev, args, &attr);
-	if (args->flags & VPMU_FLAG_PERSISTENT && !perfmon_capable())
-		return -EPERM;
 	if (args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;
 	trace = open_is_trace(dev, &attr);

@@ -321,6 +321,9 @@ void vpmu_ring_close(struct vpmu_file *file)
 	struct vpmu_device *dev = file->dev;
 	struct vpmu_ring *ring;
 
+	/* No descriptor is left through which it could get one: do not wait for others. */
+	if (!READ_ONCE(file->ring))
+		return;
 	mutex_lock(&dev->output_lock);
 	ring = file->ring;
 	if (ring && ring->id == file->id) {

@@ -187,6 +187,7 @@ static void device_free(struct vpmu_device *dev)
 {
 	u32 i;
 
+	vpmu_permission_exit(dev);
 	if (dev->vcpus)
 		for (i = 0; i < dev->info.vcpus && dev->vcpus[i].dev; i++)
 			vpmu_vcpu_exit(&dev->vcpus[i]);
@@ -208,12 +209,13 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 		return ERR_PTR(-ENOMEM);
 	dev->vdev = vdev;
 	vdev->priv = dev;
-	mutex_init(&dev->control_lock);
+	spin_lock_init(&dev->control_lock);
+	INIT_LIST_HEAD(&dev->control_sent);
+	INIT_LIST_HEAD(&dev->control_waiting);
 	mutex_init(&dev->output_lock);
 	mutex_init(&dev->link_lock);
 	spin_lock_init(&dev->event_lock);
 	spin_lock_init(&dev->notice_lock);
-	init_completion(&dev->control_done);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->traces, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->idle);
@@ -325,6 +327,7 @@ static int vpmu_probe(struct virtio_device *vdev)
 	err = vpmu_persistent_register(dev);
 	if (err)
 		goto untrace;
+	vpmu_permission_init(dev);
 	err = vpmu_cdev_register(dev);
 	if (err)
 		goto forget;
@@ -346,6 +349,7 @@ offline:
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
 reset:
 	virtio_reset_device(vdev);
+	vpmu_control_exit(dev);
 	vpmu_persistent_exit(dev);
 	vdev->config->del_vqs(vdev);
 	if (dev->doorbell)
@@ -376,6 +380,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
 
 	virtio_reset_device(vdev);
+	vpmu_control_exit(dev);
 	vpmu_persistent_exit(dev);
 	vdev->config->del_vqs(vdev);
 	if (dev->doorbell)

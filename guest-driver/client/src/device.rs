@@ -64,12 +64,16 @@ fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT) => " (this host cannot count it: see `vperf list`)",
         Some(libc::EACCES | libc::EPERM) => {
-            " (whole CPUs, other users' tasks and samples of the kernel need CAP_PERFMON)"
+            " (perf's rule: `sysctl kernel.perf_event_paranoid` says what programs without CAP_PERFMON \
+              may open; the module's parameter `paranoid` opens more of their own tasks)"
         }
         Some(libc::EOPNOTSUPP) => {
             " (the device cannot do this with this event, or not by the engine asked for)"
         }
-        Some(libc::ENOSPC) => " (too many events are open in this machine: close some)",
+        Some(libc::ENOSPC) => {
+            " (too many events are open in this machine, or too many by programs without CAP_PERFMON: \
+              close some, or raise the module's parameter `unprivileged_percent`)"
+        }
         Some(libc::EMFILE | libc::ENFILE) => {
             " (each event on each CPU or thread is an open file: raise `ulimit -n`)"
         }

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Permission to open events: VPMU_IOC_OPEN applies the rules of perf_event_open(2).
+ *
+ * Most of these rules are in perf's system call, where no module gets to:
+ * sysctl_perf_event_paranoid, ptrace_may_access() and security_perf_event_open() are not
+ * exported. perf core applies to in-kernel events only the rule for events of a CPU, with
+ * its LSM hook. The rest is repeated here:
+ *
+ * - The level is read from the sysctl's file in procfs. The file is opened when the device
+ *   is probed, through a mount of our own, so the caller's mounts do not matter.
+ * - Who may trace a task is decided from credentials, more strictly than ptrace does.
+ * - The LSM hook for kernel mode is called where perf_allow_kernel() is exported. The hook
+ *   for opening at all cannot be called; a policy restricts /dev/vpmu instead.
+ */
+#include <linux/capability.h>
+#include <linux/cred.h>
+#include <linux/err.h>
+#include <linux/fcntl.h>
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/kernel.h>
+#include <linux/math.h>
+#include <linux/minmax.h>
+#include <linux/module.h>
+#include <linux/mount.h>
+#include <linux/sched/coredump.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/security.h>
+
+#include "compat.h"
+#include "vpmu.h"
+#include "vpmu_file.h"
+
+/* The parameter's value for "as the sysctl says". */
+#define PARANOID_FOLLOWS	-2
+/* The level that is taken where the sysctl cannot be read: the strictest. */
+#define PARANOID_UNKNOWN	INT_MAX
+
+static int paranoid = PARANOID_FOLLOWS;
+module_param(paranoid, int, 0644);
+MODULE_PARM_DESC(paranoid,
+		 "Level of perf_event_paranoid for events of tasks opened through /dev/vpmu (default: -2, as sysctl kernel.perf_event_paranoid says; the sysctl always holds for events of CPUs)");
+
+static unsigned int unprivileged_percent = 75;
+module_param(unprivileged_percent, uint, 0644);
+MODULE_PARM_DESC(unprivileged_percent,
+		 "Percent of the device's events that programs without CAP_PERFMON can have open, all together (default: 75)");
+
+/**
+ * vpmu_permission_init() - find the sysctl
+ * @dev: the device
+ *
+ * Without it, as in a kernel without procfs, only CAP_PERFMON opens events.
+ */
+void vpmu_permission_init(struct vpmu_device *dev)
+{
+	struct file_system_type *proc = get_fs_type("proc");
+	struct vfsmount *mnt;
+	struct file *file;
+
+	mnt = proc ? kern_mount(proc) : ERR_PTR(-ENODEV);
+	if (IS_ERR(mnt)) {
+		file = ERR_CAST(mnt);
+	} else {
+		file = file_open_root_mnt(mnt, "sys/kernel/perf_event_paranoid", O_RDONLY, 0);
+		/* The open file keeps what it needs of the mount. */
+		kern_unmount(mnt);
+	}
+	if (IS_ERR(file)) {
+		dev_warn(&dev->vdev->dev,
+			 "kernel.perf_event_paranoid is not readable (%ld): opening events takes CAP_PERFMON\n",
+			 PTR_ERR(file));
+		return;
+	}
+	dev->paranoid = file;
+}
+
+/**
+ * vpmu_permission_exit() - close the sysctl
+ * @dev: the device
+ */
+void vpmu_permission_exit(struct vpmu_device *dev)
+{
+	if (dev->paranoid)
+		fput(dev->paranoid);
+	dev->paranoid = NULL;
+}
+
+static int permission_sysctl(struct vpmu_device *dev)
+{
+	char text[16] = {};
+	loff_t pos = 0;
+	int level;
+
+	if (!dev->paranoid || kernel_read(dev->paranoid, text, sizeof(text) - 1, &pos) <= 0 ||
+	    kstrtoint(text, 10, &level))
+		return PARANOID_UNKNOWN;
+	return level;
+}
+
+/* Whether the caller could trace @task: it has all of the task's credentials. */
+static bool permission_owns(struct task_struct *task)
+{
+	const struct cred *cred = current_cred(), *theirs;
+	struct mm_struct *mm;
+	bool owns;
+
+	if (same_thread_group(task, current))
+		return true;
+
+	rcu_read_lock();
+	theirs = __task_cred(task);
+	owns = uid_eq(cred->uid, theirs->euid) && uid_eq(cred->uid, theirs->suid) &&
+	       uid_eq(cred->uid, theirs->uid) && gid_eq(cred->gid, theirs->egid) &&
+	       gid_eq(cred->gid, theirs->sgid) && gid_eq(cred->gid, theirs->gid) &&
+	       theirs->user_ns == cred->user_ns &&
+	       cap_issubset(theirs->cap_permitted, cred->cap_permitted);
+	rcu_read_unlock();
+	if (!owns)
+		return false;
+
+	mm = get_task_mm(task);
+	if (!mm)
+		return false;
+	owns = get_dumpable(mm) == SUID_DUMP_USER;
+	mmput(mm);
+	return owns;
+}
+
+/**
+ * vpmu_permission_open() - whether the caller may open an event
+ * @dev: the device
+ * @attr: as asked for
+ * @task: of the event, whose credentials stay as they are; NULL for all on a CPU
+ *
+ * Return: 0, or the negative errno of perf_event_open(2).
+ */
+int vpmu_permission_open(struct vpmu_device *dev, const struct perf_event_attr *attr,
+			 struct task_struct *task)
+{
+	bool capable = perfmon_capable();
+	int level = READ_ONCE(paranoid);
+	bool follows = level == PARANOID_FOLLOWS;
+
+	if (!capable) {
+		if (follows)
+			level = permission_sysctl(dev);
+		if (vpmu_paranoid_refuses_all(level))
+			return -EACCES;
+		if (level > 1 && !attr->exclude_kernel)
+			return -EACCES;
+		/* Events of CPUs are up to perf core. */
+		if (task && !permission_owns(task))
+			return -EACCES;
+	}
+	if (attr->exclude_kernel || !(capable || follows))
+		return 0;
+	return vpmu_perf_allow_kernel();
+}
+
+/**
+ * vpmu_permission_charge() - charge an event to the share of programs without CAP_PERFMON
+ * @dev: the device
+ *
+ * The rest of the device's events is reserved for programs with CAP_PERFMON.
+ *
+ * Return: 0, then it is for vpmu_permission_uncharge(); or -ENOSPC.
+ */
+int vpmu_permission_charge(struct vpmu_device *dev)
+{
+	unsigned int percent = min(READ_ONCE(unprivileged_percent), 100U);
+	u32 most = mult_frac(dev->info.max_events, percent, 100U);
+
+	if (atomic_inc_return(&dev->unprivileged) <= most)
+		return 0;
+	atomic_dec(&dev->unprivileged);
+	return -ENOSPC;
+}
+
+/**
+ * vpmu_permission_uncharge() - the event is gone
+ * @dev: the device
+ */
+void vpmu_permission_uncharge(struct vpmu_device *dev)
+{
+	atomic_dec(&dev->unprivileged);
+}
