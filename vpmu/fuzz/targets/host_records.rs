@@ -1,12 +1,13 @@
-//! Random rings of a host against the parsers of its records, samples and tracepoints: they read
-//! nothing but the ring's words, end, and find no more records than the ring has room for.
+//! Host rings of any content against the parsers of host records, samples and tracepoints, and any
+//! text against the parser of tracepoint formats: they read nothing but words of the ring, they end,
+//! and they find no more records than the ring has room for.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use vpmu::host::records::take;
 use vpmu::internals::exits_in;
 
-/// Tracepoints 1 and 2.
+/// The formats of tracepoints 1 and 2.
 const FORMATS: [&str; 2] = [
     "ID: 1
     field:unsigned short common_type;\toffset:0;\tsize:2;
@@ -18,23 +19,32 @@ const FORMATS: [&str; 2] = [
     "ID: 2
     field:unsigned short common_type;\toffset:0;\tsize:2;",
 ];
+/// Words of the input that say how the ring is used.
+const SHAPE_WORDS: usize = 3;
+/// Bits of the first of them: the tail is not aligned, the head does not fit, the rest is text.
+const ANY_TAIL: u64 = 0x100;
+const ANY_HEAD: u64 = 0x200;
+const TEXT: u64 = 0x400;
 
 fuzz_target!(|input: &[u8]| {
     let words: Vec<u64> = input
         .chunks_exact(8)
         .filter_map(|word| word.try_into().ok().map(u64::from_le_bytes))
         .collect();
-    let [shape, tail, head, ring @ ..] = words.as_slice() else {
+    let Some(([shape, tail, head], ring)) = words.split_first_chunk::<SHAPE_WORDS>() else {
         return;
     };
-    // As a host makes them, a power of two, or as it never does.
+    // A power of two, as hosts make rings, or not.
     let size = match shape % 8 {
         0 => ring.len() as u64 * 8,
         power => 1 << (power + 4),
     };
-    // Mostly a ring that could be; each bit of the shape lets one lie through.
-    let tail = if shape & 0x100 == 0 { tail & !7 } else { *tail };
-    let head = match shape & 0x200 {
+    let tail = if shape & ANY_TAIL == 0 {
+        tail & !7
+    } else {
+        *tail
+    };
+    let head = match shape & ANY_HEAD {
         0 => tail.wrapping_add((head % (size + 8)) & !7),
         _ => *head,
     };
@@ -46,7 +56,15 @@ fuzz_target!(|input: &[u8]| {
     let mut records = 0;
     take(word, size, tail, head, |_| records += 1);
     assert!(records <= size / 8 + 1, "each record has a header");
-    let exits = exits_in(FORMATS, word, size, tail, head);
-    // Each record of a loss ends an exit, too.
-    assert!(exits.is_some_and(|exits| exits <= 2 * (size / 8 + 1)));
+    let text = input.get(8 * SHAPE_WORDS..).unwrap_or_default();
+    let formats = match std::str::from_utf8(text) {
+        Ok(text) if shape & TEXT != 0 => vec![[text, text], [text, FORMATS[1]], [FORMATS[0], text]],
+        _ => vec![FORMATS],
+    };
+    for formats in formats {
+        let exits = exits_in(formats, word, size, tail, head);
+        assert!(exits.is_some() || formats != FORMATS, "its own formats");
+        // Each record of a loss ends an exit, too.
+        assert!(exits.is_none_or(|exits| exits <= 2 * (size / 8 + 1)));
+    }
 });

@@ -1,0 +1,207 @@
+//! A client of the control socket that sends any bytes in any pieces: each line gets one answer, a line
+//! of JSON that the client of this project understands, and the device behind it ends clean.
+#![no_main]
+#![allow(
+    dead_code,
+    clippy::expect_used,
+    reason = "the driver, the host and the reader are those of the device's tests"
+)]
+
+mod shared;
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
+use vmm::cli::RunArgs;
+use vmm::config::Config;
+use vmm::ctl::{Reply, Request};
+use vmm::operator::Operator;
+
+use crate::shared::rig::VCPUS;
+use crate::shared::stage::{Stage, features};
+use crate::shared::{driver, driver_ops, host_ops, reader, world};
+
+thread_local! {
+    /// Where recordings go: never where a request says.
+    static DIRECTORY: TempDir = directory().expect("a directory");
+}
+
+/// In memory, where the host has that.
+fn directory() -> io::Result<TempDir> {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
+}
+
+/// Requests, whole or in part.
+const PIECES: [&str; 24] = [
+    r#"{"do":"list"}"#,
+    r#"{"do":"dump"}"#,
+    r#"{"do":"dump","file":"/a"}"#,
+    r#"{"do":"flush"}"#,
+    r#"{"do":"flush","event":"ours"}"#,
+    r#"{"do":"start","spec":"mark=7,name=ours,period=1"}"#,
+    r#"{"do":"start","spec":"cycles,freq=100,size=4K"}"#,
+    r#"{"do":"start","spec":""#,
+    r#"{"do":"end","event":""#,
+    r#""}"#,
+    "marks",
+    "exits-user",
+    ",name=",
+    ",period=",
+    ",freq=",
+    ",size=",
+    ",vcpu=",
+    "4K",
+    "ours",
+    "all",
+    "1",
+    ":u",
+    r#"\u0000"#,
+    "\n",
+];
+
+/// The client's end: what it sends comes in pieces, what it gets stays here.
+struct Client {
+    sends: Vec<u8>,
+    at: usize,
+    /// Bytes that come, or go, before a pause.
+    piece: usize,
+    pause: Cell<bool>,
+    gets: Rc<RefCell<Vec<u8>>>,
+}
+
+impl Client {
+    /// Each other call has to wait.
+    fn turn(&self, most: usize) -> io::Result<usize> {
+        match self.pause.replace(!self.pause.get()) {
+            true => Err(ErrorKind::WouldBlock.into()),
+            false => Ok(most.min(self.piece)),
+        }
+    }
+}
+
+impl Read for Client {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let rest = &self.sends[self.at..];
+        let count = self.turn(rest.len().min(into.len()))?;
+        into[..count].copy_from_slice(&rest[..count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+impl Write for Client {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        let count = self.turn(from.len())?;
+        self.gets.borrow_mut().extend(&from[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lines of requests, some of which are none.
+fn lines(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut lines = Vec::new();
+    while !input.is_empty() && lines.len() < 1 << 15 {
+        match input.int_in_range(0..=7)? {
+            0 => {
+                let len = input.int_in_range(0..=40)?.min(input.len());
+                lines.extend(input.bytes(len)?);
+            }
+            // Longer than any request may be.
+            1 if input.ratio(1, 20)? => lines.resize(lines.len() + (17 << 10), b'x'),
+            2..=3 => lines.push(b'\n'),
+            _ => lines.extend(input.choose(&PIECES)?.as_bytes()),
+        }
+    }
+    Ok(lines)
+}
+
+fn operator(stage: &Stage) -> Operator {
+    let arguments = RunArgs {
+        kernel: Some(PathBuf::from("none")),
+        vcpus: Some(VCPUS),
+        ..RunArgs::default()
+    };
+    let config = Config::try_from(&arguments).expect("a configuration");
+    let recorder = Operator::recorder(&config).expect("a recorder");
+    Operator::new(&config, &stage.rig.vpmu, recorder).expect("an operator")
+}
+
+fn recording() -> PathBuf {
+    DIRECTORY.with(|directory| directory.path().join("perf.data"))
+}
+
+/// Some work for the device, so that there is something to list.
+fn work(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    stage.activate(features(input)?);
+    for _ in 0..input.int_in_range(0..=6)? {
+        match input.int_in_range(0..=3)? {
+            0 => driver_ops::step(stage, input)?,
+            1 => host_ops::persist(stage, input)?,
+            _ => host_ops::step(stage, input)?,
+        }
+    }
+    Ok(())
+}
+
+/// Serves a client that sends `sends`; what it got.
+fn converse(stage: &Stage, sends: Vec<u8>, piece: usize) -> Vec<u8> {
+    let gets = Rc::new(RefCell::new(Vec::new()));
+    let client = Client {
+        sends,
+        at: 0,
+        piece,
+        pause: Cell::new(false),
+        gets: Rc::clone(&gets),
+    };
+    let (operator, file) = (operator(stage), recording());
+    let mut serve = move |request, _: Option<File>| match request {
+        Request::Dump { .. } => {
+            let opened = File::create(&file).expect("a file");
+            let path = Some(file.clone());
+            operator.serve(Request::Dump { file: path }, Some(opened))
+        }
+        other => operator.serve(other, None),
+    };
+    vmm::internals::converse(client, &mut serve);
+    gets.take()
+}
+
+fuzz_target!(|input: &[u8]| {
+    let mut input = Unstructured::new(input);
+    let Ok(mut stage) = Stage::new(&mut input) else {
+        return;
+    };
+    // It ends where the bytes do.
+    let _ = work(&mut stage, &mut input);
+    let piece = *input.choose(&[4096, 1, 7, 100]).unwrap_or(&1);
+    let sends = lines(&mut input).unwrap_or_default();
+    // The server looks for the end of a line after each piece.
+    let piece = piece.max(sends.len() / 16);
+    stage.leave_all();
+    // A line that is too long gets an answer, and ends it.
+    let asked = sends.iter().filter(|byte| **byte == b'\n').count() + 1;
+    let answers = converse(&stage, sends, piece);
+    assert!(
+        answers.is_empty() || answers.ends_with(b"\n"),
+        "whole lines"
+    );
+    let mut answered = 0;
+    for line in answers.split_inclusive(|byte| *byte == b'\n') {
+        let _: Reply = serde_json::from_slice(line).expect("an answer");
+        let text = &line[..line.len() - 1];
+        assert!(text.iter().all(|byte| *byte >= b' '), "control characters");
+        answered += 1;
+    }
+    assert!(answered <= asked, "{answered} answers to {asked} lines");
+    stage.finish();
+});

@@ -1,0 +1,236 @@
+//! What the host, the vCPUs and the operator do, out of the fuzzer's bytes.
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use vpmu::source::{HostExit, Mode, Overflow, Rate, Recorded};
+use vpmu::{FlushError, Persist, Vpmu};
+
+use super::input::{cpu, exit, number, once_in};
+use super::rig::{Errno, VCPUS, thread};
+use super::stage::Stage;
+
+/// One step of a vCPU, the host or the operator.
+pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    match input.int_in_range(0..=15)? {
+        0..=2 => marks(stage, input),
+        3..=4 => exits(stage, input),
+        5..=6 => host_counts(stage, input),
+        7..=8 => host_records(stage, input),
+        9 => {
+            stage.rig.world.pass(input.int_in_range(0..=20_000_000)?);
+            stage.rig.vpmu.drain();
+            Ok(())
+        }
+        10 => host_fails(stage, input),
+        11 => threads(stage, input),
+        12 => persist(stage, input),
+        13 => flush(stage, input),
+        14 => histories(stage, input),
+        _ => {
+            let _ = stage.rig.vpmu.end(stage.event(input)?);
+            Ok(())
+        }
+    }
+}
+
+/// A guest program writes to the doorbell.
+pub(crate) fn marks(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let Some(vcpu) = stage.vcpu(input)? else {
+        return Ok(());
+    };
+    let value = *input.choose(&[5, 5, 5, 6])?;
+    let mut regs = cpu(input)?;
+    for _ in 0..*input.choose(&[1, 1, 2, 20])? {
+        let reason = vpmu::ExitReason::Mmio;
+        stage.rig.vcpus.leave(vcpu, reason, &mut regs);
+        stage.rig.vcpus.mark(vcpu, value, &mut regs);
+        stage.rig.vcpus.enter(vcpu);
+        stage.marks += 1;
+    }
+    Ok(())
+}
+
+/// A vCPU leaves the guest, and mostly enters it again.
+fn exits(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let Some(vcpu) = stage.vcpu(input)? else {
+        return Ok(());
+    };
+    let (exit, mut regs) = (exit(input)?, cpu(input)?);
+    stage.rig.world.add_exits(1);
+    stage.rig.world.spend(input.int_in_range(0..=2000)?);
+    for _ in 0..*input.choose(&[1, 1, 3, 20])? {
+        stage.rig.vcpus.leave(vcpu, exit, &mut regs);
+        if !once_in(input, 10)? {
+            stage.rig.vcpus.enter(vcpu);
+        }
+    }
+    Ok(())
+}
+
+/// The host's counters grow.
+fn host_counts(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let of = thread(input.int_in_range(0..=VCPUS - 1)?);
+    let events = *input.choose(&[1, 9, 10, 100, 500])?;
+    stage.rig.world.work(of, events, input.int_in_range(0..=4)?);
+    stage.rig.world.pass(input.int_in_range(0..=20_000_000)?);
+    Ok(())
+}
+
+/// The host records what happens while a vCPU runs on.
+fn host_records(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let world = &stage.rig.world;
+    let of = thread(input.int_in_range(0..=VCPUS - 1)?);
+    for _ in 0..input.int_in_range(1..=4)? {
+        let tsc = match input.int_in_range(0..=7)? {
+            0 => number(input)?,
+            _ => world.now().saturating_sub(input.int_in_range(0..=5000)?),
+        };
+        match input.int_in_range(0..=7)? {
+            0 => world.drop_overflows(of, input.int_in_range(0..=2)?),
+            1 => {
+                // No host counts further.
+                let lost = number(input)? & u64::from(u32::MAX);
+                world.record_exit(of, Recorded::Lost(lost));
+            }
+            2..=3 => {
+                let recorded = HostExit {
+                    tsc,
+                    back: match input.arbitrary()? {
+                        true => Some(tsc.wrapping_add(input.int_in_range(0..=500)?)),
+                        false => None,
+                    },
+                    ip: number(input)?,
+                    reason: input.arbitrary()?,
+                    qualification: number(input)?,
+                    detail: number(input)?,
+                };
+                world.record_exit(of, Recorded::Exit(recorded));
+            }
+            _ => {
+                let overflow = Overflow {
+                    tsc,
+                    ip: number(input)?,
+                    mode: *input.choose(&[Mode::Guest, Mode::Guest, Mode::Host])?,
+                    period: number(input)?,
+                };
+                world.record(of, overflow);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The host refuses something from now on.
+fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let world = &stage.rig.world;
+    match input.int_in_range(0..=3)? {
+        0 => world.give_up(thread(input.int_in_range(0..=VCPUS - 1)?)),
+        1 => world.refuse_rates(),
+        2 if once_in(input, 4)? => world.break_host(),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A vCPU's thread ends, or another one takes over.
+fn threads(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let vcpu = input.int_in_range(0..=VCPUS - 1)?;
+    match once_in(input, 3)? {
+        true => stage.detach(vcpu),
+        // Two vCPUs never have one thread.
+        false => {
+            let other = Errno::from(input.int_in_range(0..=2_u8)?) * 100;
+            stage.attach(vcpu, thread(vcpu) + other);
+        }
+    }
+    Ok(())
+}
+
+/// The operator starts an event.
+pub(crate) fn persist(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    if let Ok(id) = stage.rig.vpmu.persist(&persist_request(input)?) {
+        stage.events.push(id);
+    }
+    Ok(())
+}
+
+/// An event as an operator might want it, or could not have it.
+pub(crate) fn persist_request(input: &mut Unstructured<'_>) -> Result<Persist> {
+    let events = [
+        "mark=5",
+        "marks",
+        "cycles",
+        "cycles:u",
+        "page-faults",
+        "tsc",
+        "exits-user:u",
+        "exits",
+        "exit-trace",
+        "mark=",
+        "mark=99999999999",
+        "",
+        ":k",
+    ];
+    let event = *input.choose(&events)?;
+    let name = *input.choose(&[None, Some("ours"), Some("other"), Some("No")])?;
+    let rates = [
+        None,
+        Some(Rate::Period(1)),
+        Some(Rate::Period(100)),
+        Some(Rate::Frequency(1000)),
+        Some(Rate::Period(0)),
+    ];
+    Ok(Persist {
+        name: name.map(str::to_owned),
+        event: event.to_owned(),
+        vcpu: input.int_in_range(0..=VCPUS)?,
+        rate: *input.choose(&rates)?,
+        sample_type: *input.choose(&[0x1_01cf, 0x1_03ff, 0x87, 0])?,
+        pages: *input.choose(&[1, 0, 2, 4, 8, 3])?,
+    })
+}
+
+/// The operator wants everything to be in the rings.
+fn flush(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let event = match input.arbitrary()? {
+        true => None,
+        false => Some(stage.event(input)?),
+    };
+    if once_in(input, 8)? {
+        stage.rig.world.be_stuck();
+        stage.stuck = true;
+    }
+    if !stage.stuck {
+        // No other thread could make them leave.
+        stage.leave_all();
+    }
+    let result = stage.rig.vpmu.flush(event);
+    if !stage.stuck {
+        assert!(!matches!(result, Err(FlushError::Inside { .. })));
+        stage.enter_all();
+    }
+    Ok(())
+}
+
+/// The operator looks at persistent events and at what they hold.
+fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    histories_of(&stage.rig.vpmu);
+    if input.arbitrary()? {
+        let mut config = [0xff; 16];
+        stage
+            .rig
+            .vpmu
+            .read_config(input.int_in_range(0..=128)?, &mut config);
+    }
+    Ok(())
+}
+
+/// Reads what every persistent event holds.
+pub(crate) fn histories_of(vpmu: &Vpmu) {
+    for event in vpmu.persistent() {
+        let Ok(history) = vpmu.history(event.id) else {
+            continue;
+        };
+        let read: usize = history.iter().map(<[u8]>::len).sum();
+        assert_eq!(read, history.records.len(), "whole records");
+    }
+}

@@ -1,0 +1,109 @@
+//! Numbers and choices out of the fuzzer's bytes. Bytes that run out end the execution.
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use vpmu::{CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Registers};
+
+use super::layout;
+
+/// A number that is small, or large, or anything.
+pub(crate) fn number(input: &mut Unstructured<'_>) -> Result<u64> {
+    Ok(match input.int_in_range(0..=7)? {
+        0..=4 => input.int_in_range(0..=8)?,
+        5 => input.int_in_range(0..=100_000)?,
+        6 => u64::MAX - input.int_in_range(0..=100)?,
+        _ => input.arbitrary()?,
+    })
+}
+
+/// The same in 32 bits.
+pub(crate) fn half(input: &mut Unstructured<'_>) -> Result<u32> {
+    let number = number(input)?;
+    Ok(u32::try_from(number & 0xffff_ffff).unwrap_or(0))
+}
+
+/// True once in `times`.
+pub(crate) fn once_in(input: &mut Unstructured<'_>, times: u8) -> Result<bool> {
+    input.ratio(1, times)
+}
+
+/// An exit of any kind, with an access or without one.
+pub(crate) fn exit(input: &mut Unstructured<'_>) -> Result<Exit> {
+    let reasons = [
+        ExitReason::Io,
+        ExitReason::Mmio,
+        ExitReason::Hlt,
+        ExitReason::Signal,
+        ExitReason::Other,
+    ];
+    let reason = *input.choose(&reasons)?;
+    let access = match input.arbitrary()? {
+        true => Some(vpmu::Access {
+            address: number(input)?,
+            size: input.arbitrary()?,
+            write: input.arbitrary()?,
+            count: half(input)?,
+        }),
+        false => None,
+    };
+    Ok(Exit { reason, access })
+}
+
+/// A vCPU whose registers are the guest's choice, its page tables among them.
+#[derive(Debug)]
+pub(crate) enum Cpu {
+    /// The hypervisor reports nothing.
+    Hidden,
+    /// It reports where the vCPU is.
+    Place(GuestRegs),
+    /// It reports everything.
+    Whole(Box<CpuState>),
+}
+
+impl Registers for Cpu {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        match self {
+            Self::Hidden => None,
+            Self::Place(regs) => Some(*regs),
+            Self::Whole(state) => Some(GuestRegs {
+                ip: state.general[8],
+                user: state.user,
+            }),
+        }
+    }
+
+    fn state(&mut self) -> Option<CpuState> {
+        match self {
+            Self::Whole(state) => Some(**state),
+            _ => None,
+        }
+    }
+}
+
+/// Registers of a vCPU that has left the guest.
+pub(crate) fn cpu(input: &mut Unstructured<'_>) -> Result<Cpu> {
+    Ok(match input.int_in_range(0..=3)? {
+        0 => Cpu::Hidden,
+        1 => Cpu::Place(GuestRegs {
+            ip: number(input)?,
+            user: input.arbitrary()?,
+        }),
+        _ => Cpu::Whole(Box::new(state(input)?)),
+    })
+}
+
+fn state(input: &mut Unstructured<'_>) -> Result<CpuState> {
+    let mut general = [0; GENERAL_REGS];
+    for register in &mut general[..10] {
+        *register = number(input)?;
+    }
+    Ok(CpuState {
+        general,
+        user: input.arbitrary()?,
+        code64: input.ratio(3, 4)?,
+        // Long mode mostly, with tables where the driver writes some.
+        cr0: u64::from(input.ratio(9, 10)?) << 31,
+        cr3: layout::table(input.int_in_range(0..=3)?),
+        cr4: u64::from(input.ratio(9, 10)?) << 5 | u64::from(input.ratio(1, 4)?) << 12,
+        efer: u64::from(input.ratio(9, 10)?) << 10,
+    })
+}

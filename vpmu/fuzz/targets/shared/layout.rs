@@ -1,0 +1,136 @@
+//! Where things lie in the guest's memory: as little of it as a driver needs, for each execution
+//! begins with all of it zero.
+
+use std::ops::Range;
+
+use virtio_queue::Queue;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::{PAGE_SIZE, QUEUE_VCPU};
+
+use super::driver::DriverQueue;
+use super::rig::VCPUS;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Control, event, one for each vCPU.
+const QUEUE_COUNT: u64 = QUEUE_VCPU as u64 + VCPUS as u64;
+/// The task page of vCPU 0; those of the others follow it.
+pub(crate) const TASK_PAGES: u64 = 0x8000;
+/// The rings of queue 0; those of the others follow it, a page each.
+const QUEUES: u64 = 0x1_0000;
+/// Pages for rings and areas: every second page from here on, so that each has a neighbour that
+/// nobody may write to.
+const ARENA: u64 = 0x1_4000;
+/// Pages of the arena that the driver maps as it likes, several times too, and writes tables to.
+pub(crate) const SHARED_PAGES: u64 = 8;
+/// Pages of the arena that each lie in one ring for good: what stands there, the device wrote.
+const OWN_PAGES: u64 = 16;
+const ARENA_PAGES: u64 = SHARED_PAGES + OWN_PAGES;
+/// The first buffer of queue 0; those of the others follow it, a page each. The next buffer of a
+/// queue is as far away as the device tests have it.
+const BUFFERS: u64 = ARENA + 2 * ARENA_PAGES * PAGE;
+/// Buffers of each queue.
+pub(crate) const SLOTS: u16 = 3;
+/// The window.
+pub(crate) const WINDOW: u64 = 0xd010_0000;
+/// Its pages.
+pub(crate) const WINDOW_PAGES: u64 = 16;
+
+/// Guest memory and a window, for one execution after the other.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) guest: GuestMemoryMmap,
+    pub(crate) window: GuestMemoryMmap,
+    ranges: Vec<(GuestAddress, usize)>,
+}
+
+fn range(range: &Range<u64>) -> (GuestAddress, usize) {
+    let len = usize::try_from(range.end - range.start).expect("small");
+    (GuestAddress(range.start), len)
+}
+
+impl Memory {
+    /// Memory with room for the queues of a device.
+    pub(crate) fn new() -> Self {
+        // The fewer regions, the faster is each access.
+        let buffers = QUEUE_COUNT * PAGE;
+        let mut ranges = vec![range(&(TASK_PAGES..BUFFERS + buffers))];
+        for slot in 1..u64::from(SLOTS) {
+            let start = BUFFERS + slot * DriverQueue::BUFFER;
+            ranges.push(range(&(start..start + buffers)));
+        }
+        let window = range(&(WINDOW..WINDOW + WINDOW_PAGES * PAGE));
+        Self {
+            guest: GuestMemoryMmap::from_ranges(&ranges).expect("memory"),
+            window: GuestMemoryMmap::from_ranges(&[window]).expect("memory"),
+            ranges,
+        }
+    }
+
+    /// Every queue, set up afresh: the driver's sides and the device's.
+    pub(crate) fn queues(&self) -> (Vec<DriverQueue>, Vec<Queue>) {
+        let both = (0..QUEUE_COUNT).map(|index| {
+            let (rings, buffers) = (QUEUES + index * PAGE, BUFFERS + index * PAGE);
+            DriverQueue::new(&self.guest, rings, buffers)
+        });
+        let (drivers, queues): (Vec<_>, _) = both.unzip();
+        for queue in &drivers[usize::from(QUEUE_VCPU)..] {
+            queue.want_no_interrupt();
+        }
+        (drivers, queues)
+    }
+
+    /// Makes all of it zero.
+    pub(crate) fn clear(&self) {
+        let clear = |memory: &GuestMemoryMmap, &(start, len): &(GuestAddress, usize)| {
+            let mut at = start.0;
+            while at < start.0 + len as u64 {
+                memory
+                    .write_slice(&[0; PAGE_SIZE], GuestAddress(at))
+                    .expect("in memory");
+                at += PAGE;
+            }
+        };
+        for each in &self.ranges {
+            clear(&self.guest, each);
+        }
+        clear(
+            &self.window,
+            &range(&(WINDOW..WINDOW + WINDOW_PAGES * PAGE)),
+        );
+    }
+
+    /// Checks that no page was written to that nobody named.
+    pub(crate) fn assert_neighbours_untouched(&self) {
+        let mut bytes = [0; PAGE_SIZE];
+        for number in 0..ARENA_PAGES {
+            let neighbour = GuestAddress(arena(number) + PAGE);
+            self.guest
+                .read_slice(&mut bytes, neighbour)
+                .expect("in memory");
+            assert!(
+                bytes == [0; PAGE_SIZE],
+                "the device wrote to page {:#x}, which the driver never named",
+                neighbour.0
+            );
+        }
+    }
+}
+
+fn arena(number: u64) -> u64 {
+    ARENA + number * 2 * PAGE
+}
+
+/// A page that may lie in several rings and areas at once.
+pub(crate) fn shared(number: u64) -> u64 {
+    arena(number % SHARED_PAGES)
+}
+
+/// A page that page tables are written to; samples read it, rings may lie there, too.
+pub(crate) fn table(number: u64) -> u64 {
+    shared(number)
+}
+
+/// Page `number` of those that lie in one ring for good, while there are any.
+pub(crate) fn own(number: u64) -> Option<u64> {
+    (number < OWN_PAGES).then(|| arena(SHARED_PAGES + number))
+}

@@ -1,0 +1,21 @@
+//! What the targets that drive a device have in common: a device in memory that executions reuse,
+//! and operations made of the fuzzer's bytes.
+//!
+//! [`stage`] holds the device and checks how it ends, [`driver_ops`] plays its driver, [`host_ops`]
+//! its host and its operator, [`rings`] a program that reads its rings.
+
+#[path = "../../../tests/device/driver.rs"]
+pub(crate) mod driver;
+#[path = "../../../tests/device/reader.rs"]
+pub(crate) mod reader;
+#[path = "../../../tests/device/rig.rs"]
+pub(crate) mod rig;
+#[path = "../../../tests/device/world.rs"]
+pub(crate) mod world;
+
+pub(crate) mod driver_ops;
+pub(crate) mod host_ops;
+pub(crate) mod input;
+pub(crate) mod layout;
+pub(crate) mod rings;
+pub(crate) mod stage;

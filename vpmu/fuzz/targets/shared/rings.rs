@@ -1,0 +1,124 @@
+//! A guest program that reads rings which nobody else writes to: whatever its driver does, it finds
+//! whole records there, and heads that never go back.
+
+use std::mem::offset_of;
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::{Metadata, PAGE_SIZE};
+
+const DATA_HEAD: u64 = offset_of!(Metadata, data_head) as u64;
+const DATA_TAIL: u64 = offset_of!(Metadata, data_tail) as u64;
+const PAGE: u64 = PAGE_SIZE as u64;
+const HEADER: u64 = 8;
+const LOST: u32 = 2;
+/// LOST, THROTTLE, UNTHROTTLE, READ, SAMPLE, AUX, ITRACE_START.
+const KINDS: [u32; 7] = [LOST, 5, 6, 8, 9, 11, 12];
+
+/// One ring of pages that are in no other.
+#[derive(Debug)]
+pub(crate) struct OwnRing {
+    pub(crate) event: u64,
+    pages: Vec<u64>,
+    writable: bool,
+    backward: bool,
+    tail: u64,
+    /// As last seen.
+    head: u64,
+    /// Sum of the losses that its records report.
+    pub(crate) lost: u64,
+}
+
+impl OwnRing {
+    /// A ring that was just mapped.
+    pub(crate) fn new(event: u64, pages: Vec<u64>, writable: bool, backward: bool) -> Self {
+        Self {
+            event,
+            pages,
+            writable,
+            backward,
+            tail: 0,
+            head: 0,
+            lost: 0,
+        }
+    }
+
+    /// Where its metadata page lies.
+    pub(crate) fn metadata(&self) -> u64 {
+        self.pages[0]
+    }
+
+    fn size(&self) -> u64 {
+        (self.pages.len() as u64 - 1) * PAGE
+    }
+
+    /// The head as it is now.
+    pub(crate) fn head(&self, memory: &GuestMemoryMmap) -> u64 {
+        let head = GuestAddress(self.pages[0] + DATA_HEAD);
+        memory.load(head, Ordering::Acquire).expect("in memory")
+    }
+
+    /// Looks at the ring, and gives the device all of its room back. `written`: other threads write to
+    /// it meanwhile.
+    pub(crate) fn read(&mut self, memory: &GuestMemoryMmap, written: bool) {
+        let head = self.head(memory);
+        let grown = match self.backward {
+            true => self.head.wrapping_sub(head),
+            false => head.wrapping_sub(self.head),
+        };
+        assert!(
+            grown < 1 << 63,
+            "head went from {:#x} to {head:#x}",
+            self.head
+        );
+        assert!(grown.is_multiple_of(HEADER), "head {head:#x}");
+        self.head = head;
+        if self.size() == 0 {
+            return;
+        }
+        if self.backward {
+            if written {
+                return;
+            }
+            // Down to the oldest record that is whole.
+            let len = 0_u64.wrapping_sub(head).min(self.size());
+            self.records(memory, head, len, false);
+        } else if self.writable {
+            let len = head.wrapping_sub(self.tail);
+            assert!(len <= self.size(), "more than there is room for");
+            self.records(memory, self.tail, len, true);
+            self.tail = head;
+            let tail = GuestAddress(self.pages[0] + DATA_TAIL);
+            memory
+                .store(head, tail, Ordering::Release)
+                .expect("in memory");
+        }
+    }
+
+    /// The records of `len` bytes from `at` on; `whole`: the last one ends there.
+    fn records(&mut self, memory: &GuestMemoryMmap, at: u64, len: u64, whole: bool) {
+        let mut done = 0;
+        while done < len {
+            let header = self.word(memory, at.wrapping_add(done));
+            let kind = u32::try_from(header & 0xffff_ffff).expect("32 bits");
+            let size = header >> 48;
+            assert!(KINDS.contains(&kind), "a record of type {kind}");
+            assert!(size >= HEADER && size.is_multiple_of(8), "{size} bytes");
+            if size > len - done {
+                assert!(!whole, "a torn record");
+                return;
+            }
+            if whole && kind == LOST {
+                self.lost += self.word(memory, at.wrapping_add(done + 16));
+            }
+            done += size;
+        }
+    }
+
+    fn word(&self, memory: &GuestMemoryMmap, position: u64) -> u64 {
+        let offset = position % self.size();
+        let index = usize::try_from(offset / PAGE).expect("small");
+        let at = GuestAddress(self.pages[1 + index] + offset % PAGE);
+        memory.read_obj(at).expect("in memory")
+    }
+}

@@ -1,0 +1,269 @@
+//! One device with its driver, host and operator, and the checks that every execution ends with.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_VCPU};
+use vpmu::{Engines, ExitReason, Limits, Settings, VcpuSession};
+
+use super::driver::DriverQueue;
+use super::layout::{self, Memory};
+use super::rig::{ALL_FEATURES, Errno, Rig, VCPUS, thread};
+use super::rings::OwnRing;
+use super::world::At;
+
+thread_local! {
+    /// Mapping memory anew for each execution would take longer than most executions.
+    static MEMORY: RefCell<Option<Rc<Memory>>> = const { RefCell::new(None) };
+}
+
+/// A device in use.
+pub(crate) struct Stage {
+    pub(crate) memory: Rc<Memory>,
+    pub(crate) rig: Rig,
+    /// Events that were opened and not closed by the driver, in the order of their ids.
+    pub(crate) events: Vec<u64>,
+    pub(crate) rings: Vec<OwnRing>,
+    /// vCPUs whose sessions are here.
+    attached: [bool; VCPUS as usize],
+    /// The other sessions are with threads of their own.
+    threaded: bool,
+    /// Pages that lie in rings of their own.
+    own_pages: u64,
+    /// vCPUs cannot be made to leave the guest any more.
+    pub(crate) stuck: bool,
+    /// Marks that vCPUs placed.
+    pub(crate) marks: u64,
+}
+
+/// Features that a driver may choose among, mostly all.
+pub(crate) fn features(input: &mut Unstructured<'_>) -> Result<u64> {
+    let choices = [
+        ALL_FEATURES | 1 << F_WINDOW,
+        ALL_FEATURES | 1 << F_WINDOW,
+        ALL_FEATURES,
+        ALL_FEATURES & !(1 << F_RING),
+        ALL_FEATURES & !(1 << F_AUX) & !(1 << F_TASK_PAGE),
+    ];
+    Ok(*input.choose(&choices)?)
+}
+
+fn limits(input: &mut Unstructured<'_>) -> Result<Limits> {
+    let limits = Limits {
+        max_events: *input.choose(&[32, 32, 3])?,
+        max_ring_pages: *input.choose(&[16, 2])?,
+        max_pages: *input.choose(&[64, 64, 8])?,
+        max_persistent: *input.choose(&[6, 1])?,
+        max_samples: u32::MAX,
+        max_record_bytes: u64::MAX,
+        min_hardware_period: 1,
+        ..Limits::default()
+    };
+    Ok(match *input.choose(&[u32::MAX, 1000])? {
+        1000 => Limits {
+            max_sample_rate: 1000,
+            max_active_counters: 2,
+            max_host_counters: 4,
+            max_samples: 3000,
+            max_record_bytes: 200_000,
+            max_window_pages: 8,
+            ..limits
+        },
+        max_sample_rate => Limits {
+            max_sample_rate,
+            ..limits
+        },
+    })
+}
+
+impl Stage {
+    /// A device as the first bytes of `input` want it, its vCPUs attached and its driver not there
+    /// yet.
+    pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
+        let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
+        let settings = Settings {
+            vcpus: VCPUS,
+            // A tick is a nanosecond.
+            tsc_khz: 1_000_000,
+            limits: limits(input)?,
+            engines,
+        };
+        let memory = MEMORY.with_borrow_mut(|memory| {
+            let memory = memory.get_or_insert_with(|| Rc::new(Memory::new()));
+            Rc::clone(memory)
+        });
+        memory.clear();
+        let window = input.ratio(7, 8)?.then_some(&memory.window);
+        let rig = Rig::with_memory(settings, window, memory.guest.clone());
+        if input.ratio(1, 2)? {
+            rig.world.know_ips();
+        }
+        let mut stage = Self {
+            memory,
+            rig,
+            events: Vec::new(),
+            rings: Vec::new(),
+            attached: [false; VCPUS as usize],
+            threaded: false,
+            own_pages: 0,
+            stuck: false,
+            marks: 0,
+        };
+        (0..VCPUS).for_each(|vcpu| stage.attach(vcpu, thread(vcpu)));
+        Ok(stage)
+    }
+
+    /// The driver begins, again if it is not the first one.
+    pub(crate) fn activate(&mut self, features: u64) {
+        let (drivers, queues) = self.memory.queues();
+        self.rig.queues = drivers;
+        let features = features & self.rig.vpmu.features();
+        self.rig
+            .vpmu
+            .activate(self.rig.memory.clone(), features, queues)
+            .expect("features that were offered, and queues in memory");
+    }
+
+    /// A driver begins that cannot be served.
+    pub(crate) fn activate_wrongly(&mut self, features: u64, queues: usize) {
+        let (_, mut given) = self.memory.queues();
+        given.truncate(queues);
+        let complete = given.len() == self.rig.vpmu.queue_count();
+        let offered = features & !self.rig.vpmu.features() == 0;
+        let memory = self.rig.memory.clone();
+        let activated = self.rig.vpmu.activate(memory, features, given);
+        assert!(activated.is_err() || complete && offered, "it is served");
+    }
+
+    /// The driver's side of a queue.
+    pub(crate) fn queue(&mut self, index: usize) -> &mut DriverQueue {
+        &mut self.rig.queues[index]
+    }
+
+    /// A vCPU gets another thread.
+    pub(crate) fn attach(&mut self, vcpu: u32, thread: Errno) {
+        self.rig.attach_as(vcpu, thread);
+        self.attached[vcpu as usize] = true;
+    }
+
+    /// The thread of a vCPU ends.
+    pub(crate) fn detach(&mut self, vcpu: u32) {
+        self.rig.vcpus.set(vcpu, None);
+        self.attached[vcpu as usize] = false;
+    }
+
+    /// The sessions of all vCPUs that have a thread, each with its queue, for threads of their own.
+    pub(crate) fn take_vcpus(&mut self) -> Vec<(u32, VcpuSession, DriverQueue)> {
+        self.threaded = true;
+        let queues = self.rig.queues.split_off(usize::from(QUEUE_VCPU));
+        let vcpus = (0..VCPUS).zip(queues);
+        let taken = vcpus.filter(|(vcpu, _)| std::mem::take(&mut self.attached[*vcpu as usize]));
+        taken
+            .map(|(vcpu, queue)| (vcpu, self.rig.vcpus.take(vcpu), queue))
+            .collect()
+    }
+
+    /// The thread of a vCPU has ended.
+    pub(crate) fn give_back(&mut self, vcpu: u32, session: Option<VcpuSession>) {
+        self.attached[vcpu as usize] = session.is_some();
+        self.rig.vcpus.set(vcpu, session);
+        self.threaded = false;
+    }
+
+    /// Whether a vCPU can do anything here, which may take a thread for it.
+    pub(crate) fn can_run(&mut self, vcpu: u32) -> bool {
+        if !self.runs(vcpu) && !self.threaded {
+            self.attach(vcpu, thread(vcpu));
+        }
+        self.runs(vcpu)
+    }
+
+    /// Whether a vCPU can do anything here.
+    pub(crate) fn runs(&self, vcpu: u32) -> bool {
+        self.attached[vcpu as usize]
+    }
+
+    /// A vCPU, of those that have a thread if there is one.
+    pub(crate) fn vcpu(&self, input: &mut Unstructured<'_>) -> Result<Option<u32>> {
+        let vcpu = input.int_in_range(0..=VCPUS - 1)?;
+        Ok(self.runs(vcpu).then_some(vcpu))
+    }
+
+    /// An event that there is, mostly, and mostly one of the last.
+    pub(crate) fn event(&self, input: &mut Unstructured<'_>) -> Result<u64> {
+        let back = input.int_in_range(0..=15)?;
+        match (back, self.events.len()) {
+            (15, _) | (_, 0) => super::input::number(input),
+            (back, len) => Ok(self.events[len - 1 - back % len]),
+        }
+    }
+
+    /// This many pages that lie in no other ring.
+    pub(crate) fn own_pages(&mut self, count: u64) -> Option<Vec<u64>> {
+        let first = self.own_pages;
+        let pages: Option<Vec<u64>> = (first..first + count).map(layout::own).collect();
+        pages.inspect(|_| self.own_pages += count)
+    }
+
+    /// The guest's program looks at all of its rings.
+    pub(crate) fn read_rings(&mut self) {
+        for ring in &mut self.rings {
+            ring.read(&self.rig.memory, self.threaded);
+        }
+    }
+
+    /// The vCPUs are outside of the guest, so that nobody waits for them.
+    pub(crate) fn leave_all(&self) {
+        for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
+            let mut nowhere = At(u64::MAX);
+            self.rig.vcpus.leave(vcpu, ExitReason::Signal, &mut nowhere);
+        }
+    }
+
+    /// The vCPUs run the guest.
+    pub(crate) fn enter_all(&self) {
+        for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
+            self.rig.vcpus.enter(vcpu);
+        }
+    }
+
+    /// Everything ends: checks what is left then.
+    pub(crate) fn finish(mut self) {
+        self.read_rings();
+        self.memory.assert_neighbours_untouched();
+        let vpmu = &self.rig.vpmu;
+        let metrics = vpmu.metrics();
+        assert_eq!(metrics.marks, self.marks, "every mark is counted");
+        let reported: u64 = self.rings.iter().map(|ring| ring.lost).sum();
+        assert!(
+            reported <= metrics.samples_lost,
+            "records report {reported} lost samples of {}",
+            metrics.samples_lost
+        );
+        vpmu.reset();
+        let heads = |stage: &Self| -> Vec<u64> {
+            let rings = stage.rings.iter();
+            rings.map(|ring| ring.head(&stage.rig.memory)).collect()
+        };
+        let before = heads(&self);
+        for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
+            self.rig.world.work(thread(vcpu), 100, 4);
+            self.rig.mark(vcpu, 5, 1);
+            self.rig.exit(vcpu, ExitReason::Io, &mut At(1));
+        }
+        vpmu.drain();
+        assert_eq!(heads(&self), before, "memory is left alone after a reset");
+        for event in vpmu.persistent() {
+            vpmu.end(event.id).expect("it was listed");
+        }
+        // One more, which finds that there is nothing to collect.
+        vpmu.drain();
+        assert_eq!(self.rig.world.open_counters(), 0, "host counters are left");
+        assert!(!self.rig.world.draining(), "the drain goes on");
+        for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
+            let wanted = self.rig.vcpus.wants_registers(vcpu);
+            assert!(!wanted, "registers of vCPU {vcpu} are wanted");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A driver at the registers of the virtio-mmio transport, in any order and of any width: features
+//! and queues are negotiated, used and reset while the device works. A device that was not started
+//! does nothing, a driver that keeps to the order gets one that answers, and a reset ends all of it.
+#![no_main]
+#![allow(
+    dead_code,
+    clippy::expect_used,
+    reason = "the driver, the host and the reader are those of the device's tests"
+)]
+
+mod shared;
+
+use std::sync::Arc;
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use virtio_queue::{Queue, QueueT};
+use vmm::bus::{Caller, Device};
+use vmm::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
+use vmm::devices::vpmu::VirtioPmu;
+use vmm_sys_util::eventfd::EventFd;
+use vpmu::abi::PAGE_SIZE;
+
+use crate::shared::input::{cpu, half, once_in};
+use crate::shared::layout::WINDOW_PAGES;
+use crate::shared::stage::{Stage, features};
+use crate::shared::{driver, driver_ops, host_ops, reader, world};
+
+/// Registers of the transport, by the names of the specification.
+const QUEUE_SEL: u64 = 0x30;
+const QUEUE_NUM: u64 = 0x38;
+const QUEUE_READY: u64 = 0x44;
+const STATUS: u64 = 0x70;
+const DRIVER_FEATURES: u64 = 0x20;
+const DRIVER_FEATURES_SEL: u64 = 0x24;
+const QUEUE_DESC: u64 = 0x80;
+const QUEUE_DRIVER: u64 = 0x90;
+const QUEUE_DEVICE: u64 = 0xa0;
+/// All registers up to configuration space, and a little of that.
+const REGISTERS: u64 = 0x120;
+
+const ACKNOWLEDGE: u32 = 1;
+const DRIVER: u32 = 2;
+const DRIVER_OK: u32 = 4;
+const FEATURES_OK: u32 = 8;
+const NEEDS_RESET: u32 = 0x40;
+const FAILED: u32 = 0x80;
+
+struct Transport {
+    stage: Stage,
+    mmio: VirtioMmio,
+    /// It was set up as a driver should, and not reset since.
+    orderly: bool,
+}
+
+impl Transport {
+    fn new(input: &mut Unstructured<'_>) -> Result<Self> {
+        let stage = Stage::new(input)?;
+        let device = VirtioPmu {
+            vpmu: Arc::clone(&stage.rig.vpmu),
+            window: WINDOW_PAGES * PAGE_SIZE as u64,
+            control: Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor")),
+        };
+        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
+        let interrupt = Arc::new(Interrupt::new(line));
+        let memory = stage.rig.memory.clone();
+        let mmio = VirtioMmio::new(Arc::new(device), memory, interrupt);
+        Ok(Self {
+            stage,
+            mmio: mmio.expect("queue sizes that virtio knows"),
+            orderly: false,
+        })
+    }
+
+    fn read(&self, register: u64) -> u32 {
+        let mut data = [0xaa; 4];
+        self.mmio.read(register, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    /// A write by vCPU 0, in its session if it has a thread.
+    fn write_bytes(&mut self, register: u64, data: &[u8]) {
+        let vcpus = &self.stage.rig.vcpus;
+        let mut session = self.stage.runs(0).then(|| vcpus.take(0));
+        let mut caller = Caller {
+            vcpu: 0,
+            registers: &mut world::Nowhere,
+            pmu: session.as_mut(),
+        };
+        self.mmio.write(register, data, &mut caller);
+        if session.is_some() {
+            vcpus.set(0, session);
+        }
+    }
+
+    fn write(&mut self, register: u64, value: u32) {
+        self.write_bytes(register, &value.to_le_bytes());
+    }
+
+    /// Steps of a driver in their order; one of them may be left out.
+    fn set_up(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        // The rings of a device that goes on are blank now.
+        self.orderly = false;
+        let (drivers, queues) = self.stage.memory.queues();
+        let features = features(input)?;
+        let omitted = match once_in(input, 4)? {
+            true => Some(input.int_in_range(0..=5)?),
+            false => None,
+        };
+        let does = |step: u32| omitted != Some(step);
+        let offered = self.stage.rig.vpmu.features();
+        let features = if does(5) {
+            features & offered
+        } else {
+            features
+        };
+        if does(0) {
+            self.write(STATUS, 0);
+        }
+        self.write(STATUS, ACKNOWLEDGE);
+        if does(1) {
+            self.write(STATUS, ACKNOWLEDGE | DRIVER);
+        }
+        for (select, value) in [(0, features & 0xffff_ffff), (1, features >> 32)] {
+            self.write(DRIVER_FEATURES_SEL, select);
+            self.write(DRIVER_FEATURES, u32::try_from(value).expect("half"));
+        }
+        if does(2) {
+            self.write(STATUS, ACKNOWLEDGE | DRIVER | FEATURES_OK);
+        }
+        for (index, queue) in queues.iter().enumerate() {
+            if does(3) || index != 0 {
+                self.set_up_queue(u32::try_from(index).expect("few"), queue);
+            }
+        }
+        if does(4) {
+            let all = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
+            self.write(STATUS, all);
+        }
+        if omitted.is_none() {
+            let status = self.read(STATUS);
+            let all = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
+            assert_eq!(status, all, "the right order starts the device");
+            self.stage.rig.queues = drivers;
+            self.stage.events.clear();
+            self.orderly = true;
+        }
+        Ok(())
+    }
+
+    fn set_up_queue(&mut self, index: u32, queue: &Queue) {
+        self.write(QUEUE_SEL, index);
+        self.write(QUEUE_NUM, queue.size().into());
+        let parts = [
+            (QUEUE_DESC, queue.desc_table()),
+            (QUEUE_DRIVER, queue.avail_ring()),
+            (QUEUE_DEVICE, queue.used_ring()),
+        ];
+        for (register, address) in parts {
+            for (register, value) in [(register, address), (register + 4, address >> 32)] {
+                let half = u32::try_from(value & 0xffff_ffff).expect("half");
+                self.write(register, half);
+            }
+        }
+        self.write(QUEUE_READY, 1);
+    }
+
+    /// Any access to any register.
+    fn access(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        let register = match input.arbitrary()? {
+            true => input.int_in_range(0..=REGISTERS / 4)? * 4,
+            false => input.int_in_range(0..=REGISTERS)?,
+        };
+        let mut data = match once_in(input, 4)? {
+            true => vec![0xaa; input.int_in_range(0..=16)?],
+            false => vec![0xaa; 4],
+        };
+        if input.arbitrary()? {
+            self.mmio.read(register, &mut data);
+        } else {
+            let value = half(input)?.to_le_bytes();
+            data.iter_mut()
+                .zip(value.iter().cycle())
+                .for_each(|(to, from)| *to = *from);
+            self.write_bytes(register, &data);
+        }
+        Ok(())
+    }
+
+    /// What every driver may rely on.
+    fn check(&mut self) {
+        assert_eq!(self.read(0), u32::from_le_bytes(*b"virt"));
+        let status = self.read(STATUS);
+        let known = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | NEEDS_RESET | FAILED;
+        assert_eq!(status & !known, 0, "status {status:#x}");
+        let started = status & DRIVER_OK != 0;
+        assert!(!started || status & FEATURES_OK != 0, "status {status:#x}");
+        assert!(!self.orderly || started || status == 0, "it goes on");
+        self.orderly &= started;
+    }
+
+    fn step(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        match input.int_in_range(0..=15)? {
+            0..=3 => self.access(input)?,
+            4..=5 => self.set_up(input)?,
+            6 => {
+                // A status bit more, or a reset.
+                let status = self.read(STATUS);
+                let added = 1 << input.int_in_range(0..=8)? & 0xff;
+                self.write(STATUS, if added == 0 { 0 } else { status | added });
+            }
+            7 => {
+                self.mmio.reset();
+                assert_eq!(self.read(STATUS), 0);
+            }
+            8 => {
+                let queue = input.int_in_range(0..=8)?;
+                self.write(QUEUE_NOTIFY, queue);
+            }
+            9 => self.request(input)?,
+            10..=13 if self.orderly => driver_ops::step(&mut self.stage, input)?,
+            _ => host_ops::step(&mut self.stage, input)?,
+        }
+        self.check();
+        Ok(())
+    }
+
+    /// A request on any queue, notified by its register. Only a device that was started takes it.
+    fn request(&mut self, input: &mut Unstructured<'_>) -> Result<()> {
+        let Some(last) = self.stage.rig.queues.len().checked_sub(1) else {
+            return Ok(());
+        };
+        let index = input.int_in_range(0..=last)?;
+        if index >= 2 && !self.stage.can_run(0) {
+            return Ok(());
+        }
+        let len = input.int_in_range(1..=64)?;
+        let bytes = input.bytes(len)?.to_vec();
+        let room = input.int_in_range(0..=64)?;
+        let queue = &mut self.stage.rig.queues[index];
+        while queue.reclaim().is_some() {}
+        queue.request(&bytes, room);
+        let mut regs = cpu(input)?;
+        if self.stage.runs(0) {
+            self.stage
+                .rig
+                .vcpus
+                .leave(0, vpmu::ExitReason::Mmio, &mut regs);
+        }
+        self.write(QUEUE_NOTIFY, u32::try_from(index).expect("few"));
+        if self.stage.runs(0) {
+            self.stage.rig.vcpus.enter(0);
+        }
+        let live = self.read(STATUS) & (DRIVER_OK | NEEDS_RESET) == DRIVER_OK;
+        let answered = self.stage.rig.queues[index].reclaim().is_some();
+        assert!(live || !answered, "a device that was not started answers");
+        let served = index != 1;
+        assert!(
+            !(self.orderly && served) || answered,
+            "queue {index} is not answered"
+        );
+        Ok(())
+    }
+}
+
+fn run(transport: &mut Transport, input: &mut Unstructured<'_>) -> Result<()> {
+    while !input.is_empty() {
+        transport.step(input)?;
+    }
+    Ok(())
+}
+
+fuzz_target!(|input: &[u8]| {
+    let mut input = Unstructured::new(input);
+    let Ok(mut transport) = Transport::new(&mut input) else {
+        return;
+    };
+    // It ends where the bytes do.
+    let _ = run(&mut transport, &mut input);
+    transport.write(STATUS, 0);
+    assert_eq!(transport.read(STATUS), 0, "a reset takes effect at once");
+    transport.stage.finish();
+});
