@@ -146,3 +146,16 @@ fn every_test_that_the_specification_names_exists() {
         );
     }
 }
+
+#[test]
+fn profiles_that_ship_check_overflows() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let profile = |name: &str| {
+        let (_, section) = manifest.split_once(&format!("[profile.{name}]")).unwrap();
+        let end = section.find("\n[").unwrap_or(section.len());
+        section[..end].to_owned()
+    };
+    assert!(profile("release").contains("overflow-checks = true"));
+    let guest = profile("guest");
+    assert!(guest.contains("inherits = \"release\"") && !guest.contains("overflow-checks"));
+}

@@ -1,5 +1,9 @@
 //! The perf core door, what task switches cost, and the module's coming and going.
 
+/// What the end of events costs the device.
+#[path = "module/closing.rs"]
+mod closing;
+
 tests::guest_tests! {
     "module":
     perf_counts_a_task_exactly,

@@ -51,6 +51,7 @@ mod rings {
         a_number_of_bytes_wakes,
         the_first_loss_wakes,
         a_sleeping_poll_is_woken,
+        sleepers_of_all_events_that_share_a_ring_are_woken,
         epoll_tells_each_wakeup_once,
         each_overflow_signals,
         a_burst_signals_each_overflow,

@@ -18,6 +18,7 @@ mod own {
         every_handle_switches_the_one_event,
         it_waits_for_its_cpu,
         handles_come_and_go_while_it_counts,
+        an_attached_event_that_is_closed_leaves_its_place_on_the_device,
         a_task_is_not_outlived,
         who_is_in_a_group_is_not_detached,
         who_writes_elsewhere_is_not_detached,

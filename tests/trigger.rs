@@ -40,6 +40,7 @@ mod regions {
         children_of_targets_alone_stay_paused,
         a_childs_samples_are_of_its_regions,
         tasks_that_take_turns_keep_their_regions,
+        regions_of_a_task_that_runs_at_the_link_stay_its_own,
         a_store_is_a_mark,
         a_mark_costs_one_exit,
         a_mark_says_which_it_was,

@@ -52,6 +52,8 @@ pub struct Boot {
     pub timeout: Duration,
     /// More arguments for `vmm run`.
     pub vmm_args: Vec<String>,
+    /// More words for the guest kernel's command line.
+    pub append: String,
     /// What is done where the VMM ran once the guest has ended; the guest may end by a panic of its
     /// kernel then, before its command has ended.
     pub afterwards: Option<Afterwards>,
@@ -72,6 +74,7 @@ impl Default for Boot {
             place: PlaceChoice::Auto,
             timeout: Duration::from_secs(180),
             vmm_args: Vec::new(),
+            append: String::new(),
             afterwards: None,
             echo: false,
             sources: Sources::default(),
@@ -150,10 +153,11 @@ impl Boot {
 
     fn vmm_arguments(&self, kernel: &str, initramfs: &str, report: &str) -> Vec<String> {
         let (vcpus, memory) = (self.vcpus.to_string(), self.memory_mib.to_string());
+        let cmdline = [CMDLINE, &self.append].join(" ");
         let ours = [
             ["--kernel", kernel],
             ["--initramfs", initramfs],
-            ["--cmdline", CMDLINE],
+            ["--cmdline", cmdline.trim_end()],
             ["--vcpus", &vcpus],
             ["--memory", &memory],
             ["--report", report],

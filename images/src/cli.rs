@@ -143,6 +143,9 @@ pub(crate) struct BootArgs {
     /// One more argument for `vmm run`; may be given again
     #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
     vmm_args: Vec<String>,
+    /// More words for the guest kernel's command line
+    #[arg(long, value_name = "WORDS", default_value = "")]
+    append: String,
     /// Write the VMM's report (JSON) here
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
@@ -173,6 +176,7 @@ impl BootArgs {
             place,
             timeout: Duration::from_secs(self.timeout),
             vmm_args: self.vmm_args.clone(),
+            append: self.append.clone(),
             afterwards: None,
             echo: true,
             sources: self.kernel.clone().sources(),

@@ -3,20 +3,27 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::{listed, look, values};
-use crate::raw::{Device, Doorbell, Event, FLAG_PERSISTENT, How, refused, silent};
+use crate::raw::{
+    Device, Doorbell, Event, FLAG_PERSISTENT, GROUP, How, KIND_MARK, refused, silent,
+};
 use crate::{Outcome, cpu, os};
 
 /// Marks of a boot, half of them on each vCPU.
 const MARKS: u32 = 1_000;
 /// Marks that the guest's own persistent event has of each boot.
 const OWN: u32 = 50;
+/// Events of one group that [`close`] closes: a group may have no more.
+const CLOSED_GROUP: usize = 64;
 const OWN_NAME: &str = "own";
 /// What the guest's own event counts.
 const OWN_VALUE: u64 = 500_000;
@@ -58,8 +65,66 @@ fn perform() -> Outcome {
         }
         "twice" => twice(),
         "wait" => wait(),
-        other => Err(format!("no act {other}").into()),
+        other => match other.strip_prefix("close-") {
+            Some(count) => close(count.parse()?),
+            None => Err(format!("no act {other}").into()),
+        },
     }
+}
+
+/// Has the control queue answer one request after the other, on the other CPU.
+fn ask_on(stop: &AtomicBool, asked: mpsc::Sender<()>) -> std::io::Result<()> {
+    cpu::pin(0)?;
+    let device = Device::open()?;
+    let event = device.open_event(&device.marks(OWN_VALUE, 1, TIME), How::on_cpu(0))?;
+    let _ring = Pages::map(&event, 1, READ_WRITE)?;
+    while !stop.load(Ordering::Relaxed) {
+        event.pause(true)?;
+        // After the first nobody listens.
+        let _ = asked.send(());
+    }
+    Ok(())
+}
+
+/// Opens and closes so many events of this task, which count meanwhile. Nothing else has the CPU,
+/// so that a switch is one that the closing itself makes.
+fn close(count: usize) -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(1)?;
+    cpu::keep()?;
+    let mut groups = Vec::new();
+    for first in (0..count).step_by(CLOSED_GROUP) {
+        let leader = device.open_event(&device.attr(KIND_MARK, OWN_VALUE), How::OWN)?;
+        let mut group = vec![leader];
+        for _ in first + 1..count.min(first + CLOSED_GROUP) {
+            let mut attr = device.attr(KIND_MARK, OWN_VALUE);
+            attr.set_disabled(0);
+            let how = How::OWN.led_by(group[0].as_fd());
+            group.push(device.open_event(&attr, how)?);
+        }
+        groups.push(group);
+    }
+    // Whoever waits for the control queue sleeps, because there is always another request.
+    let stop = AtomicBool::new(false);
+    let slept = thread::scope(|scope| -> Result<i64, Box<dyn std::error::Error>> {
+        let (asked, asking) = mpsc::channel();
+        let other = scope.spawn(|| ask_on(&stop, asked));
+        // The first request has been answered.
+        asking.recv()?;
+        let slept = (|| {
+            let before = os::sleeps()?;
+            for group in &groups {
+                group[0].enable(GROUP)?;
+            }
+            drop(groups);
+            Ok(os::sleeps()? - before)
+        })();
+        stop.store(true, Ordering::Relaxed);
+        other.join().map_err(|_| "a thread panicked")??;
+        slept
+    })?;
+    say(&format!("slept {slept}"));
+    Ok(())
 }
 
 fn reboot() -> Outcome {

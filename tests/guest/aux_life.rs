@@ -234,6 +234,7 @@ fn areas_are_accounted_and_given_back() -> Outcome {
     let allowance = allowance()?;
     let beyond = 64;
     os::limit_locked((beyond * PAGE) as u64)?;
+    os::set_paranoid(1)?;
     os::become_nobody()?;
     let pair = || -> std::io::Result<(Event, Pages)> {
         // Nobody may be told of the kernel.

@@ -29,6 +29,7 @@ mod ensure;
 mod fields;
 mod flush;
 mod groups;
+mod hammer;
 mod hostile;
 mod library;
 mod module;
@@ -47,6 +48,7 @@ mod output_who;
 mod output_writer;
 mod packets;
 mod pages;
+mod permissions;
 mod persistent_life;
 mod persistent_names;
 mod persistent_operator;
@@ -167,6 +169,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
         "region-vperf" => Some(vperf_region::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
+        "hammer" => Some(hammer::TESTS.to_vec()),
+        "permissions" => Some(permissions::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         _ => None,
     }
@@ -194,14 +198,29 @@ fn main() -> ExitCode {
         ["mark", value, times] => programs::place_marks(value, times, false),
         ["mark", value, times, "in-turn"] => programs::place_marks(value, times, true),
         ["act"] => acts::act(),
+        ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
         _ => usage(),
     }
 }
 
+/// `guest-tests hammer SEED OPERATIONS`: as the test does, with a seed and a length of one's own.
+fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
+    let (Ok(seed), Ok(operations)) = (seed.parse(), operations.parse()) else {
+        return usage();
+    };
+    match hammer::run(seed, operations).and_then(|()| hammer::ensure_clean()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | act"
+        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | act | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
 use std::ffi::CStr;
+use std::fs;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -213,6 +214,153 @@ pub(crate) fn become_nobody() -> io::Result<()> {
     // SAFETY: as above.
     checked(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) })?;
     Ok(())
+}
+
+/// `CAP_PERFMON`'s number.
+pub(crate) const CAP_PERFMON: u32 = 38;
+
+/// Gives up every capability but these, by their numbers.
+pub(crate) fn keep_capabilities(kept: &[u32]) -> io::Result<()> {
+    // `_LINUX_CAPABILITY_VERSION_3` for the calling thread.
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let mut data = [[0_u32; 3]; 2];
+    for &capability in kept {
+        let word = &mut data[usize::from(capability >= 32)];
+        // Effective and permitted.
+        word[0] |= 1 << (capability % 32);
+        word[1] |= 1 << (capability % 32);
+    }
+    // SAFETY: the kernel reads a header and two elements, which live through the call.
+    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) };
+    checked(i32::try_from(set).map_err(io::Error::other)?)?;
+    Ok(())
+}
+
+/// Becomes nobody with these capabilities.
+pub(crate) fn become_nobody_with(kept: &[u32]) -> io::Result<()> {
+    // SAFETY: numbers alone.
+    checked(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
+    become_nobody()?;
+    keep_capabilities(kept)
+}
+
+/// Whether others of this process's user may trace it.
+pub(crate) fn set_dumpable(dumpable: bool) -> io::Result<()> {
+    // SAFETY: numbers alone.
+    checked(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, i32::from(dumpable), 0, 0, 0) })?;
+    Ok(())
+}
+
+/// Sets the three user ids and the three group ids.
+pub(crate) fn set_ids(user: [u32; 3], group: [u32; 3]) -> io::Result<()> {
+    // SAFETY: changes this process's identity and touches no memory.
+    checked(unsafe { libc::setresgid(group[0], group[1], group[2]) })?;
+    // SAFETY: as above.
+    checked(unsafe { libc::setresuid(user[0], user[1], user[2]) })?;
+    Ok(())
+}
+
+/// Lets this process have so many descriptors.
+pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    // SAFETY: a valid address for the call's time.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(())
+}
+
+/// Sets `kernel.perf_event_paranoid`.
+pub(crate) fn set_paranoid(level: i32) -> io::Result<()> {
+    fs::write(PARANOID, level.to_string())
+}
+
+/// `kernel.perf_event_paranoid`.
+pub(crate) const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
+/// Has this process see other mounts than the rest, and `file` in the place of another.
+pub(crate) fn hide_behind(file: &CStr, hidden: &CStr) -> io::Result<()> {
+    // SAFETY: numbers alone.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+    let (source, target) = (file.as_ptr(), hidden.as_ptr());
+    // SAFETY: strings that live through the call.
+    checked(unsafe { libc::mount(source, target, ptr::null(), libc::MS_BIND, ptr::null()) })?;
+    Ok(())
+}
+
+/// Has this process be in a user namespace of its own, without any capability there.
+pub(crate) fn leave_user_namespace() -> io::Result<()> {
+    // SAFETY: numbers alone.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
+    keep_capabilities(&[])
+}
+
+/// Whether a thread of this process sleeps.
+pub(crate) fn is_asleep(thread: u32) -> io::Result<bool> {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"))?;
+    // Behind the name, which stands in parentheses.
+    Ok(stat
+        .rsplit(") ")
+        .next()
+        .is_some_and(|rest| rest.starts_with('S')))
+}
+
+/// A process that sleeps until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Sleeper {
+    pub(crate) pid: libc::pid_t,
+}
+
+impl Sleeper {
+    /// Starts it; returns when `prepare` has succeeded in it, which keeps what that made.
+    pub(crate) fn start<T>(prepare: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
+        let mut ends = [-1; 2];
+        // SAFETY: two descriptors are written there.
+        checked(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+        // SAFETY: the pipe's ends are new and nobody else's.
+        let [read, write] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        // SAFETY: the one thread of the process is the one that goes on in the child.
+        let pid = checked(unsafe { libc::fork() })?;
+        if pid == 0 {
+            let kept = prepare();
+            let code = [u8::from(kept.is_ok())];
+            // SAFETY: one byte that lives through the call.
+            unsafe { libc::write(write.as_raw_fd(), code.as_ptr().cast(), 1) };
+            loop {
+                // SAFETY: no arguments. It ends by a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        drop(write);
+        let sleeper = Self { pid };
+        let mut code = [0_u8];
+        // SAFETY: room for one byte.
+        unsafe { libc::read(read.as_raw_fd(), code.as_mut_ptr().cast(), 1) };
+        match code {
+            [1] => Ok(sleeper),
+            _ => Err(io::Error::other("the sleeper could not prepare")),
+        }
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let mut status = 0;
+        // SAFETY: a child of ours, not waited for yet.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        // SAFETY: a valid address for the call's time.
+        unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
+    }
+}
+
+/// How often this thread has given up its CPU by itself.
+pub(crate) fn sleeps() -> io::Result<i64> {
+    // SAFETY: a plain structure, all zeros of which are valid.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: room for one structure.
+    checked(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) })?;
+    Ok(usage.ru_nvcsw)
 }
 
 /// Limits locked memory to `bytes`.

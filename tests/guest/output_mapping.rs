@@ -274,6 +274,7 @@ fn locked_memory_is_accounted_and_given_back() -> Outcome {
     let allowance = allowance()?;
     let beyond = 64;
     os::limit_locked((beyond * PAGE) as u64)?;
+    os::set_paranoid(1)?;
     os::become_nobody()?;
     let event = || marks(&device);
     // Fills what there is with rings of 1 + 64 pages, from the user's allowance first.

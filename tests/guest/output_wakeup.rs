@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -22,6 +23,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_number_of_bytes_wakes", a_number_of_bytes_wakes),
     ("the_first_loss_wakes", the_first_loss_wakes),
     ("a_sleeping_poll_is_woken", a_sleeping_poll_is_woken),
+    (
+        "sleepers_of_all_events_that_share_a_ring_are_woken",
+        sleepers_of_all_events_that_share_a_ring_are_woken,
+    ),
     ("epoll_tells_each_wakeup_once", epoll_tells_each_wakeup_once),
     ("each_overflow_signals", each_overflow_signals),
     (
@@ -126,6 +131,45 @@ fn a_sleeping_poll_is_woken() -> Outcome {
         ensure_eq!(woken, libc::POLLIN, "what the sleeper was told");
         Ok(())
     })
+}
+
+fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
+    const OTHER: u64 = VALUE + 1;
+    let device = Device::open()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
+    let (event, _ring) = start(&device, &attr)?;
+    let sharing = device.marks(OTHER, 1, FIELDS);
+    let sharers = [
+        device.open_event(&waking(sharing, 1), How::OWN)?,
+        device.open_event(&waking(sharing, 1), How::OWN)?,
+    ];
+    for sharer in &sharers {
+        sharer.output_to(event.as_raw_fd())?;
+    }
+    let (told, tells) = mpsc::channel();
+    // Threads of their own: one that is not woken ends with the process.
+    for sleeper in [event].into_iter().chain(sharers) {
+        let (announce, announced) = mpsc::channel();
+        let told = told.clone();
+        thread::spawn(move || {
+            // The receiver is gone if a test has failed.
+            let _ = announce.send(cpu::thread_id());
+            let _ = told.send(sleeper.poll(FOREVER));
+        });
+        let thread = announced.recv()?;
+        while !os::is_asleep(thread)? {
+            os::yield_cpu();
+        }
+    }
+    // A record of the one event.
+    device.mark(VALUE)?;
+    for number in 0..3 {
+        let woken = tells
+            .recv_timeout(Duration::from_secs(30))
+            .map_err(|_| format!("{number} of 3 sleepers were woken"))??;
+        ensure_eq!(woken, libc::POLLIN, "what a sleeper was told");
+    }
+    Ok(())
 }
 
 fn epoll_tells_each_wakeup_once() -> Outcome {

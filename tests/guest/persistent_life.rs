@@ -5,6 +5,7 @@ use std::thread;
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::pages::{Pages, READ, READ_WRITE};
+use crate::permissions::room;
 use crate::persisting::{
     Counter, Doomed, RECORD, backwards, fresh, look, newest, persistent, sequence, tell, up_to,
     values,
@@ -61,6 +62,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "handles_come_and_go_while_it_counts",
         handles_come_and_go_while_it_counts,
+    ),
+    (
+        "an_attached_event_that_is_closed_leaves_its_place_on_the_device",
+        an_attached_event_that_is_closed_leaves_its_place_on_the_device,
     ),
 ];
 
@@ -469,5 +474,24 @@ fn handles_come_and_go_while_it_counts() -> Outcome {
     let first = placed + 1 - told.len() as u64;
     ensure_eq!(told, (first..=placed).collect::<Vec<_>>(), "its newest");
     event.attach()?;
+    Ok(())
+}
+
+fn an_attached_event_that_is_closed_leaves_its_place_on_the_device() -> Outcome {
+    const ROUNDS: usize = 8;
+    let device = fresh()?;
+    os::allow_descriptors(4096)?;
+    let task = os::Sleeper::start(|| Ok(()))?;
+    for round in 0..ROUNDS {
+        let event = device.open_event(&sequence(&device), How::on_cpu(1))?;
+        event.detach("")?;
+        event.attach()?;
+        ensure_eq!(device.persistent()?.len(), 0, "round {round}: listed");
+    }
+    ensure_eq!(
+        room(&device, task.pid)?,
+        device.info.max_events,
+        "room for events after {ROUNDS} that were attached and closed"
+    );
     Ok(())
 }

@@ -60,6 +60,7 @@ fn names_are_those_of_events() -> Outcome {
         b"\xc3\xa4",
         b"a=1",
         b"a,b",
+        b"event0",
         &[b'n'; 40],
     ] {
         ensure_eq!(

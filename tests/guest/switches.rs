@@ -55,13 +55,13 @@ const CPU: usize = 1;
 const ALL: How<'_> = How::on_cpu(1);
 
 /// One end of a turn that two tasks hand to each other: a task waits for it, and gives it back.
-struct Turn {
+pub(crate) struct Turn {
     mine: PipeReader,
     other: PipeWriter,
 }
 
 impl Turn {
-    fn pair() -> std::io::Result<[Self; 2]> {
+    pub(crate) fn pair() -> std::io::Result<[Self; 2]> {
         let ((first, to_first), (second, to_second)) = (pipe()?, pipe()?);
         Ok([
             Self {
@@ -75,17 +75,17 @@ impl Turn {
         ])
     }
 
-    fn wait(&mut self) -> std::io::Result<()> {
+    pub(crate) fn wait(&mut self) -> std::io::Result<()> {
         self.mine.read_exact(&mut [0])
     }
 
-    fn give(&mut self) -> std::io::Result<()> {
+    pub(crate) fn give(&mut self) -> std::io::Result<()> {
         self.other.write_all(&[0])
     }
 }
 
 /// Keeps this thread on [`CPU`], where nothing but its partner runs while it does.
-fn settle() -> std::io::Result<()> {
+pub(crate) fn settle() -> std::io::Result<()> {
     cpu::pin(CPU)?;
     cpu::keep()
 }

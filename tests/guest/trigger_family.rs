@@ -1,6 +1,7 @@
 //! Links of inherited events: each forked task has regions of its own.
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
@@ -9,6 +10,7 @@ use crate::ensure::ensure_eq;
 use crate::fields::{ADDR, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, Doorbell, ENGINE_EXIT, Event, FLAG_ON_STARTER, How, KIND_MARK, silent};
+use crate::switches::{Turn, settle};
 use crate::triggers::{INSIDE, Region, START, STOP};
 use crate::{Outcome, Test, cpu, fields, os};
 
@@ -36,6 +38,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "tasks_that_take_turns_keep_their_regions",
         tasks_that_take_turns_keep_their_regions,
+    ),
+    (
+        "regions_of_a_task_that_runs_at_the_link_stay_its_own",
+        regions_of_a_task_that_runs_at_the_link_stay_its_own,
     ),
 ];
 
@@ -303,6 +309,58 @@ fn tasks_that_take_turns_keep_their_regions() -> Outcome {
     ensure_eq!(
         region.target.count()?,
         TURNS,
+        "marks of the task that is in its region"
+    );
+    Ok(())
+}
+
+/// The one is on the CPU when the links are made, so nothing of it is switched in afterwards; the
+/// kernel could swap what the two measure when the other comes.
+fn regions_of_a_task_that_runs_at_the_link_stay_its_own() -> Outcome {
+    let device = Device::open()?;
+    let bell = Doorbell::map(&device)?;
+    let region = family(&device, false)?;
+    let (ready, linked) = (AtomicBool::new(false), AtomicBool::new(false));
+    let [mut one, mut other] = Turn::pair()?;
+    thread::scope(|scope| -> Outcome {
+        let waits = scope.spawn(|| -> std::io::Result<()> {
+            settle()?;
+            other.wait()?;
+            // Both have had the CPU; from here on the other spins.
+            other.give()?;
+            other.wait()?;
+            bell.place(INSIDE, 5);
+            other.give()
+        });
+        let enters = scope.spawn(|| -> std::io::Result<()> {
+            settle()?;
+            one.give()?;
+            one.wait()?;
+            ready.store(true, Ordering::Release);
+            while !linked.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            bell.mark(START);
+            one.give()?;
+            one.wait()?;
+            bell.place(INSIDE, 3);
+            bell.mark(STOP);
+            Ok(())
+        });
+        cpu::pin(0)?;
+        while !ready.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let made = link(&region);
+        linked.store(true, Ordering::Release);
+        for task in [waits, enters] {
+            task.join().map_err(|_| "a task panicked")??;
+        }
+        Ok(made?)
+    })?;
+    ensure_eq!(
+        region.target.count()?,
+        3,
         "marks of the task that is in its region"
     );
     Ok(())

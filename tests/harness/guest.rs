@@ -30,6 +30,7 @@ pub struct Group {
     name: &'static str,
     files: fn() -> Result<Files, ForeignError>,
     vmm_args: &'static [&'static str],
+    append: &'static str,
     place: PlaceChoice,
     booted: OnceLock<Result<Booted, String>>,
 }
@@ -49,6 +50,14 @@ impl Group {
         group
     }
 
+    /// The same with more words on the guest kernel's command line.
+    #[must_use]
+    pub const fn appending(name: &'static str, append: &'static str) -> Self {
+        let mut group = Self::new(name);
+        group.append = append;
+        group
+    }
+
     /// The same in the lab, whatever this machine can do: for what takes a host that shows the VMM
     /// everything.
     #[must_use]
@@ -65,6 +74,7 @@ impl Group {
             name,
             files,
             vmm_args: &[],
+            append: "",
             place: PlaceChoice::Auto,
             booted: OnceLock::new(),
         }
@@ -125,6 +135,7 @@ fn run(group: &Group) -> Result<Booted, String> {
         memory_mib: usual.memory_mib.saturating_add(more),
         files,
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
+        append: group.append.into(),
         place: group.place,
         timeout: LIMIT,
         ..usual
@@ -161,6 +172,9 @@ macro_rules! guest_tests {
     };
     ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
+    };
+    ($group:literal appending $words:literal; $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! { @of $crate::guest::Group::appending($group, $words); $($test),+ }
     };
     ($group:literal in lab: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::in_lab($group); $($test),+ }

@@ -46,6 +46,13 @@ impl Event {
         self.ioctl(bindings::PERIOD, address)
     }
 
+    /// How many programs are attached to it, which none of the device's events can have.
+    pub(crate) fn query_bpf(&self) -> io::Result<i32> {
+        let mut query = [0_u32; 2];
+        let address = query.as_mut_ptr().expose_provenance() as u64;
+        self.ioctl(bindings::QUERY_BPF, address)
+    }
+
     /// Records go to `target`'s ring; -1: to its own again.
     pub(crate) fn output_to(&self, target: RawFd) -> io::Result<i32> {
         self.ioctl(bindings::SET_OUTPUT, i64::from(target).cast_unsigned())

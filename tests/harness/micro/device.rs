@@ -11,8 +11,8 @@ pub const NOTIFY: u32 = REGISTERS + 0x50;
 /// Where queues lie, each with its rings, then what is asked and answered.
 const QUEUES: u32 = 0x90_0000;
 const QUEUE: u32 = 0x8000;
-const AVAILABLE: u32 = 0x1000;
-const USED: u32 = 0x2000;
+pub(super) const AVAILABLE: u32 = 0x1000;
+pub(super) const USED: u32 = 0x2000;
 const ASKED: u32 = 0x3000;
 /// Answers are kept: each has its own place.
 const ANSWERED: u32 = 0x5000;
@@ -21,6 +21,11 @@ const SERIAL: u16 = 0x3f8;
 
 /// Bytes of the answer to a command.
 pub const REPLY: u32 = 40;
+
+/// Where a queue's descriptors lie, its rings after them.
+pub(super) fn queue(index: u32) -> u32 {
+    QUEUES + index * QUEUE
+}
 
 /// What has been sent to the device so far. Its code is for a vCPU of either mode.
 #[derive(Debug, Clone)]
@@ -34,15 +39,21 @@ impl Device {
     /// and a queue for each vCPU.
     #[must_use]
     pub fn bring_up(vcpus: u32) -> (Self, Code) {
+        Self::bring_up_with(vcpus, 0xf)
+    }
+
+    /// The same with other features than 0 to 3, all of them offered.
+    #[must_use]
+    pub fn bring_up_with(vcpus: u32, features: u32) -> (Self, Code) {
         let write = |code: Code, offset: u32, value: u32| code.store(REGISTERS + offset, value);
         let mut code = Code::new();
-        // Reset, acknowledge, driver; features 0 to 3 and VERSION_1; features agreed.
+        // Reset, acknowledge, driver; features and VERSION_1; features agreed.
         for (offset, value) in [
             (0x70, 0),
             (0x70, 1),
             (0x70, 3),
             (0x24, 0),
-            (0x20, 0xf),
+            (0x20, features),
             (0x24, 1),
             (0x20, 1),
             (0x70, 0xb),
@@ -78,6 +89,15 @@ impl Device {
     #[must_use]
     pub fn command(&mut self, vcpu: u32, op: u64, event: u64) -> (Code, u32) {
         self.give(2 + vcpu, &[op, event, 0, 0], REPLY)
+    }
+
+    /// The buffer that a queue was given last is to be given `times` more: how many it has been given,
+    /// and how many it then will.
+    pub(super) fn give_again(&mut self, index: u32, times: u32) -> (u32, u32) {
+        let given = self.given.get_mut(index as usize).expect("such a queue");
+        let before = *given;
+        *given += times;
+        (before, *given)
     }
 
     fn give(&mut self, index: u32, words: &[u64], room: u32) -> (Code, u32) {

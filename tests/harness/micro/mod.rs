@@ -5,6 +5,7 @@
 
 #![expect(clippy::expect_used, reason = "a harness fails a test by panicking")]
 
+pub mod attack;
 mod code;
 pub mod device;
 mod halts;

@@ -1,0 +1,558 @@
+//! Privileges of a running VMM as `/proc` shows them: threads, filters, capabilities, the
+//! user, the root directory and descriptors. Guests are of a few instructions, on this machine's
+//! `/dev/kvm`.
+#![expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tests::micro::{Code, single, vmm_binary};
+
+const DOORBELL: u32 = 0xd000_1000;
+const SERIAL: u16 = 0x3f8;
+const RESET_PORT: u16 = 0xcf9;
+const RESET: u8 = 6;
+/// `CAP_PERFMON`.
+const PERFMON: u64 = 1 << 38;
+/// A user and a group that own nothing.
+const NOBODY: u32 = 65_534;
+
+/// Seven marks and a byte to the console; and so on for ever.
+fn marking() -> Code {
+    (0..7)
+        .fold(Code::new(), |code, _| code.store(DOORBELL, 7))
+        .out8(SERIAL, b'!')
+}
+
+/// A machine that runs, in a directory of its own.
+struct Machine {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Machine {
+    /// Runs `guest` with persistent marks and a control socket; `before` is put before the program.
+    fn start(guest: &Code, before: &[&str], arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        fs::create_dir(directory.path().join("out")).expect("a directory");
+        Self::start_in(directory, guest, before, arguments)
+    }
+
+    fn start_in(
+        directory: tempfile::TempDir,
+        guest: &Code,
+        before: &[&str],
+        arguments: &[&str],
+    ) -> Self {
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("kernel"), single(guest)).expect("room for a small kernel");
+        let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
+        let (program, first) = whole.split_first().expect("a program");
+        let mut child = Command::new(program)
+            .args(first)
+            .args(["run", "--memory", "16", "--persistent", "marks"])
+            .arg("--kernel")
+            .arg(at("kernel"))
+            .arg("--recording")
+            .arg(at("out/perf.data"))
+            .arg("--ctl")
+            .arg(at("vm.sock"))
+            .args(arguments)
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the VMM starts");
+        let console = child.stdout.as_mut().expect("piped");
+        let begun = console.read_exact(&mut [0]);
+        let mut machine = Self { child, directory };
+        match begun {
+            Ok(()) => machine,
+            Err(error) => panic!("the guest does not run: {error}: {}", machine.end().1),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn process(&self) -> PathBuf {
+        Path::new("/proc").join(self.child.id().to_string())
+    }
+
+    /// Waits until the guest has said so many bytes more.
+    fn await_bytes(&mut self, count: usize) {
+        let console = self.child.stdout.as_mut().expect("piped");
+        console
+            .read_exact(&mut vec![0; count])
+            .expect("the guest runs on");
+    }
+
+    /// `vmm ctl` to this machine.
+    fn ask(&self, words: &[&str]) -> Output {
+        let mut ctl = Command::new(vmm_binary());
+        ctl.args(["ctl", "--socket"]).arg(self.path("vm.sock"));
+        ctl.args(words).output().expect("vmm starts")
+    }
+
+    /// The same; it must succeed.
+    fn done(&self, words: &[&str]) {
+        let output = self.ask(words);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words:?}: {errors}");
+    }
+
+    /// Every thread's status by its number. KVM adds threads of its own to a process.
+    fn threads(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let tasks = fs::read_dir(self.process().join("task")).expect("a process");
+        let status = |task: fs::DirEntry| {
+            let text = fs::read_to_string(task.path().join("status")).expect("a thread");
+            let fields = text.lines().filter_map(|line| line.split_once(':'));
+            let fields = fields.map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
+            let id = task.file_name().into_string().expect("a number");
+            (id, fields.collect::<BTreeMap<_, _>>())
+        };
+        tasks
+            .map(|task| status(task.expect("a thread")))
+            .filter(|(_, status)| !status["Name"].starts_with("kvm-"))
+            .collect()
+    }
+
+    /// Ends it by a signal: its exit status, and what it said.
+    fn end(&mut self) -> (Option<i32>, String) {
+        let id = self.child.id().to_string();
+        // It may have ended by itself.
+        let _ = Command::new("kill").args(["-TERM", &id]).status();
+        let mut errors = String::new();
+        let pipe = self.child.stderr.as_mut().expect("piped");
+        pipe.read_to_string(&mut errors).expect("text");
+        let status = self.child.wait().expect("a child");
+        (status.code(), errors)
+    }
+
+    /// The same; the report that it has left.
+    fn report(&mut self) -> Value {
+        let (status, errors) = self.end();
+        assert_eq!(status, Some(6), "{errors}");
+        let text = fs::read(self.path("report.json")).expect("a report");
+        serde_json::from_slice(&text).expect("JSON")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Of a test that failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spinning() -> Code {
+    // jmp self
+    marking().raw(&[0xeb, 0xfe])
+}
+
+fn set(status: &BTreeMap<String, String>, name: &str) -> u64 {
+    u64::from_str_radix(&status[name], 16).expect("hexadecimal")
+}
+
+/// The capabilities of the test process.
+fn own_capabilities() -> u64 {
+    let text = fs::read_to_string("/proc/self/status").expect("a process");
+    let line = text.lines().find_map(|line| line.strip_prefix("CapPrm:"));
+    u64::from_str_radix(line.expect("a line").trim(), 16).expect("hexadecimal")
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").expect("a process").uid() == 0
+}
+
+fn names(machine: &Machine) -> Vec<String> {
+    let mut names: Vec<String> = machine
+        .threads()
+        .values()
+        .map(|status| status["Name"].clone())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn each_thread_has_a_filter_and_no_capability_but_perfmon() {
+    let mut machine = Machine::start(
+        &spinning(),
+        &[],
+        &["--vcpus", "2", "--report", "report.json"],
+    );
+    assert_eq!(
+        names(&machine),
+        ["ctl", "vcpu0", "vcpu1", "vmm", "vpmu closer", "vpmu drain"]
+    );
+    for (id, status) in machine.threads() {
+        let name = &status["Name"];
+        assert_eq!(status["Seccomp"], "2", "{id} {name}");
+        assert_eq!(status["NoNewPrivs"], "1", "{id} {name}");
+        let kept = own_capabilities() & PERFMON;
+        assert_eq!(set(&status, "CapEff"), kept, "{id} {name}");
+        assert_eq!(set(&status, "CapPrm"), kept, "{id} {name}");
+        assert_eq!(set(&status, "CapInh"), 0, "{id} {name}");
+        assert_eq!(set(&status, "CapAmb"), 0, "{id} {name}");
+        if is_root() {
+            assert_eq!(set(&status, "CapBnd"), 0, "{id} {name}");
+        }
+    }
+    let report = machine.report();
+    let confinement = &report["confinement"];
+    assert_eq!(confinement["seccomp"], true, "{report:#}");
+    assert_eq!(confinement["no_new_privs"], true, "{report:#}");
+    let expected: &[&str] = match own_capabilities() & PERFMON {
+        0 => &[],
+        _ => &["perfmon"],
+    };
+    assert_eq!(confinement["capabilities"], serde_json::json!(expected));
+}
+
+#[test]
+fn machine_without_a_pmu_keeps_no_capability() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let kernel = directory.path().join("kernel");
+    fs::write(
+        &kernel,
+        single(&Code::new().out8(SERIAL, b'!').raw(&[0xeb, 0xfe])),
+    )
+    .expect("room");
+    let mut child = Command::new(vmm_binary())
+        .args(["run", "--memory", "16", "--no-vpmu", "--kernel"])
+        .arg(&kernel)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the VMM starts");
+    let console = child.stdout.as_mut().expect("piped");
+    console.read_exact(&mut [0]).expect("the guest runs");
+    let machine = Machine { child, directory };
+    assert_eq!(names(&machine), ["vcpu0", "vmm"]);
+    for status in machine.threads().values() {
+        assert_eq!(status["Seccomp"], "2");
+        assert_eq!(set(status, "CapPrm"), 0);
+    }
+}
+
+#[test]
+fn threads_stay_the_same_whatever_the_operator_and_the_guest_do() {
+    let guest = marking().out8(RESET_PORT, RESET).halt_for_ever();
+    let mut machine = Machine::start(&guest, &[], &["--on-reset", "restart", "--vcpus", "2"]);
+    let before: Vec<String> = machine.threads().into_keys().collect();
+    for _ in 0..5 {
+        machine.await_bytes(1);
+        machine.done(&["start", "cpu-clock,period=1000000,cpu=0,name=clock"]);
+        machine.done(&["list"]);
+        machine.done(&["flush"]);
+        machine.done(&["dump"]);
+        let now = machine.path("now.data");
+        machine.done(&["dump", now.to_str().expect("a plain path")]);
+        machine.done(&["end", "clock"]);
+        let after: Vec<String> = machine.threads().into_keys().collect();
+        assert_eq!(after, before);
+    }
+    let (status, errors) = machine.end();
+    assert_eq!((status, errors.as_str()), (Some(6), ""));
+}
+
+/// The C library's allocator gives memory back in ways that depend on how much a thread has freed.
+#[test]
+fn large_recordings_again_and_again_are_within_the_filters() {
+    let marks = Code::new().repeat(20_000, &Code::new().store(DOORBELL, 7));
+    let guest = marks.out8(SERIAL, b'!').raw(&[0xeb, 0xfe]);
+    let large = ["--persistent", "marks,size=1M,name=large"];
+    let mut machine = Machine::start(&guest, &[], &large);
+    for _ in 0..4 {
+        machine.done(&["dump"]);
+        machine.done(&["start", "marks,size=4M,name=other"]);
+        machine.done(&["end", "other"]);
+    }
+    let (status, errors) = machine.end();
+    assert_eq!((status, errors.as_str()), (Some(6), ""));
+}
+
+#[test]
+fn inherited_descriptors_are_closed_but_may_be_named_as_paths() {
+    let other = tempfile::NamedTempFile::new().expect("a file");
+    let script = format!("exec 8<{0} 9>>{0}; exec \"$@\"", other.path().display());
+    let before = ["sh", "-c", &script, "sh"];
+    let mut machine = Machine::start(&spinning(), &before, &["--report", "/dev/fd/9"]);
+    let descriptors = fs::read_dir(machine.process().join("fd")).expect("a process");
+    let open: Vec<PathBuf> = descriptors
+        .map(|entry| fs::read_link(entry.expect("a descriptor").path()).expect("a link"))
+        .filter(|target| target == other.path())
+        .collect();
+    assert_eq!(open.len(), 1, "the report's own alone");
+    let (status, errors) = machine.end();
+    assert_eq!((status, errors.as_str()), (Some(6), ""));
+    let text = fs::read(other.path()).expect("a report");
+    let report: Value = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(report["ending"], "signal");
+}
+
+#[test]
+fn limits_are_those_of_the_machine() {
+    let mut machine = Machine::start(&spinning(), &[], &[]);
+    let limits = fs::read_to_string(machine.process().join("limits")).expect("a process");
+    let limit = |name: &str| -> Vec<u64> {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name));
+        let words = line.expect("such a limit").split_whitespace();
+        words.map_while(|word| word.parse().ok()).collect()
+    };
+    assert_eq!(limit("Max core file size"), [0, 0]);
+    let [soft, hard] = limit("Max open files")[..] else {
+        panic!("{limits}");
+    };
+    assert!(soft == hard && soft < 4096, "{limits}");
+    let [soft, hard] = limit("Max locked memory")[..] else {
+        panic!("{limits}");
+    };
+    assert_eq!(soft, hard, "{limits}");
+    assert_eq!(machine.end().0, Some(6));
+}
+
+#[test]
+fn run_without_filters_says_so() {
+    let mut machine = Machine::start(&spinning(), &[], &["--no-seccomp"]);
+    for status in machine.threads().values() {
+        assert_eq!(status["Seccomp"], "0");
+        assert_eq!(status["NoNewPrivs"], "1");
+    }
+    let (status, errors) = machine.end();
+    assert_eq!(status, Some(6));
+    assert!(errors.starts_with("vmm: warning: --no-seccomp"), "{errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+}
+
+#[test]
+fn logging_of_everything_is_within_the_filters() {
+    let guest = marking().out8(RESET_PORT, RESET).halt_for_ever();
+    let before = ["env", "RUST_LOG=trace", "RUST_BACKTRACE=1"];
+    let mut machine = Machine::start(&guest, &before, &["--on-reset", "restart"]);
+    machine.await_bytes(3);
+    machine.done(&["dump"]);
+    let (status, errors) = machine.end();
+    assert_eq!(status, Some(6), "{errors}");
+    assert!(errors.contains("boots again"), "{errors}");
+}
+
+/// Without root: checks that the VMM refuses to start with these arguments, and returns true.
+fn refused_unless_root(arguments: &[&str]) -> bool {
+    if is_root() {
+        return false;
+    }
+    let output = Command::new(vmm_binary())
+        .args(["run", "--kernel", "/dev/null"])
+        .args(arguments)
+        .output()
+        .expect("vmm starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("start as root to use"), "{errors}");
+    true
+}
+
+#[test]
+fn machine_of_another_user_records_and_answers_as_that_user() {
+    let user = format!("{NOBODY}:{NOBODY}");
+    if refused_unless_root(&["--user", &user]) {
+        return;
+    }
+    let guest = marking().out8(RESET_PORT, RESET).halt_for_ever();
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let out = directory.path().join("out");
+    fs::create_dir(&out).expect("a directory");
+    std::os::unix::fs::chown(&out, Some(NOBODY), Some(NOBODY)).expect("root gives it away");
+    let recording = out.join("perf.data");
+    let arguments = [
+        // Its rings are locked memory.
+        "--engine",
+        "batched",
+        "--user",
+        &user,
+        "--on-reset",
+        "restart",
+        "--report",
+        "report.json",
+    ];
+    let mut machine = Machine::start_in(directory, &guest, &[], &arguments);
+    machine.await_bytes(3);
+    for status in machine.threads().values() {
+        for name in ["Uid", "Gid"] {
+            let numbers: Vec<&str> = status[name].split_whitespace().collect();
+            assert_eq!(numbers, ["65534"; 4]);
+        }
+        assert_eq!(status["Groups"], "");
+        assert_eq!(status["Seccomp"], "2");
+        assert_eq!(set(status, "CapEff"), own_capabilities() & PERFMON);
+    }
+    let socket = fs::symlink_metadata(machine.path("vm.sock")).expect("a socket");
+    assert_eq!((socket.uid(), socket.gid()), (NOBODY, NOBODY));
+    // Host events take CAP_PERFMON.
+    machine.done(&["start", "cpu-clock,period=1000000,cpu=0,name=clock"]);
+    machine.done(&["dump"]);
+    let owner = |path: &Path| fs::metadata(path).expect("a recording").uid();
+    assert_eq!(owner(&recording), NOBODY);
+    let mine = machine.path("now.data");
+    machine.done(&["dump", mine.to_str().expect("a plain path")]);
+    assert_eq!(owner(&mine), 0, "the owner of `vmm ctl`");
+    let report = machine.report();
+    assert_eq!(report["confinement"]["user"], user, "{report:#}");
+    assert_eq!(
+        report["recording"]["file"],
+        recording.to_str().expect("a plain path")
+    );
+}
+
+#[test]
+fn recording_that_the_user_may_not_write_is_refused_at_the_start() {
+    let user = format!("{NOBODY}:{NOBODY}");
+    if refused_unless_root(&["--user", &user]) {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let kernel = directory.path().join("kernel");
+    fs::write(&kernel, single(&spinning())).expect("room");
+    let output = Command::new(vmm_binary())
+        .args([
+            "run",
+            "--memory",
+            "16",
+            "--persistent",
+            "marks",
+            "--user",
+            &user,
+        ])
+        .arg("--kernel")
+        .arg(&kernel)
+        .arg("--recording")
+        .arg(directory.path().join("perf.data"))
+        .output()
+        .expect("vmm starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("--recording"), "{errors}");
+}
+
+#[test]
+fn machine_in_another_root_reaches_what_it_opened_before() {
+    let root = tempfile::tempdir().expect("a directory");
+    let path = root.path().to_str().expect("a plain path");
+    if refused_unless_root(&["--chroot", path]) {
+        return;
+    }
+    let guest = marking().out8(RESET_PORT, RESET).halt_for_ever();
+    let arguments = [
+        "--chroot",
+        path,
+        "--on-reset",
+        "restart",
+        "--report",
+        "report.json",
+    ];
+    let mut machine = Machine::start(&guest, &[], &arguments);
+    machine.await_bytes(3);
+    for id in machine.threads().keys() {
+        let thread = machine.process().join("task").join(id);
+        assert_eq!(
+            fs::read_link(thread.join("root")).expect("a thread"),
+            root.path()
+        );
+        assert_eq!(
+            fs::read_link(thread.join("cwd")).expect("a thread"),
+            root.path()
+        );
+    }
+    machine.done(&["dump"]);
+    assert!(machine.path("out/perf.data").exists());
+    let now = machine.path("now.data");
+    machine.done(&["dump", now.to_str().expect("a plain path")]);
+    assert!(now.exists());
+    let socket = machine.path("vm.sock");
+    let report = machine.report();
+    assert!(!socket.exists(), "gone with its machine");
+    assert_eq!(report["confinement"]["chroot"], path, "{report:#}");
+    assert!(report["vmm_overhead_bytes"].is_u64(), "{report:#}");
+    assert_eq!(fs::read_dir(root.path()).expect("a directory").count(), 0);
+}
+
+#[test]
+fn wrong_confinement_is_refused_with_its_remedy() {
+    let refused = |before: &[&str], arguments: &[&str], status: i32, words: &[&str]| {
+        let whole = [before, &[vmm_binary().to_str().expect("a plain path")]].concat();
+        let (program, first) = whole.split_first().expect("a program");
+        let output = Command::new(program)
+            .args(first)
+            .args(["run", "--kernel", "/nonexistent"])
+            .args(arguments)
+            .output()
+            .expect("it starts");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{arguments:?}: {errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        for word in words {
+            assert!(
+                errors.contains(word),
+                "{arguments:?}: no {word:?} in {errors}"
+            );
+        }
+    };
+    for user in ["nobody", "1000", "1000:", "-1:0", "4294967295:0"] {
+        refused(
+            &[],
+            &[&format!("--user={user}")],
+            2,
+            &["--user", "1000:1000"],
+        );
+    }
+    // Without capabilities root is as anybody.
+    let nobody: &[&str] = match is_root() {
+        true => &["setpriv", "--bounding-set=-all"],
+        false => &[],
+    };
+    let remedy = ["start as root", "--user", "Operation not permitted"];
+    refused(nobody, &["--user", "7:7"], 1, &remedy);
+    let remedy = ["start as root", "--chroot", "Operation not permitted"];
+    refused(nobody, &["--chroot", "/"], 1, &remedy);
+}
+
+#[test]
+fn root_that_is_no_directory_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    if refused_unless_root(&["--chroot", "/"]) {
+        return;
+    }
+    let kernel = directory.path().join("kernel");
+    fs::write(&kernel, single(&spinning())).expect("room");
+    for wrong in [kernel.clone(), directory.path().join("absent")] {
+        let output = Command::new(vmm_binary())
+            .args(["run", "--memory", "16", "--kernel"])
+            .arg(&kernel)
+            .arg("--chroot")
+            .arg(&wrong)
+            .output()
+            .expect("vmm starts");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(
+            errors.contains("give a directory with --chroot"),
+            "{errors}"
+        );
+    }
+}

@@ -1,0 +1,560 @@
+//! Random calls on the driver by several processes of root and nobody at once, in a kernel that
+//! checks its allocations: afterwards the kernel has no complaint, and nothing is left on the device.
+//!
+//! Each process makes the same calls for the same seed; how those of several meet is up to the
+//! scheduler.
+#![expect(
+    unsafe_code,
+    reason = "calls with arguments that no safe wrapper lets through"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "arguments are made of random bits"
+)]
+
+use std::fs;
+use std::io::{self, Write};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::ptr;
+use std::slice;
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::permissions::room;
+use crate::raw::{Device, IOC_MARK, KIND_MARK, PAGE};
+use crate::{Outcome, Test, cpu, os, persisting};
+
+pub(crate) const TESTS: &[Test] = &[(
+    "random_calls_of_several_users_leave_kernel_and_device_clean",
+    random_calls_of_several_users_leave_kernel_and_device_clean,
+)];
+
+const SEED: u64 = 0x5eed_0001;
+const OPERATIONS: u64 = 800;
+/// Half of them are root's.
+const PROCESSES: u64 = 6;
+/// Descriptors and maps that a process keeps at most.
+const KEPT: usize = 20;
+
+/// The driver's calls on /dev/vpmu and on events, and perf's.
+const DEVICE_CALLS: [u64; 7] = [
+    0x8040_b600,
+    0x4020_b601,
+    0x4018_b602,
+    IOC_MARK,
+    0x4018_b605,
+    0xb606,
+    0xb6ff,
+];
+const EVENT_CALLS: [u64; 18] = [
+    bindings::ENABLE as u64,
+    bindings::DISABLE as u64,
+    bindings::REFRESH as u64,
+    bindings::RESET as u64,
+    bindings::PERIOD as u64,
+    bindings::SET_OUTPUT as u64,
+    bindings::SET_FILTER as u64,
+    bindings::ID as u64,
+    bindings::SET_BPF as u64,
+    bindings::PAUSE_OUTPUT as u64,
+    bindings::QUERY_BPF as u64,
+    bindings::MODIFY_ATTRIBUTES as u64,
+    0x8004_b604,
+    0xb606,
+    0xc030_b607,
+    0xb608,
+    0xb609,
+    0xb60a,
+];
+/// Kinds and configs of events, most of which open.
+const KINDS: [(u64, u64); 9] = [
+    (KIND_MARK, 1),
+    (KIND_MARK, 1 << 32),
+    (0x100, 0),
+    (0x101, 2),
+    (0x101, 3),
+    (0x105, 2),
+    (0x106, 1),
+    (1, 0),
+    (1, 1),
+];
+const SAMPLED: [u64; 6] = [0, 0b10, 0b1111, 1 << 4, 0x4_0000, 0xffff_ffff];
+
+/// A sequence of numbers that looks random, the same for the same seed.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        // Any state but zero, and far apart for seeds that are not.
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        // The low bits repeat soonest.
+        (self.next() >> 16) % limit
+    }
+
+    fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
+}
+
+/// A process's calls, and what they have made.
+#[derive(Debug)]
+struct Hammer {
+    random: Random,
+    device: Device,
+    /// An area that calls may read from and write to.
+    scratch: Vec<u64>,
+    fds: Vec<i32>,
+    maps: Vec<(usize, usize)>,
+    /// Not a child of another hammer's.
+    forks: bool,
+}
+
+impl Hammer {
+    fn new(seed: u64) -> io::Result<Self> {
+        Ok(Self {
+            random: Random::new(seed),
+            device: Device::open()?,
+            scratch: vec![0; 512],
+            fds: Vec::new(),
+            maps: Vec::new(),
+            forks: true,
+        })
+    }
+
+    /// A descriptor: mostly one of the events, sometimes none or another.
+    fn fd(&mut self) -> i32 {
+        let device = self.device.as_raw_fd();
+        match self.random.below(12) {
+            0 => -1,
+            1 => self.random.of(&[0, device, 999, i32::MAX]),
+            _ if self.fds.is_empty() => -1,
+            _ => {
+                let fds = self.fds.clone();
+                self.random.of(&fds)
+            }
+        }
+    }
+
+    /// An address: mostly of [`Self::scratch`], sometimes one that faults.
+    fn address(&mut self) -> u64 {
+        let scratch = self.scratch.as_ptr().expose_provenance() as u64;
+        match self.random.below(8) {
+            0 => self
+                .random
+                .of(&[0, 1, PAGE as u64, u64::MAX - 7, 0xffff_8880_0000_0000]),
+            1 => scratch + self.random.below(64),
+            _ => scratch,
+        }
+    }
+
+    fn fill(&mut self) {
+        for word in 0..32 {
+            self.scratch[word] = match self.random.below(4) {
+                0 => self.random.next(),
+                1 => 0,
+                _ => self.random.below(8),
+            };
+        }
+    }
+
+    fn attr(&mut self) -> perf_event_attr {
+        let (kind, event) = self.random.of(&KINDS);
+        let mut attr = self.device.attr(kind, event);
+        attr.set_disabled(self.random.below(2));
+        attr.set_inherit(self.random.below(2));
+        attr.set_enable_on_exec(u64::from(self.random.one_in(4)));
+        attr.set_exclude_kernel(u64::from(self.random.one_in(4)));
+        attr.set_write_backward(u64::from(self.random.one_in(4)));
+        attr.set_pinned(u64::from(self.random.one_in(8)));
+        attr.read_format = self.random.below(32);
+        if self.random.one_in(2) {
+            attr.sample_type = self.random.of(&SAMPLED);
+            attr.__bindgen_anon_1.sample_period = self.random.of(&[1, 1, 2, 100, 1_000_000]);
+        }
+        if self.random.one_in(8) {
+            attr.type_ = self
+                .random
+                .of(&[0, 1, 3, 4, self.device.info.persistent_type, 77]);
+            attr.config = self.random.below(64);
+        }
+        attr.aux_watermark = self.random.of(&[0, 0, 64, u32::MAX]);
+        if self.random.one_in(10) {
+            let bytes = mem::size_of::<perf_event_attr>() as u64;
+            let (at, bit) = (8 + self.random.below(bytes - 8), self.random.below(8));
+            let raw = (&raw mut attr).cast::<u8>();
+            // SAFETY: all of the attr, which is integers alone.
+            let raw = unsafe { slice::from_raw_parts_mut(raw, bytes as usize) };
+            raw[at as usize] ^= 1 << bit;
+        }
+        attr
+    }
+
+    fn open(&mut self) {
+        let attr = self.attr();
+        // SAFETY: no arguments.
+        let parent = unsafe { libc::getppid() };
+        let pid = self.random.of(&[0, 0, 0, -1, -1, parent, 1]);
+        let cpu = match pid {
+            -1 => self.random.of(&[0, 1, 1, -1, 77]),
+            _ => self.random.of(&[-1, -1, -1, 0, 1]),
+        };
+        let group = if self.random.one_in(3) { self.fd() } else { -1 };
+        let flags = self
+            .random
+            .of(&[0, 0, 0, 0, 1, 2, 8, 1 << 32, 1 << 33, 1 << 40]);
+        let engine = self.random.of(&[0, 0, 1, 2, 3]);
+        if self.random.one_in(5) {
+            // SAFETY: the kernel reads the attr, which lives through the call.
+            let fd = unsafe {
+                libc::syscall(
+                    libc::SYS_perf_event_open,
+                    &raw const attr,
+                    pid,
+                    cpu,
+                    group,
+                    flags & 15,
+                )
+            };
+            self.keep(fd as i32);
+            return;
+        }
+        let attr = (&raw const attr).expose_provenance() as u64;
+        let words = [
+            attr,
+            u64::from(pid as u32) | u64::from(cpu as u32) << 32,
+            u64::from(group as u32) | engine << 32,
+            flags,
+        ];
+        // SAFETY: the driver reads four words and the attr, which live through the call.
+        let fd = unsafe { libc::ioctl(self.device.as_raw_fd(), DEVICE_CALLS[1], words.as_ptr()) };
+        self.keep(fd);
+    }
+
+    fn keep(&mut self, fd: i32) {
+        if fd < 0 {
+            return;
+        }
+        self.fds.push(fd);
+        if self.fds.len() > KEPT {
+            self.close();
+        }
+    }
+
+    fn close(&mut self) {
+        if self.fds.is_empty() {
+            return;
+        }
+        let which = self.random.below(self.fds.len() as u64) as usize;
+        // SAFETY: a descriptor that `keep` has put there, closed once.
+        unsafe { libc::close(self.fds.swap_remove(which)) };
+    }
+
+    fn call(&mut self) {
+        self.fill();
+        let argument = match self.random.below(4) {
+            0 => self.random.below(4),
+            1 => self.fd() as u64,
+            _ => self.address(),
+        };
+        let (fd, call) = if self.random.one_in(6) {
+            (self.device.as_raw_fd(), self.random.of(&DEVICE_CALLS))
+        } else {
+            (self.fd(), self.random.of(&EVENT_CALLS))
+        };
+        // SAFETY: what a call writes, it writes to `scratch`, or to an address that faults.
+        unsafe { libc::ioctl(fd, call, argument) };
+    }
+
+    fn map(&mut self) {
+        let pages = self.random.of(&[1, 2, 2, 3, 5, 9, 4, 64]);
+        let offset = self.random.of(&[0, 0, 0, 1, 2, 3, 5]) * PAGE;
+        let protection = self.random.of(&[1, 3, 3, 7, 0]);
+        let flags = self.random.of(&[1, 1, 1, 2]);
+        let fd = self.fd();
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                pages * PAGE,
+                protection,
+                flags,
+                fd,
+                offset as i64,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return;
+        }
+        self.maps.push((base.expose_provenance(), pages * PAGE));
+        if self.maps.len() > KEPT {
+            self.unmap();
+        }
+    }
+
+    fn unmap(&mut self) {
+        if self.maps.is_empty() {
+            return;
+        }
+        let which = self.random.below(self.maps.len() as u64) as usize;
+        let (base, bytes) = self.maps.swap_remove(which);
+        // SAFETY: a mapping of `map`'s to which nothing refers.
+        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(base), bytes) };
+    }
+
+    /// Changes a map, or what stands there.
+    fn touch(&mut self) {
+        if self.maps.is_empty() {
+            return;
+        }
+        let maps = self.maps.clone();
+        let (base, bytes) = self.random.of(&maps);
+        let at = ptr::with_exposed_provenance_mut::<libc::c_void>(base);
+        match self.random.below(4) {
+            0 => {
+                let protection = self.random.of(&[0, 1, 3, 7]);
+                // SAFETY: a mapping of `map`'s to which nothing refers.
+                unsafe { libc::mprotect(at, bytes, protection) };
+            }
+            1 => {
+                let advice = self.random.of(&[4, 9, 10, 11, 16, 17]);
+                // SAFETY: as above.
+                unsafe { libc::madvise(at, bytes, advice) };
+            }
+            2 => {
+                // The tails, and where an area is to be.
+                let field = self.random.of(&[1032, 1072, 1080, 1064]);
+                let values = [PAGE as u64, 2 * PAGE as u64, 3 * PAGE as u64, u64::MAX];
+                self.scratch[0] = self.random.of(&values);
+                self.put(base + field, 1);
+            }
+            _ => {
+                self.fill();
+                self.put(base, 32);
+            }
+        }
+    }
+
+    /// Has the kernel write the beginning of [`Self::scratch`] to an address, which may fault.
+    fn put(&self, address: usize, words: usize) {
+        let Ok((reader, mut writer)) = io::pipe() else {
+            return;
+        };
+        let bytes: Vec<u8> = self.scratch[..words]
+            .iter()
+            .flat_map(|w| w.to_ne_bytes())
+            .collect();
+        let target = ptr::with_exposed_provenance_mut::<libc::c_void>(address);
+        if writer.write_all(&bytes).is_ok() {
+            // SAFETY: the kernel checks the address, of a mapping to which nothing refers.
+            unsafe { libc::read(reader.as_raw_fd(), target, bytes.len()) };
+        }
+    }
+
+    fn read(&mut self) {
+        let (fd, bytes) = (self.fd(), self.random.of(&[0, 8, 24, 100, 1024, 4096]));
+        if fd > 2 && fd != self.device.as_raw_fd() {
+            // SAFETY: there is room for as many bytes.
+            unsafe { libc::read(fd, self.scratch.as_mut_ptr().cast(), bytes) };
+        }
+    }
+
+    fn wait(&mut self) {
+        let fd = self.fd();
+        let mut asked = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one element, which lives through the call.
+        unsafe { libc::poll(&raw mut asked, 1, 0) };
+        if fd > 2 && self.random.one_in(2) {
+            let own = std::process::id() as i32;
+            // SAFETY: numbers alone.
+            unsafe { libc::fcntl(fd, libc::F_SETOWN, own) };
+            // SAFETY: as above.
+            unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC) };
+        }
+    }
+
+    /// A child that inherits the events: it goes on for a while, and ends in one way or another.
+    fn fork(&mut self) {
+        if !self.forks {
+            return;
+        }
+        let (seed, end) = (self.random.next(), self.random.below(4));
+        // The child's end is its own.
+        let _ = os::forked(|| {
+            self.forks = false;
+            self.random = Random::new(seed);
+            (0..30).for_each(|_| self.step());
+            match end {
+                0 => {
+                    // SAFETY: ends this process.
+                    unsafe { libc::raise(libc::SIGKILL) };
+                }
+                1 => {
+                    let words = [c"/bin/true".as_ptr(), ptr::null()];
+                    // SAFETY: a terminated array of terminated strings.
+                    unsafe { libc::execv(words[0], words.as_ptr()) };
+                }
+                _ => {}
+            }
+            0
+        });
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..25 => self.open(),
+            25..32 => self.close(),
+            32..60 => self.call(),
+            60..70 => self.map(),
+            70..74 => self.unmap(),
+            74..80 => self.touch(),
+            80..85 => self.read(),
+            85..89 => self.wait(),
+            89..91 => self.fork(),
+            91..93 => {
+                let which = self.random.below(2) as usize;
+                // Refused or not: the calls go on.
+                let _ = cpu::pin(which);
+            }
+            93..95 => os::yield_cpu(),
+            _ => {
+                let value = self.random.below(3);
+                let _ = self.device.place(value, 5);
+            }
+        }
+    }
+}
+
+/// One process's part.
+fn hammer(seed: u64, nobody: bool, operations: u64) -> io::Result<()> {
+    // SAFETY: signals of events end nobody.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    os::allow_descriptors(256)?;
+    if nobody {
+        os::become_nobody()?;
+        os::set_dumpable(true)?;
+    }
+    let mut hammer = Hammer::new(seed)?;
+    (0..operations).for_each(|_| hammer.step());
+    Ok(())
+}
+
+/// Runs all processes to their ends.
+pub(crate) fn run(seed: u64, operations: u64) -> Outcome {
+    println!("seed {seed:#x}, {operations} calls of each of {PROCESSES} processes");
+    os::set_paranoid(-1)?;
+    let mut started = Vec::new();
+    for process in 0..PROCESSES {
+        // SAFETY: the one thread of the process is the one that goes on in the child.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let done = hammer(seed + process, process % 2 == 1, operations);
+            // SAFETY: ends the child without what its parent has yet to do.
+            unsafe { libc::_exit(i32::from(done.is_err())) };
+        }
+        started.push(pid);
+    }
+    for pid in started {
+        let mut status = 0;
+        // SAFETY: a valid address; the child is ours.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        ensure_eq!(status, 0, "what process {pid} ended with, seed {seed:#x}");
+    }
+    Ok(())
+}
+
+/// Has the kernel look through all its objects of general sizes.
+fn validate_slabs() -> Result<usize, Box<dyn std::error::Error>> {
+    let mut looked = 0;
+    for cache in fs::read_dir("/sys/kernel/slab")? {
+        let cache = cache?;
+        if cache.file_name().to_string_lossy().starts_with("kmalloc-") {
+            fs::write(cache.path().join("validate"), "1")?;
+            looked += 1;
+        }
+    }
+    Ok(looked)
+}
+
+/// The kernel has complained of nothing.
+fn ensure_no_complaint() -> Outcome {
+    let log = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout);
+    for word in [
+        "WARNING:",
+        "BUG",
+        "Oops",
+        "refcount",
+        "general protection",
+        "Redzone",
+        "Poison",
+        "Object already free",
+        "SLUB: ",
+        "are lost",
+        "still writes",
+        "stuck",
+    ] {
+        let line = log
+            .lines()
+            .find(|line| line.contains(word) && !line.contains("SLUB: HWalign"));
+        ensure!(line.is_none(), "the kernel says {line:?}");
+    }
+    Ok(())
+}
+
+/// Checks after [`run`] that the kernel has logged no complaint and the device has no events.
+pub(crate) fn ensure_clean() -> Outcome {
+    let line = fs::read_to_string("/proc/cmdline")?;
+    ensure!(
+        line.contains("slub_debug=FZPU"),
+        "allocations are not checked: {line}"
+    );
+    os::allow_descriptors(4096)?;
+    let device = persisting::fresh()?;
+    let task = os::Sleeper::start(|| Ok(()))?;
+    ensure_eq!(
+        room(&device, task.pid)?,
+        device.info.max_events,
+        "room for events"
+    );
+    let code = os::forked(|| {
+        let counted = os::become_nobody().map_err(Into::into).and_then(|()| {
+            os::set_dumpable(true)?;
+            room(&device, 0)
+        });
+        i32::from(!counted.is_ok_and(|room| room == device.info.max_events / 4 * 3))
+    })?;
+    ensure_eq!(code, 0, "nobody has room for all of their share");
+    drop((task, device));
+    let unloaded = Command::new("rmmod").arg("virtio_pmu").status()?;
+    ensure!(unloaded.success(), "the module is in use");
+    ensure!(validate_slabs()? > 0, "no slab was looked through");
+    ensure_no_complaint()
+}
+
+fn random_calls_of_several_users_leave_kernel_and_device_clean() -> Outcome {
+    run(SEED, OPERATIONS)?;
+    ensure_clean()
+}

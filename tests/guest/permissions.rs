@@ -1,0 +1,639 @@
+//! The driver's permission rules for opening and changing events and for their number: each test makes
+//! a call that the rule refuses, and the nearest one that it allows.
+
+use std::fs;
+use std::io;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use crate::aux_core;
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{CALLCHAIN, IP, REGS_INTR, TIME};
+use crate::pages::{Pages, READ};
+use crate::persisting::{fresh, persistent, sequence};
+use crate::raw::{
+    Device, EXIT_IO, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels,
+    refused, sampling,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "open_by_nobody_at_each_level_answers_as_perf_does",
+        open_by_nobody_at_each_level_answers_as_perf_does,
+    ),
+    (
+        "kernel_sampled_without_perfmon_at_level_2_is_refused",
+        kernel_sampled_without_perfmon_at_level_2_is_refused,
+    ),
+    (
+        "task_with_other_credentials_is_refused",
+        task_with_other_credentials_is_refused,
+    ),
+    (
+        "task_in_another_user_namespace_is_refused",
+        task_in_another_user_namespace_is_refused,
+    ),
+    (
+        "root_without_perfmon_is_refused",
+        root_without_perfmon_is_refused,
+    ),
+    ("nobody_with_perfmon_opens", nobody_with_perfmon_opens),
+    (
+        "level_hidden_by_a_mount_still_holds",
+        level_hidden_by_a_mount_still_holds,
+    ),
+    (
+        "paranoid_parameter_opens_tasks_and_no_cpu",
+        paranoid_parameter_opens_tasks_and_no_cpu,
+    ),
+    (
+        "detach_without_perfmon_is_refused",
+        detach_without_perfmon_is_refused,
+    ),
+    (
+        "persistent_open_without_perfmon_is_refused",
+        persistent_open_without_perfmon_is_refused,
+    ),
+    (
+        "attach_without_perfmon_is_refused",
+        attach_without_perfmon_is_refused,
+    ),
+    (
+        "reopen_without_perfmon_is_refused",
+        reopen_without_perfmon_is_refused,
+    ),
+    (
+        "perf_view_without_perfmon_is_refused",
+        perf_view_without_perfmon_is_refused,
+    ),
+    (
+        "device_flush_without_perfmon_is_refused",
+        device_flush_without_perfmon_is_refused,
+    ),
+    (
+        "bpf_query_without_perfmon_is_refused",
+        bpf_query_without_perfmon_is_refused,
+    ),
+    (
+        "read_only_map_made_writable_is_refused",
+        read_only_map_made_writable_is_refused,
+    ),
+    (
+        "share_used_up_by_nobody_leaves_events_to_root",
+        share_used_up_by_nobody_leaves_events_to_root,
+    ),
+    (
+        "inherited_events_of_nobody_count_against_the_share",
+        inherited_events_of_nobody_count_against_the_share,
+    ),
+    (
+        "perf_core_events_of_nobody_count_against_the_share",
+        perf_core_events_of_nobody_count_against_the_share,
+    ),
+    // The kernel stays locked down until it is booted again: this comes last.
+    (
+        "registers_in_a_locked_down_kernel_are_refused",
+        registers_in_a_locked_down_kernel_are_refused,
+    ),
+];
+
+const VALUE: u64 = 60;
+/// Everything is allowed, as far as the level goes.
+const OPEN: i32 = -1;
+/// Debian's own level.
+const CLOSED: i32 = 3;
+const NOBODY: u32 = 65534;
+
+const PARAMETERS: &str = "/sys/module/virtio_pmu/parameters";
+
+fn set_parameter(name: &str, value: i32) -> io::Result<()> {
+    fs::write(format!("{PARAMETERS}/{name}"), value.to_string())
+}
+
+/// `act` in a process of its own that is nobody.
+fn as_nobody(act: impl FnOnce() -> Outcome) -> Outcome {
+    in_child(os::become_nobody, act)
+}
+
+/// `act` in a process of its own, after `become_who`. What it says goes to this test's stderr.
+fn in_child(become_who: impl FnOnce() -> io::Result<()>, act: impl FnOnce() -> Outcome) -> Outcome {
+    let code = os::forked(
+        || match become_who().map_err(Into::into).and_then(|()| act()) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("{error}");
+                1
+            }
+        },
+    )?;
+    ensure_eq!(code, 0, "what the child ended with");
+    Ok(())
+}
+
+fn mark(device: &Device) -> perf_event_attr {
+    device.attr(KIND_MARK, VALUE)
+}
+
+fn own_of_marks(device: &Device) -> Option<i32> {
+    refused(device.open_event(&mark(device), How::OWN))
+}
+
+fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
+    let device = Device::open()?;
+    let marks = mark(&device);
+    // Most kinds cannot leave the kernel out; a trace of exits can.
+    let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    user_exits.set_exclude_kernel(1);
+    let init = How { pid: 1, ..How::OWN };
+    let here = How::on_cpu(0);
+    let all = [OPEN, 0, 1, 2, CLOSED];
+    // The event, and the highest level at which nobody may open it; `None`: at no level.
+    let cases: [(&str, &perf_event_attr, How<'_>, Option<i32>); 6] = [
+        ("marks of its own", &marks, How::OWN, Some(1)),
+        (
+            "exits of its own outside the kernel",
+            &user_exits,
+            How::OWN,
+            Some(2),
+        ),
+        ("marks of a CPU", &marks, here, Some(0)),
+        (
+            "exits of a CPU outside the kernel",
+            &user_exits,
+            here,
+            Some(0),
+        ),
+        ("marks of root's task", &marks, init, None),
+        (
+            "exits of root's task outside the kernel",
+            &user_exits,
+            init,
+            None,
+        ),
+    ];
+    for level in all {
+        os::set_paranoid(level)?;
+        as_nobody(|| {
+            for (what, attr, how, highest) in &cases {
+                let allowed = highest.is_some_and(|highest| level <= highest);
+                let expected = (!allowed).then_some(libc::EACCES);
+                let perfs = refused(kernels(attr, *how));
+                ensure_eq!(perfs, expected, "{what} at level {level} by perf");
+                let ours = refused(device.open_event(attr, *how));
+                ensure_eq!(ours, expected, "{what} at level {level}");
+            }
+            Ok(())
+        })?;
+        // The node is for everybody, and so are marks.
+        as_nobody(|| Ok(Device::open()?.mark(VALUE)?))?;
+        ensure_eq!(own_of_marks(&device), None, "root's at level {level}");
+    }
+    Ok(())
+}
+
+fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
+    let device = Device::open()?;
+    let trace = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let telling = [
+        ("addresses", device.marks(VALUE, 1, IP)),
+        ("call chains", device.marks(VALUE, 1, CALLCHAIN)),
+        ("nothing but times", device.marks(VALUE, 1, TIME)),
+        ("exits", trace),
+    ];
+    for (level, expected) in [(2, Some(libc::EACCES)), (1, None)] {
+        os::set_paranoid(level)?;
+        as_nobody(|| {
+            for (what, attr) in &telling {
+                let opened = refused(device.open_event(attr, How::OWN));
+                ensure_eq!(opened, expected, "{what} of the kernel at level {level}");
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// A task's three user ids, three group ids and capabilities, and whether others may trace it.
+type Who = ([u32; 3], [u32; 3], &'static [u32], bool);
+
+fn task_with_other_credentials_is_refused() -> Outcome {
+    const SAME: [u32; 3] = [NOBODY; 3];
+    const PORT: u32 = 10;
+    let others: [(&str, Who, bool); 10] = [
+        ("the same", (SAME, SAME, &[], true), true),
+        ("the same, not dumpable", (SAME, SAME, &[], false), false),
+        ("another user", ([1, 1, 1], SAME, &[], true), false),
+        (
+            "another real user",
+            ([1, NOBODY, NOBODY], SAME, &[], true),
+            false,
+        ),
+        (
+            "another effective user",
+            ([NOBODY, 1, NOBODY], SAME, &[], true),
+            false,
+        ),
+        (
+            "another saved user",
+            ([NOBODY, NOBODY, 1], SAME, &[], true),
+            false,
+        ),
+        (
+            "another real group",
+            (SAME, [1, NOBODY, NOBODY], &[], true),
+            false,
+        ),
+        (
+            "another effective group",
+            (SAME, [NOBODY, 1, NOBODY], &[], true),
+            false,
+        ),
+        (
+            "another saved group",
+            (SAME, [NOBODY, NOBODY, 1], &[], true),
+            false,
+        ),
+        ("a capability more", (SAME, SAME, &[PORT], true), false),
+    ];
+    let device = Device::open()?;
+    os::set_paranoid(OPEN)?;
+    let mut wrong = Vec::new();
+    for (what, (user, group, capabilities, dumpable), allowed) in others {
+        let task = os::Sleeper::start(|| {
+            if capabilities.is_empty() {
+                os::set_ids(user, group)?;
+            } else {
+                os::become_nobody_with(capabilities)?;
+            }
+            os::set_dumpable(dumpable)
+        })?;
+        let how = How {
+            pid: task.pid,
+            ..How::OWN
+        };
+        let answered = as_nobody(|| {
+            let expected = (!allowed).then_some(libc::EACCES);
+            let perfs = refused(kernels(&mark(&device), how));
+            ensure_eq!(perfs, expected, "a task with {what} by perf");
+            let ours = refused(device.open_event(&mark(&device), how));
+            ensure_eq!(ours, expected, "a task with {what}");
+            Ok(())
+        });
+        if answered.is_err() {
+            wrong.push(what);
+        }
+    }
+    ensure!(
+        wrong.is_empty(),
+        "tasks with {wrong:?} are answered wrongly"
+    );
+    Ok(())
+}
+
+/// ptrace(2) allows it to the owner of the namespace; a module cannot tell who that is.
+fn task_in_another_user_namespace_is_refused() -> Outcome {
+    let device = Device::open()?;
+    os::set_paranoid(OPEN)?;
+    let task = os::Sleeper::start(|| {
+        os::become_nobody()?;
+        os::set_dumpable(true)?;
+        os::leave_user_namespace()
+    })?;
+    let how = How {
+        pid: task.pid,
+        ..How::OWN
+    };
+    as_nobody(|| {
+        let opened = refused(device.open_event(&mark(&device), how));
+        ensure_eq!(opened, Some(libc::EACCES), "its events");
+        Ok(())
+    })
+}
+
+fn root_without_perfmon_is_refused() -> Outcome {
+    let device = Device::open()?;
+    os::set_paranoid(CLOSED)?;
+    in_child(
+        || os::keep_capabilities(&[]),
+        || {
+            ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own");
+            let opened = device.open_event(&mark(&device), How::on_cpu(0));
+            ensure_eq!(refused(opened), Some(libc::EACCES), "a CPU's");
+            Ok(())
+        },
+    )
+}
+
+fn nobody_with_perfmon_opens() -> Outcome {
+    let device = Device::open()?;
+    os::set_paranoid(CLOSED)?;
+    let init = How { pid: 1, ..How::OWN };
+    in_child(
+        || os::become_nobody_with(&[os::CAP_PERFMON]),
+        || {
+            for (what, how) in [
+                ("its own", How::OWN),
+                ("a CPU's", How::on_cpu(0)),
+                ("root's task's", init),
+            ] {
+                let opened = device.open_event(&mark(&device), how);
+                ensure_eq!(refused(opened), None, "{what}");
+            }
+            Ok(())
+        },
+    )
+}
+
+fn level_hidden_by_a_mount_still_holds() -> Outcome {
+    let device = Device::open()?;
+    os::set_paranoid(CLOSED)?;
+    fs::write("/tmp/level", "-1\n")?;
+    in_child(
+        || {
+            os::hide_behind(c"/tmp/level", c"/proc/sys/kernel/perf_event_paranoid")?;
+            os::become_nobody()
+        },
+        || {
+            let seen = fs::read_to_string(os::PARANOID)?;
+            ensure_eq!(seen.trim(), "-1", "the level that the program sees");
+            ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own");
+            Ok(())
+        },
+    )
+}
+
+fn paranoid_parameter_opens_tasks_and_no_cpu() -> Outcome {
+    let device = Device::open()?;
+    os::set_paranoid(CLOSED)?;
+    let shown = fs::read_to_string(format!("{PARAMETERS}/paranoid"))?;
+    ensure_eq!(shown.trim(), "-2", "the parameter by default");
+    set_parameter("paranoid", OPEN)?;
+    let opened = as_nobody(|| {
+        ensure_eq!(own_of_marks(&device), None, "its own");
+        let perfs = refused(kernels(&mark(&device), How::OWN));
+        ensure_eq!(perfs, Some(libc::EACCES), "its own by perf");
+        let cpus = refused(device.open_event(&mark(&device), How::on_cpu(0)));
+        ensure_eq!(cpus, Some(libc::EACCES), "a CPU's");
+        let init = How { pid: 1, ..How::OWN };
+        let others = refused(device.open_event(&mark(&device), init));
+        ensure_eq!(others, Some(libc::EACCES), "root's task's");
+        Ok(())
+    });
+    // It closes, too.
+    os::set_paranoid(OPEN)?;
+    set_parameter("paranoid", 2)?;
+    let closed = as_nobody(|| {
+        ensure_eq!(own_of_marks(&device), Some(libc::EACCES), "its own at 2");
+        Ok(())
+    });
+    set_parameter("paranoid", -2)?;
+    opened.and(closed)
+}
+
+/// What the tests of persistent events begin with: one event of CPU 1 under no name, and a level at
+/// which nothing but a capability refuses events of CPUs.
+fn one_persistent() -> Result<(Device, Event, u64), Box<dyn std::error::Error>> {
+    os::set_paranoid(OPEN)?;
+    let device = fresh()?;
+    let (event, id) = persistent(&device, &sequence(&device), 1, "kept")?;
+    Ok((device, event, id))
+}
+
+fn detach_without_perfmon_is_refused() -> Outcome {
+    let (device, kept, _) = one_persistent()?;
+    let other = device.start(&sequence(&device), How::on_cpu(1))?;
+    as_nobody(|| {
+        let errno = Some(libc::EPERM);
+        ensure_eq!(refused(other.detach("stolen")), errno, "an event");
+        ensure_eq!(
+            refused(kept.detach("renamed")),
+            errno,
+            "one that is persistent"
+        );
+        Ok(())
+    })?;
+    let names: Vec<String> = device.persistent()?.iter().map(|e| e.name()).collect();
+    ensure_eq!(names, ["kept"], "the persistent events");
+    kept.attach()?;
+    Ok(())
+}
+
+fn persistent_open_without_perfmon_is_refused() -> Outcome {
+    os::set_paranoid(OPEN)?;
+    let device = fresh()?;
+    as_nobody(|| {
+        let attr = sequence(&device);
+        let how = How::on_cpu(1);
+        ensure_eq!(refused(device.open_event(&attr, how)), None, "as it is");
+        let opened = refused(device.open_event(&attr, how.with(FLAG_PERSISTENT)));
+        ensure_eq!(opened, Some(libc::EPERM), "persistent");
+        Ok(())
+    })?;
+    ensure_eq!(device.persistent()?.len(), 0, "persistent events");
+    Ok(())
+}
+
+fn attach_without_perfmon_is_refused() -> Outcome {
+    let (device, kept, _) = one_persistent()?;
+    as_nobody(|| {
+        ensure_eq!(refused(kept.attach()), Some(libc::EPERM), "attaching");
+        Ok(())
+    })?;
+    ensure_eq!(device.persistent()?.len(), 1, "persistent events");
+    kept.attach()?;
+    Ok(())
+}
+
+fn reopen_without_perfmon_is_refused() -> Outcome {
+    let (device, kept, id) = one_persistent()?;
+    as_nobody(|| {
+        let opened = refused(device.reopen(id, 1));
+        ensure_eq!(opened, Some(libc::EPERM), "a handle of its own");
+        Ok(())
+    })?;
+    ensure_eq!(refused(device.reopen(id, 1)), None, "root's");
+    kept.attach()?;
+    Ok(())
+}
+
+fn perf_view_without_perfmon_is_refused() -> Outcome {
+    let (device, kept, id) = one_persistent()?;
+    let attr = device.reopening(id);
+    as_nobody(|| {
+        let opened = refused(kernels(&attr, How::on_cpu(1)));
+        ensure_eq!(opened, Some(libc::EPERM), "a view");
+        Ok(())
+    })?;
+    ensure_eq!(refused(kernels(&attr, How::on_cpu(1))), None, "root's");
+    kept.attach()?;
+    Ok(())
+}
+
+fn device_flush_without_perfmon_is_refused() -> Outcome {
+    os::set_paranoid(OPEN)?;
+    let device = Device::open()?;
+    as_nobody(|| {
+        ensure_eq!(refused(device.flush()), Some(libc::EPERM), "nobody's flush");
+        Ok(())
+    })?;
+    ensure_eq!(refused(device.flush()), None, "root's flush");
+    Ok(())
+}
+
+fn bpf_query_without_perfmon_is_refused() -> Outcome {
+    os::set_paranoid(OPEN)?;
+    let device = Device::open()?;
+    let event = device.open_event(&mark(&device), How::OWN)?;
+    as_nobody(|| {
+        ensure_eq!(refused(event.query_bpf()), Some(libc::EPERM), "nobody's");
+        Ok(())
+    })?;
+    ensure_eq!(refused(event.query_bpf()), Some(libc::EINVAL), "root's");
+    Ok(())
+}
+
+fn read_only_map_made_writable_is_refused() -> Outcome {
+    let device = Device::open()?;
+    let event = device.open_event(&device.marks(VALUE, 1, TIME), How::OWN)?;
+    let ring = Pages::map(&event, 1, READ)?;
+    let made = os::make_writable(ring.address(), PAGE);
+    ensure_eq!(refused(made), Some(libc::EACCES), "a ring's map");
+    let (kept_device, kept, _) = one_persistent()?;
+    let window = Pages::map(&kept, 1, READ)?;
+    let made = os::make_writable(window.address(), PAGE);
+    ensure_eq!(refused(made), Some(libc::EACCES), "a map of the window");
+    kept.attach()?;
+    drop(kept_device);
+    Ok(())
+}
+
+/// How many more events of `pid` can be opened; they are closed again.
+pub(crate) fn room(device: &Device, pid: i32) -> Result<u32, Box<dyn std::error::Error>> {
+    let how = How { pid, ..How::OWN };
+    let mut kept = Vec::new();
+    loop {
+        match device.open_event(&mark(device), how) {
+            Ok(event) => kept.push(event),
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                return Ok(u32::try_from(kept.len())?);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn share_used_up_by_nobody_leaves_events_to_root() -> Outcome {
+    let device = Device::open()?;
+    os::set_paranoid(OPEN)?;
+    os::allow_descriptors(4096)?;
+    let all = device.info.max_events;
+    // Of tasks that do not run: nothing of the device's is switched meanwhile.
+    let roots = os::Sleeper::start(|| Ok(()))?;
+    let nobodys = os::Sleeper::start(|| {
+        os::become_nobody()?;
+        os::set_dumpable(true)
+    })?;
+    // Two of them share the part; the other one holds its events until it is killed.
+    let of_nobody = How {
+        pid: nobodys.pid,
+        ..How::OWN
+    };
+    let first = os::Sleeper::start(|| {
+        os::become_nobody()?;
+        let open = |_| device.open_event(&mark(&device), of_nobody);
+        (0..100).map(open).collect::<io::Result<Vec<_>>>()
+    })?;
+    as_nobody(|| {
+        let share = all / 4 * 3;
+        ensure_eq!(
+            room(&device, nobodys.pid)?,
+            share - 100,
+            "events for nobody"
+        );
+        Ok(())
+    })?;
+    // With the share used up root finds the rest, and what nobody has closed.
+    ensure_eq!(room(&device, roots.pid)?, all - 100, "events for root");
+    drop(first);
+    ensure_eq!(room(&device, roots.pid)?, all, "events for root alone");
+    Ok(())
+}
+
+/// What one percent of the device's events are.
+fn with_one_percent(device: &Device, act: impl FnOnce(u32) -> Outcome) -> Outcome {
+    os::set_paranoid(OPEN)?;
+    let shown = fs::read_to_string(format!("{PARAMETERS}/unprivileged_percent"))?;
+    ensure_eq!(shown.trim(), "75", "the parameter by default");
+    set_parameter("unprivileged_percent", 1)?;
+    let done = act(device.info.max_events / 100);
+    set_parameter("unprivileged_percent", 75)?;
+    done
+}
+
+fn inherited_events_of_nobody_count_against_the_share() -> Outcome {
+    let device = Device::open()?;
+    with_one_percent(&device, |share| {
+        as_nobody(|| {
+            let mut inherited = mark(&device);
+            inherited.set_inherit(1);
+            let event = device.start(&inherited, How::OWN)?;
+            {
+                let _tasks = (1..share)
+                    .map(|_| os::Sleeper::start(|| Ok(())))
+                    .collect::<io::Result<Vec<_>>>()?;
+                ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more");
+                // A task more is started, and is not counted.
+                let code = os::forked(|| i32::from(device.place(VALUE, 5).is_err()))?;
+                ensure_eq!(code, 0, "the task more");
+            }
+            ensure_eq!(own_of_marks(&device), None, "when the tasks are gone");
+            device.place(VALUE, 3)?;
+            ensure_eq!(event.count()?, 3, "marks counted");
+            Ok(())
+        })
+    })
+}
+
+fn perf_core_events_of_nobody_count_against_the_share() -> Outcome {
+    let device = Device::open()?;
+    with_one_percent(&device, |share| {
+        as_nobody(|| {
+            let open = || kernels(&mark(&device), How::OWN);
+            let _events = (0..share).map(|_| open()).collect::<io::Result<Vec<_>>>()?;
+            ensure_eq!(refused(open()), Some(libc::ENOSPC), "one more by perf");
+            ensure_eq!(own_of_marks(&device), Some(libc::ENOSPC), "one more");
+            Ok(())
+        })?;
+        ensure_eq!(own_of_marks(&device), None, "when they are closed: root's");
+        Ok(())
+    })
+}
+
+fn registers_in_a_locked_down_kernel_are_refused() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let mut registers = sampling(mark(&device), 1, REGS_INTR);
+    registers.sample_regs_intr = 1;
+    let how = How::on_cpu(1);
+    let kept = device.open_event(&registers, how)?;
+    let id = kept.detach("registers")?;
+    ensure_eq!(refused(device.reopen(id, 1)), None, "reopened before");
+    let plain = device.open_event(&sequence(&device), how)?;
+    let plain_id = plain.detach("plain")?;
+
+    os::mount(c"securityfs", c"/sys/kernel/security")?;
+    fs::write("/sys/kernel/security/lockdown", "confidentiality")?;
+    let opened = refused(device.open_event(&registers, how));
+    ensure_eq!(opened, Some(libc::EPERM), "opened");
+    ensure_eq!(refused(device.reopen(id, 1)), Some(libc::EPERM), "reopened");
+    ensure_eq!(
+        refused(device.reopen(plain_id, 1)),
+        None,
+        "without registers"
+    );
+    ensure!(own_of_marks(&device).is_none(), "counting goes on");
+    kept.attach()?;
+    plain.attach()?;
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Guests that attack the device by themselves: many events, full buffers of commands, malformed chains.
+
+use super::code::Code;
+use super::device::{AVAILABLE, Device, NOTIFY, USED, queue};
+
+/// Where the commands of a full buffer lie, and room for their replies.
+const COMMANDS: u32 = 0xa0_0000;
+const REPLIES: u32 = 0xb0_0000;
+/// Most commands of one notification.
+pub const MOST_COMMANDS: u32 = 2048;
+/// Bytes of a command, and of its reply.
+const COMMAND: u32 = 32;
+const REPLY: u32 = 40;
+
+/// Sends the control request that `device` sent last `times` more, without a look at the answers.
+#[must_use]
+pub fn again(device: &mut Device, times: u32) -> Code {
+    let control = queue(0);
+    let (given, wanted) = device.give_again(0, times);
+    // mov ebp, given; next: add ebp, 1 << 16
+    let code = Code::new()
+        .raw(&[0xbd])
+        .raw(&(given << 16).to_le_bytes())
+        .raw(&[0x81, 0xc5])
+        .raw(&(1_u32 << 16).to_le_bytes());
+    // mov ebx, AVAILABLE; mov [ebx], ebp; mov ebx, NOTIFY; mov dword [ebx], 0
+    let body = Code::new()
+        .raw(&[0xbb])
+        .raw(&(control + AVAILABLE).to_le_bytes())
+        .raw(&[0x89, 0x2b])
+        .store(NOTIFY, 0)
+        // mov ebx, USED; wait: pause; cmp [ebx], ebp; jne wait
+        .raw(&[0xbb])
+        .raw(&(control + USED).to_le_bytes())
+        .raw(&[0xf3, 0x90, 0x39, 0x2b, 0x75, 0xfa])
+        // cmp ebp, wanted
+        .raw(&[0x81, 0xfd])
+        .raw(&(wanted << 16).to_le_bytes());
+    // jne next
+    let back = i32::try_from(body.bytes().len() + 6 + 6).expect("a short loop");
+    code.then(&body)
+        .raw(&[0x0f, 0x85])
+        .raw(&(-back).to_le_bytes())
+}
+
+/// Fills a buffer with commands that turn `event` on and off, and makes it the chain of the queue of vCPU
+/// 0.
+#[must_use]
+pub fn fill_with_switches(event: u32) -> Code {
+    const ENABLE: u32 = 2;
+    const DISABLE: u32 = 3;
+    let of_vcpu = queue(2);
+    let mut code = Code::new();
+    for (at, op) in [(COMMANDS, ENABLE), (COMMANDS + COMMAND, DISABLE)] {
+        code = code.store(at, op).store(at + 8, event);
+    }
+    let rest = (MOST_COMMANDS - 2) * COMMAND / 4;
+    // mov esi, COMMANDS; mov edi, COMMANDS + 2 * COMMAND; mov ecx, rest; cld; rep movsd
+    let code = code
+        .raw(&[0xbe])
+        .raw(&COMMANDS.to_le_bytes())
+        .raw(&[0xbf])
+        .raw(&(COMMANDS + 2 * COMMAND).to_le_bytes())
+        .raw(&[0xb9])
+        .raw(&rest.to_le_bytes())
+        .raw(&[0xfc, 0xf3, 0xa5]);
+    descriptors(
+        code,
+        of_vcpu,
+        &[
+            (COMMANDS, MOST_COMMANDS * COMMAND, 1 | 1 << 16),
+            (REPLIES, MOST_COMMANDS * REPLY, 2),
+        ],
+    )
+}
+
+/// Writes descriptors into the table of `queue`: address, length, flags and next.
+fn descriptors(code: Code, queue: u32, table: &[(u32, u32, u32)]) -> Code {
+    let places = (queue..).step_by(16).zip(table);
+    places.fold(code, |code, (at, &(address, length, flags))| {
+        code.store(at, address)
+            .store(at + 4, 0)
+            .store(at + 8, length)
+            .store(at + 12, flags)
+    })
+}
+
+/// Makes descriptor 0 of a queue an indirect one, to a table of a request and its answer that would
+/// serve.
+#[must_use]
+pub fn make_indirect(index: u32) -> Code {
+    const TABLE: u32 = 0xc0_0000;
+    const INDIRECT: u32 = 4;
+    let code = descriptors(
+        Code::new(),
+        TABLE,
+        &[(COMMANDS, COMMAND, 1 | 1 << 16), (REPLIES, REPLY, 2)],
+    );
+    descriptors(code, queue(index), &[(TABLE, 32, INDIRECT)])
+}
+
+/// Makes descriptor 0 of a queue available for the `number`th time, and notifies.
+#[must_use]
+pub fn kick(index: u32, number: u32) -> Code {
+    Code::new()
+        .store(queue(index) + AVAILABLE, number << 16)
+        .store(NOTIFY, index)
+}
+
+/// Makes descriptor 0 of a queue available and notifies, for ever.
+#[must_use]
+pub fn kick_for_ever(index: u32) -> Code {
+    // xor ebp, ebp
+    let code = Code::new().raw(&[0x31, 0xed]);
+    // add ebp, 1 << 16; mov ebx, AVAILABLE; mov [ebx], ebp
+    let body = Code::new()
+        .raw(&[0x81, 0xc5])
+        .raw(&(1_u32 << 16).to_le_bytes())
+        .raw(&[0xbb])
+        .raw(&(queue(index) + AVAILABLE).to_le_bytes())
+        .raw(&[0x89, 0x2b])
+        .store(NOTIFY, index);
+    for_ever(code, &body)
+}
+
+/// `body` over and over after `code`.
+#[must_use]
+pub fn for_ever(code: Code, body: &Code) -> Code {
+    // jmp body
+    let back = i32::try_from(body.bytes().len() + 5).expect("a short loop");
+    code.then(body).raw(&[0xe9]).raw(&(-back).to_le_bytes())
+}
+
+/// Where a queue's used ring shows how many buffers came back.
+#[must_use]
+pub fn used(index: u32) -> u32 {
+    queue(index) + USED
+}
