@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
+use std::thread;
 
 /// A port that no device of the machine answers to: a write is an exit and nothing else.
 pub(crate) const IDLE_PORT: u16 = 0x80;
@@ -44,8 +45,39 @@ pub(crate) fn keep() -> io::Result<()> {
     }
 }
 
-/// Lets this thread reach every port.
+/// The CPU that serves the console's interrupts, and with it the only one that makes exits for them.
+const CONSOLE: usize = 0;
+
+/// A CPU whose port accesses are its programs' alone.
+const QUIET: usize = 1;
+
+/// Binds the console's interrupt to [`CONSOLE`]; the next interrupt moves it there.
+///
+/// The last interrupt for a line of output may arrive long after the line has left: its handler's
+/// port accesses would count as those of the task that runs by then.
+pub(crate) fn bind_console() -> io::Result<()> {
+    for entry in fs::read_dir("/proc/irq")? {
+        let interrupt = entry?.path();
+        if interrupt.join("ttyS0").exists() {
+            let mask = format!("{:x}", 1 << CONSOLE);
+            fs::write(interrupt.join("smp_affinity"), mask)?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves this thread, with programs that it starts, to a CPU without console interrupts, unless it
+/// is bound to CPUs of its own choice.
+pub(crate) fn leave_console() -> io::Result<()> {
+    if thread::available_parallelism()?.get() > QUIET {
+        pin(QUIET)?;
+    }
+    Ok(())
+}
+
+/// Lets this thread reach every port, on a CPU without console interrupts.
 pub(crate) fn allow_ports() -> io::Result<()> {
+    leave_console()?;
     // SAFETY: changes nothing but this thread's I/O privilege.
     let result = unsafe { libc::iopl(3) };
     if result == 0 {

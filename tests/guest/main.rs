@@ -227,6 +227,10 @@ fn usage() -> ExitCode {
 
 /// Runs the tests one after another; the frames tell their verdicts.
 fn run(name: &str, tests: &[Test]) -> ExitCode {
+    if let Err(error) = cpu::bind_console() {
+        eprintln!("binding the console's interrupt: {error}");
+        return ExitCode::FAILURE;
+    }
     let mut failed = false;
     for (test, _) in tests {
         os::drain_console();

@@ -116,15 +116,6 @@ fn count(args: &[&str]) -> Result<u64, Box<dyn std::error::Error>> {
     Ok(line.value.parse().map_err(|e| format!("{e}: {line:?}"))?)
 }
 
-/// Lets the console finish: what a test prints makes exits in whatever runs next.
-fn settle_console() -> Outcome {
-    let status = Command::new("stty")
-        .args(["-F", "/dev/console", "opost"])
-        .status()?;
-    ensure!(status.success(), "stty: {status}");
-    Ok(())
-}
-
 fn list_shows_every_event() -> Outcome {
     let output = perf(&["list", "pmu"])?;
     ensure!(output.status.success(), "{}", text(&output.stderr));
@@ -145,7 +136,7 @@ fn list_shows_every_event() -> Outcome {
 }
 
 fn port_writes_count_exactly() -> Outcome {
-    settle_console()?;
+    cpu::leave_console()?;
     for times in ["0", "1", "321"] {
         let args = ["-e", "vpmu/exits-io/", "--", "guest-tests", "ports", times];
         ensure_eq!(count(&args)?.to_string(), times, "port writes");

@@ -72,6 +72,7 @@ fn passed(counts: &Value) -> (Option<u64>, Option<u64>) {
 }
 
 fn counts_of_ten_thousand_regions_are_exact() -> Outcome {
+    cpu::leave_console()?;
     // In each region one mark and one port write, and between two the same again.
     let counts = stat(
         &[
@@ -251,6 +252,7 @@ fn samples_are_of_the_region_alone() -> Outcome {
 
 fn a_trace_is_of_the_region_alone() -> Outcome {
     let file = "/tmp/region-trace.vperf";
+    cpu::leave_console()?;
     let output = vperf(&[
         "record",
         "--from",
