@@ -9,7 +9,7 @@ tests::guest_tests! {
     perf_counts_a_task_exactly,
     perf_counts_a_cpu_exactly,
     perf_inherits,
-    perf_sampling_is_refused,
+    perf_samples_a_task_exactly,
     sysfs_lists_what_the_catalogue_lists,
     both_doors_count_the_same,
     switch_between_tasks_of_perf_core_costs_one_exit,

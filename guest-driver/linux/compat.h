@@ -6,6 +6,7 @@
 #define _VPMU_COMPAT_H
 
 #include <linux/err.h>
+#include <linux/hrtimer.h>
 #include <linux/irq_work.h>
 #include <linux/limits.h>
 #include <linux/mm.h>
@@ -182,6 +183,53 @@ static inline void vpmu_aux_disable(struct perf_event *event)
 	event->pending_disable = 1;
 #ifdef VPMU_EVENT_HAS_DISABLE_IRQ
 	irq_work_queue(&event->pending_disable_irq);
+#endif
+}
+
+/**
+ * vpmu_sample_chain() - give a sample its call chain
+ * @data: the sample
+ * @chain: the chain, in use until the sample is written
+ */
+static inline void vpmu_sample_chain(struct perf_sample_data *data,
+				     struct perf_callchain_entry *chain)
+{
+	data->callchain = chain;
+	data->sample_flags |= PERF_SAMPLE_CALLCHAIN;
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	data->dyn_size += (1 + chain->nr) * sizeof(u64);
+#endif
+}
+
+/**
+ * vpmu_overflow() - hand an overflow to perf core
+ * @event: the event
+ * @data: its sample
+ * @regs: the registers of the sample
+ *
+ * What perf_event_overflow() does last, which is not exported.
+ */
+static inline void vpmu_overflow(struct perf_event *event, struct perf_sample_data *data,
+				 struct pt_regs *regs)
+{
+	READ_ONCE(event->overflow_handler)(event, data, regs);
+}
+
+/**
+ * vpmu_hrtimer_setup() - prepare a timer
+ * @timer: the timer
+ * @function: called when it expires
+ * @mode: HRTIMER_MODE_*
+ */
+static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
+				      enum hrtimer_restart (*function)(struct hrtimer *),
+				      enum hrtimer_mode mode)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
+	hrtimer_init(timer, CLOCK_MONOTONIC, mode);
+	timer->function = function;
+#else
+	hrtimer_setup(timer, function, CLOCK_MONOTONIC, mode);
 #endif
 }
 

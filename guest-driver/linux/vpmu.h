@@ -6,6 +6,7 @@
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
  *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
+ *   vpmu_sampling door one's samples
  *   vpmu_create   events of either door
  *   vpmu_event    an event's state, count and times
  *   vpmu_context  scheduling before 6.2      vpmu_switch one kick for two tasks
@@ -33,6 +34,7 @@
 
 #include <linux/atomic.h>
 #include <linux/device.h>
+#include <linux/hrtimer.h>
 #include <linux/irq_work.h>
 #include <linux/list.h>
 #include <linux/miscdevice.h>
@@ -51,6 +53,7 @@
 struct file;
 struct page;
 struct tracepoint;
+struct vpmu_replay;
 
 /* Commands that one kick carries at most; more are sent in several. */
 #define VPMU_BATCH	256
@@ -77,6 +80,11 @@ struct tracepoint;
  * @alarm: tells the log where printing is possible
  * @traces: perf core's that write on this CPU, which alone looks at them here
  * @service: brings vpmu_trace_service() there
+ * @sampling: perf core's events that sample and are active on this CPU, which alone looks at them
+ * @stopped: those that have just been stopped, whose last samples are to be replayed
+ * @replay: what samples are replayed with
+ * @replay_call: brings a replay to this CPU
+ * @replay_timer: replays now and then while there are events in @sampling
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -93,6 +101,11 @@ struct vpmu_vcpu {
 	struct irq_work alarm;
 	struct list_head traces;
 	call_single_data_t service;
+	struct list_head sampling;
+	struct list_head stopped;
+	struct vpmu_replay *replay;
+	call_single_data_t replay_call;
+	struct hrtimer replay_timer;
 };
 
 /**
@@ -123,6 +136,7 @@ struct vpmu_sysfs {
  * @doorbell: a 32-bit write here is a mark; NULL without the feature
  * @doorbell_page: where programs map it from; zero if it has no page to itself
  * @pmu: as perf core sees it
+ * @generic: it takes perf's generic hardware events, because no CPU PMU does
  * @sysfs: of @pmu
  * @trace_pmu: as perf core sees what writes to AUX areas; its type is 0 without the feature
  * @trace_sysfs: of @trace_pmu
@@ -142,10 +156,11 @@ struct vpmu_sysfs {
  * @unprivileged: events open that were charged by vpmu_permission_charge()
  * @files: from event id to struct vpmu_file, children's ids included
  * @traces: from event id to struct vpmu_event of perf core's traces
+ * @sampled: likewise of perf core's sampling events with a ring of their own
  * @output_lock: rings, their maps and who writes to them; sleeps
  * @link_lock: which events start and stop which; sleeps
  * @notice_lock: what notices look at: vpmu_file::ring and ::family,
- *               vpmu_ring::writers, what @traces leads to; taken with interrupts off
+ *               vpmu_ring::writers, what @traces and @sampled lead to; taken with interrupts off
  * @wakeups: of rings so far; with @notice_lock
  * @gone: being removed; nothing more is opened
  * @users: open events, open files of /dev/vpmu, and calls of vpmu_trace_service()
@@ -168,6 +183,7 @@ struct vpmu_device {
 	void __iomem *doorbell;
 	phys_addr_t doorbell_page;
 	struct pmu pmu;
+	bool generic;
 	struct vpmu_sysfs sysfs;
 	struct pmu trace_pmu;
 	struct vpmu_sysfs trace_sysfs;
@@ -186,6 +202,7 @@ struct vpmu_device {
 	atomic_t unprivileged;
 	struct xarray files;
 	struct xarray traces;
+	struct xarray sampled;
 	struct mutex output_lock;
 	struct mutex link_lock;
 	spinlock_t notice_lock;
@@ -282,7 +299,7 @@ void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
-void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op);
+void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value);
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *commands,
 		       struct vpmu_reply *replies, unsigned int count);
@@ -292,6 +309,11 @@ int vpmu_vcpu_command(struct vpmu_vcpu *vcpu, u32 op, u64 event, u64 value,
 /* vpmu_pmu.c */
 int vpmu_pmu_register(struct vpmu_device *dev);
 void vpmu_pmu_unregister(struct vpmu_device *dev);
+
+/* vpmu_sampling.c */
+int vpmu_sampling_init(struct vpmu_vcpu *vcpu);
+void vpmu_sampling_exit(struct vpmu_vcpu *vcpu);
+bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id);
 
 /* vpmu_trace.c */
 int vpmu_trace_register(struct vpmu_device *dev);

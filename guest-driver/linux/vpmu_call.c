@@ -65,10 +65,10 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		/* What found no room in the ring yet is told at a read, at the latest. */
 		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->period ||
 		    own->file->trace)
-			vpmu_vcpu_append(vcpu, event, call->op);
+			vpmu_vcpu_append(vcpu, event, call->op, 0);
 		break;
 	default:
-		vpmu_vcpu_append(vcpu, event, call->op);
+		vpmu_vcpu_append(vcpu, event, call->op, 0);
 	}
 }
 

@@ -22,6 +22,8 @@ static int event_publish(struct vpmu_event *own)
 		return xa_err(xa_store_irq(&dev->files, own->id, own->file, GFP_KERNEL));
 	if (own->trace)
 		return xa_err(xa_store_irq(&dev->traces, own->id, own, GFP_KERNEL));
+	if (own->sampler && !own->event->parent)
+		return xa_err(xa_store_irq(&dev->sampled, own->id, own, GFP_KERNEL));
 	return 0;
 }
 
@@ -33,6 +35,8 @@ static void event_withdraw(struct vpmu_event *own)
 		xa_erase_irq(&dev->files, own->id);
 	if (own->trace && own->id)
 		xa_erase_irq(&dev->traces, own->id);
+	if (own->sampler && own->id && !own->event->parent)
+		xa_erase_irq(&dev->sampled, own->id);
 	/* Who has found it looks at it with this held. */
 	spin_lock_irq(&dev->notice_lock);
 	if (own->file)
@@ -64,7 +68,10 @@ static void event_closed(struct vpmu_control_request *request)
 	struct vpmu_control_close *close = container_of(request, struct vpmu_control_close,
 							request);
 
-	kfree(container_of(close, struct vpmu_event, close));
+	struct vpmu_event *own = container_of(close, struct vpmu_event, close);
+
+	vpmu_sampling_free(own);
+	kfree(own);
 }
 
 /* Lets go of all that @own holds, and with @close of the device's event. */
@@ -80,10 +87,14 @@ static void event_free(struct vpmu_event *own, bool close)
 	if (own->switches)
 		vpmu_switch_put();
 	kfree(own->trace);
+	/* The parent's, which outlives it. */
+	if (own->event->parent)
+		own->sampler = NULL;
 	if (close) {
 		own->close.request.answered = event_closed;
 		vpmu_control_close_later(dev, &own->close, own->id);
 	} else {
+		vpmu_sampling_free(own);
 		kfree(own);
 	}
 	vpmu_device_put(dev);
@@ -137,12 +148,51 @@ static void event_request_trace(const struct perf_event *event, struct vpmu_open
 	request->parent = cpu_to_le64(parent->id);
 }
 
+/* What perf core's attr asks for in samples. */
+static void event_request_sampling(const struct perf_event *event, const struct vpmu_event *own,
+				   struct vpmu_open_request *request)
+{
+	const struct vpmu_event *parent;
+
+	vpmu_sampling_request(own, request);
+	if (!event->parent)
+		return;
+	parent = event->parent->pmu_private;
+	request->parent = cpu_to_le64(parent->id);
+	request->engine = cpu_to_le32(parent->engine);
+}
+
+/*
+ * Leaves a mode out. A clock of perf core's door cannot, as the kernel's own cannot: it
+ * counts all, and makes samples of the other mode alone.
+ */
+static int event_exclude(const struct perf_event *event, struct vpmu_event *own, u32 *flags)
+{
+	const struct perf_event_attr *attr = &event->attr;
+	u64 config = event->hw.config;
+
+	if (!attr->exclude_user && !attr->exclude_kernel)
+		return 0;
+	if (!own->file && !vpmu_request_excludes(own->dev, config)) {
+		if (vpmu_request_is_time(config))
+			return 0;
+		/* By this perf tells a user to ask for the right to count the kernel. */
+		if (own->unprivileged && attr->exclude_kernel)
+			return -EACCES;
+	}
+	if (attr->exclude_user)
+		*flags |= VPMU_OPEN_EXCLUDE_USER;
+	if (attr->exclude_kernel)
+		*flags |= VPMU_OPEN_EXCLUDE_KERNEL;
+	return 0;
+}
+
 /* Opens the device's event behind @event. */
 static int event_open(struct perf_event *event, struct vpmu_event *own)
 {
 	struct vpmu_open_request request = {};
 	struct vpmu_device *dev = own->dev;
-	u64 config = event->attr.config;
+	u64 config = event->hw.config;
 	u32 engine, flags;
 	int err;
 
@@ -150,6 +200,10 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		event_request_file(event, own->file, &request);
 	if (own->trace)
 		event_request_trace(event, &request);
+	if (own->sampler)
+		event_request_sampling(event, own, &request);
+	if (!own->file)
+		request.leader = cpu_to_le64(vpmu_sampling_leader(event));
 	flags = le32_to_cpu(request.flags);
 	request.kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
 	request.config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
@@ -163,10 +217,9 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 			return -ENODEV;
 		request.context = cpu_to_le32(vcpu->index);
 	}
-	if (event->attr.exclude_user)
-		flags |= VPMU_OPEN_EXCLUDE_USER;
-	if (event->attr.exclude_kernel)
-		flags |= VPMU_OPEN_EXCLUDE_KERNEL;
+	err = event_exclude(event, own, &flags);
+	if (err)
+		return err;
 	request.flags = cpu_to_le32(flags);
 
 	err = event_charge(own);
@@ -177,10 +230,16 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		goto uncharge;
 	if (own->file && !event->parent)
 		own->file->engine = engine;
+	own->engine = engine;
+	/* From the map on the device writes there, and its notices must not be lost. */
 	err = event_publish(own);
+	if (!err && own->sampler)
+		err = vpmu_sampling_map(own);
 	if (!err)
 		return 0;
-	vpmu_control_close(dev, own->id);
+	event_withdraw(own);
+	if (vpmu_control_close(dev, own->id))
+		own->sampler = NULL;
 	own->id = 0;
 uncharge:
 	event_uncharge(own);
@@ -216,6 +275,11 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 		}
 	}
 	INIT_LIST_HEAD(&own->family);
+	if (is_sampling_event(event) && !own->trace &&
+	    event->overflow_handler != vpmu_file_overflow && vpmu_sampling_alloc(own)) {
+		kfree(own);
+		return NULL;
+	}
 	if (event->overflow_handler == vpmu_file_overflow) {
 		own->file = event->overflow_handler_context;
 		vpmu_file_get(own->file);
@@ -245,8 +309,8 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 			return err;
 		own->switches = true;
 	}
-	/* Packets name tasks where the device can learn of them. */
-	if (own->trace) {
+	/* Packets and samples name tasks where the device can learn of them. */
+	if (own->trace || own->sampler) {
 		err = vpmu_task_get(dev);
 		own->tracks = !err;
 		return err == -EOPNOTSUPP ? 0 : err;

@@ -15,6 +15,17 @@
 /* struct vpmu_event::owed: all running time there is and will be. */
 #define OWED_ALL	U64_MAX
 
+/* PERF_EVENT_IOC_PERIOD stops and starts an event that is active. */
+static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *event,
+				 struct vpmu_event *own)
+{
+	vpmu_sampling_start(vcpu, own);
+	if (own->period == event->attr.sample_period)
+		return;
+	own->period = event->attr.sample_period;
+	vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_PERIOD, own->period);
+}
+
 /**
  * vpmu_event_start() - let the device count an event, unless its file has it off
  * @vcpu: this CPU's queue
@@ -29,7 +40,9 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (own->started || own->spent || !vpmu_group_allows(event))
 		return false;
 	own->started = true;
-	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE);
+	if (own->sampler)
+		event_start_sampling(vcpu, event, own);
+	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_IN : VPMU_COMMAND_ENABLE, 0);
 	return true;
 }
 
@@ -50,9 +63,9 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	/* The answer to OUT tells whether it is spent; that to DISABLE is "off" anyway. */
 	if (!own->task && own->file && own->file->limited) {
 		own->parting = true;
-		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ);
+		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
 	}
-	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE);
+	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE, 0);
 	return true;
 }
 
@@ -145,7 +158,7 @@ static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
  */
 static bool event_names_task(const struct vpmu_event *own)
 {
-	return own->trace || (own->file && own->file->tracks);
+	return own->trace || own->sampler || (own->file && own->file->tracks);
 }
 
 /* Nor is one that is started and stopped: whether it is, is its task's alone. */
@@ -212,11 +225,20 @@ void vpmu_event_read(struct perf_event *event)
 	if (in_nmi() || event->hw.state & PERF_HES_STOPPED)
 		return;
 	vcpu = vpmu_vcpu_local(own->dev);
-	if (!vcpu)
+	if (!vcpu || vpmu_sampling_replays(vcpu, event))
 		return;
-	vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ);
-	if (!vcpu->reading)
-		vpmu_vcpu_flush(vcpu);
+	vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
+	if (vcpu->reading)
+		return;
+	vpmu_vcpu_flush(vcpu);
+	if (own->sampler)
+		vpmu_sampling_read(own);
+}
+
+/* A flush that fails changes nothing, and a period that is refused leaves the one before. */
+static bool event_survives(u32 op)
+{
+	return op == VPMU_COMMAND_FLUSH || op == VPMU_COMMAND_PERIOD;
 }
 
 /**
@@ -238,9 +260,10 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
 	if (op == VPMU_COMMAND_FLUSH)
 		own->flushed = err;
+	if (own->sampler && is_stop(op))
+		vpmu_sampling_stop(own);
 	if (err) {
-		/* Of a flush any other error is the caller's alone. */
-		if (op != VPMU_COMMAND_FLUSH || err == -EIO)
+		if (err == -EIO || !event_survives(op))
 			event_lost(event, own, op);
 		return;
 	}
@@ -262,6 +285,8 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	lost = le64_to_cpu(reply->lost);
 	if (own->file)
 		atomic64_add(lost - own->lost, &own->file->lost);
+	else
+		atomic64_add(lost - own->lost, &event->lost_samples);
 	own->lost = lost;
 	if (is_stop(op)) {
 		own->stray = false;

@@ -13,7 +13,9 @@
 
 struct vpmu_device;
 struct vpmu_file;
+struct vpmu_open_request;
 struct vpmu_reply;
+struct vpmu_sampler;
 struct vpmu_trace;
 struct vpmu_vcpu;
 
@@ -40,6 +42,11 @@ struct vpmu_vcpu;
  * @pinned: it keeps perf core from swapping its context
  * @flushed: how its last VPMU_COMMAND_FLUSH went
  * @trace: of perf core's traces: what it writes to
+ * @sampler: of perf core's sampling events: the ring that is replayed, its parent's if it has one
+ * @sampling: among those active on a vCPU, or just stopped there
+ * @period: as the device has it
+ * @freq: @period is a frequency
+ * @engine: who makes its samples, VPMU_ENGINE_*
  * @tracks: of these: holds a reference on vpmu_task
  * @switches: holds a reference on vpmu_switch
  * @unprivileged: opened without CAP_PERFMON, or inherited from such an event
@@ -67,6 +74,11 @@ struct vpmu_event {
 	bool pinned;
 	int flushed;
 	struct vpmu_trace *trace;
+	struct vpmu_sampler *sampler;
+	struct list_head sampling;
+	u64 period;
+	bool freq;
+	u32 engine;
 	bool tracks;
 	bool switches;
 	bool unprivileged;
@@ -93,6 +105,20 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
 /* vpmu_switch.c */
 struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu);
 void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx);
+
+/* vpmu_sampling.c */
+int vpmu_sampling_check(const struct perf_event *event);
+int vpmu_sampling_alloc(struct vpmu_event *own);
+void vpmu_sampling_free(struct vpmu_event *own);
+void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request);
+int vpmu_sampling_map(struct vpmu_event *own);
+void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own);
+void vpmu_sampling_stop(struct vpmu_event *own);
+void vpmu_sampling_forget(struct vpmu_event *own);
+void vpmu_sampling_settle(struct vpmu_vcpu *vcpu);
+bool vpmu_sampling_replays(const struct vpmu_vcpu *vcpu, const struct perf_event *event);
+void vpmu_sampling_read(struct vpmu_event *own);
+u64 vpmu_sampling_leader(const struct perf_event *event);
 
 /* vpmu_trace.c */
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);

@@ -186,6 +186,9 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 /* vpmu_request.c */
 u32 vpmu_request_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
 		      u64 *config);
+int vpmu_request_config(u32 type, u64 config, u64 *own);
+bool vpmu_request_excludes(const struct vpmu_device *dev, u64 config);
+bool vpmu_request_is_time(u64 config);
 bool vpmu_request_names_tasks(const struct vpmu_open_request *request, bool trace);
 bool vpmu_request_tells_registers(const struct vpmu_open_request *request, u64 config);
 void vpmu_request_attr(const struct vpmu_device *dev, const struct vpmu_open_request *request,

@@ -3,8 +3,8 @@
  * VPMU_IOC_OPEN: from the arguments of perf_event_open(2) to a file descriptor.
  *
  * The event is an in-kernel perf event of our own PMU, so perf core schedules it
- * with its task, counts it in inherited tasks and enables it on exec. What perf
- * core cannot do for a module, samples and their ring, the device does.
+ * with its task, counts it in inherited tasks and enables it on exec. Samples go from
+ * the device straight to the ring that the program maps.
  */
 #include <linux/fcntl.h>
 #include <linux/file.h>
@@ -34,32 +34,11 @@ static bool open_is_trace(const struct vpmu_device *dev, const struct perf_event
 /* The config of our own PMU that means the same. */
 static int open_config(struct vpmu_device *dev, const struct perf_event_attr *attr, u64 *config)
 {
-	u32 kind;
-
 	if (attr->type == dev->pmu.type || open_is_trace(dev, attr)) {
 		*config = attr->config;
 		return 0;
 	}
-	switch (attr->type) {
-	case PERF_TYPE_HARDWARE:
-		kind = VPMU_KIND_HARDWARE;
-		break;
-	case PERF_TYPE_SOFTWARE:
-		kind = VPMU_KIND_SOFTWARE;
-		break;
-	case PERF_TYPE_HW_CACHE:
-		kind = VPMU_KIND_HW_CACHE;
-		break;
-	case PERF_TYPE_RAW:
-		kind = VPMU_KIND_RAW;
-		break;
-	default:
-		return -ENOENT;
-	}
-	if (attr->config >> VPMU_CONFIG_KIND_SHIFT)
-		return -EINVAL;
-	*config = VPMU_CONFIG(kind, attr->config);
-	return 0;
+	return vpmu_request_config(attr->type, attr->config, config);
 }
 
 /* Whether it would tell registers, by which what the kernel keeps secret. */

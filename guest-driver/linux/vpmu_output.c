@@ -217,6 +217,9 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		vpmu_persistent_notice(dev);
 		return;
 	}
+	if (le32_to_cpu(notice->kind) == VPMU_NOTICE_WAKEUP &&
+	    vpmu_sampling_notice(dev, le64_to_cpu(notice->event)))
+		return;
 	/* A file is looked up here until its last event is destroyed, and freed later. */
 	rcu_read_lock();
 	spin_lock_irqsave(&dev->notice_lock, flags);

@@ -3,8 +3,8 @@
  * /sys/bus/event_source/devices/persistent: which persistent events there are now, and
  * perf core's door to them.
  *
- * What perf core opens here is a view of an event that counts anyway: how far its count
- * grows while perf core has the view on.
+ * What perf core opens here is a view of an event that counts anyway: a reading is the
+ * event's own count, also of what it counted before.
  */
 #include <linux/capability.h>
 #include <linux/device.h>
@@ -88,36 +88,31 @@ void vpmu_persistent_hide(struct vpmu_file *file)
 	file->shown = false;
 }
 
-/* Asks for the count; returns how far it has grown since it was asked for last. */
-static u64 view_grown(struct perf_event *event)
+/* The count is the event's own, from its opening on. */
+static void view_update(struct perf_event *event)
 {
 	struct vpmu_file *file = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(file->dev);
 	struct vpmu_reply reply;
-	u64 count, before;
 
 	/* A queue's lock must not be taken from an NMI. */
 	if (in_nmi() || !vcpu ||
 	    vpmu_vcpu_command(vcpu, VPMU_COMMAND_READ, file->id, 0, &reply))
-		return 0;
-	count = le64_to_cpu(reply.value);
-	before = local64_read(&event->hw.prev_count);
-	local64_set(&event->hw.prev_count, count);
-	/* Somebody may have reset it. */
-	return count < before ? count : count - before;
+		return;
+	local64_set(&event->count, le64_to_cpu(reply.value));
 }
 
 static void view_read(struct perf_event *event)
 {
 	if (!(event->hw.state & PERF_HES_STOPPED))
-		local64_add(view_grown(event), &event->count);
+		view_update(event);
 }
 
 static void view_start(struct perf_event *event, int flags)
 {
 	if (!(event->hw.state & PERF_HES_STOPPED))
 		return;
-	view_grown(event);
+	view_update(event);
 	event->hw.state = 0;
 }
 

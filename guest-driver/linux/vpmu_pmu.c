@@ -5,6 +5,8 @@
  * A per-CPU event is switched (ENABLE, DISABLE) on its vCPU. A per-task event is
  * opened enabled and scheduled in and out (IN, OUT) where its task runs.
  */
+#include <linux/cpumask.h>
+#include <linux/err.h>
 #include <linux/module.h>
 #include <linux/perf_event.h>
 
@@ -30,6 +32,7 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 	vpmu_vcpu_flush(vcpu);
 	if (coming)
 		vpmu_switch_taken(vcpu, coming);
+	vpmu_sampling_settle(vcpu);
 }
 
 static void vpmu_pmu_disable(struct pmu *pmu)
@@ -124,19 +127,69 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 		irq_work_queue(&own->file->gone);
 }
 
+/* Whether @type is one of those that perf core offers to each PMU where no CPU PMU takes it. */
+static bool type_is_generic(u32 type)
+{
+	return type == PERF_TYPE_HARDWARE || type == PERF_TYPE_HW_CACHE || type == PERF_TYPE_RAW;
+}
+
+/* The event in the words of our own config, which perf core leaves to us in perf_event::hw. */
+static int pmu_config(struct perf_event *event)
+{
+	const struct perf_event_attr *attr = &event->attr;
+	u64 config = attr->config;
+	int err = 0;
+
+	if (attr->type != event->pmu->type) {
+		if (!type_is_generic(attr->type) || !to_vpmu(event->pmu)->generic)
+			return -ENOENT;
+		err = vpmu_request_config(attr->type, attr->config, &config);
+	}
+	event->hw.config = config;
+	return err;
+}
+
 static int vpmu_pmu_event_init(struct perf_event *event)
 {
 	struct perf_event_attr *attr = &event->attr;
+	int err = pmu_config(event);
 
-	if (attr->type != event->pmu->type)
-		return -ENOENT;
+	if (err)
+		return err;
 	/* perf core's own traces are those of another PMU, which can have AUX areas. */
-	if (vpmu_config_is_trace(attr->config) && event->overflow_handler != vpmu_file_overflow)
+	if (vpmu_config_is_trace(event->hw.config) && event->overflow_handler != vpmu_file_overflow)
 		return -ENOENT;
-	/* perf core exports no way to write samples; /dev/vpmu is the door for them. */
-	if (is_sampling_event(event))
+	/* As perf core's other PMUs refuse it; perf then asks for less. */
+	if (attr->precise_ip)
 		return -EOPNOTSUPP;
-	return vpmu_event_create(to_vpmu(event->pmu), event);
+	if (is_sampling_event(event) && event->overflow_handler != vpmu_file_overflow) {
+		err = vpmu_sampling_check(event);
+		if (err)
+			return err;
+	}
+	err = vpmu_event_create(to_vpmu(event->pmu), event);
+	/* Programs fall back from cycles to a clock for this errno, and not for that. */
+	if (err == -EOPNOTSUPP && type_is_generic(attr->type))
+		err = -ENOENT;
+	return err;
+}
+
+/* Whether the guest has a PMU of its own, which then has perf's generic events. */
+static bool cpu_pmu_exists(void)
+{
+	struct perf_event_attr attr = {
+		.type = PERF_TYPE_RAW,
+		.size = sizeof(attr),
+		.disabled = 1,
+	};
+	struct perf_event *event;
+
+	event = perf_event_create_kernel_counter(&attr, cpumask_first(cpu_online_mask), NULL, NULL,
+						 NULL);
+	if (IS_ERR(event))
+		return PTR_ERR(event) != -ENOENT;
+	perf_event_release_kernel(event);
+	return true;
 }
 
 /**
@@ -149,6 +202,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 {
 	int err;
 
+	dev->generic = !cpu_pmu_exists();
 	err = vpmu_sysfs_init(dev, &dev->sysfs, false);
 	if (err)
 		return err;
@@ -157,7 +211,6 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 		.attr_groups	= dev->sysfs.groups,
 		/* The hardware context takes one PMU, and a CPU's own goes first. */
 		.task_ctx_nr	= perf_sw_context,
-		.capabilities	= PERF_PMU_CAP_NO_INTERRUPT,
 		.pmu_enable	= vpmu_pmu_enable,
 		.pmu_disable	= vpmu_pmu_disable,
 		.event_init	= vpmu_pmu_event_init,

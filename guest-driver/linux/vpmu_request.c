@@ -38,6 +38,82 @@ u32 vpmu_request_type(const struct vpmu_device *dev, const struct vpmu_open_requ
 }
 
 /**
+ * vpmu_request_config() - the other way round: an event of one of perf's types
+ * @type: perf_event_attr::type, not a PMU's own
+ * @config: perf_event_attr::config
+ * @own: filled in with the config of the vpmu PMU
+ *
+ * Return: 0; -ENOENT for a type that no kind stands for; -EINVAL for a config too large.
+ */
+int vpmu_request_config(u32 type, u64 config, u64 *own)
+{
+	u32 kind;
+
+	switch (type) {
+	case PERF_TYPE_HARDWARE:
+		kind = VPMU_KIND_HARDWARE;
+		break;
+	case PERF_TYPE_SOFTWARE:
+		kind = VPMU_KIND_SOFTWARE;
+		break;
+	case PERF_TYPE_HW_CACHE:
+		kind = VPMU_KIND_HW_CACHE;
+		break;
+	case PERF_TYPE_RAW:
+		kind = VPMU_KIND_RAW;
+		break;
+	default:
+		return -ENOENT;
+	}
+	if (config >> VPMU_CONFIG_KIND_SHIFT)
+		return -EINVAL;
+	*own = VPMU_CONFIG(kind, config);
+	return 0;
+}
+
+/**
+ * vpmu_request_excludes() - whether an event can leave the kernel's or programs' part out
+ * @dev: the device
+ * @config: of the vpmu PMU
+ *
+ * Return: true if the catalogue says so.
+ */
+bool vpmu_request_excludes(const struct vpmu_device *dev, u64 config)
+{
+	const struct vpmu_catalogue_entry *entry;
+	u32 i;
+
+	for (i = 0; i < dev->info.catalogue_len; i++) {
+		entry = &dev->catalogue[i];
+		if (entry->kind != config >> VPMU_CONFIG_KIND_SHIFT)
+			continue;
+		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG ||
+		    VPMU_CONFIG(entry->kind, entry->config) == config)
+			return entry->flags & VPMU_CATALOGUE_EXCLUDES;
+	}
+	return false;
+}
+
+/**
+ * vpmu_request_is_time() - whether an event counts time
+ * @config: of the vpmu PMU
+ *
+ * Return: true for clocks and the like.
+ */
+bool vpmu_request_is_time(u64 config)
+{
+	switch (config) {
+	case VPMU_CONFIG(VPMU_KIND_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK):
+	case VPMU_CONFIG(VPMU_KIND_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK):
+	case VPMU_CONFIG(VPMU_KIND_TSC, 0):
+	case VPMU_CONFIG(VPMU_KIND_GUEST_TIME, 0):
+		return true;
+	default:
+		return false;
+	}
+}
+
+/**
  * vpmu_request_names_tasks() - whether records or packets say who ran, or take from its registers
  * @request: the request
  * @trace: packets

@@ -211,8 +211,11 @@ void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 			if (event->pmu != &vcpu->dev->pmu)
 				continue;
 			own = event->pmu_private;
-			if (own->coming)
+			if (own->coming) {
 				own->started = false;
+				if (own->sampler)
+					vpmu_sampling_forget(own);
+			}
 			own->coming = false;
 		}
 	}

@@ -281,9 +281,13 @@ static int trace_event_init(struct perf_event *event)
 
 	if (event->attr.type != event->pmu->type || !vpmu_config_is_trace(event->attr.config))
 		return -ENOENT;
+	event->hw.config = event->attr.config;
 	/* perf core would have to see each packet. */
-	if (event->attr.freq)
+	if (event->attr.freq) {
+		dev_info_ratelimited(&dev->vdev->dev,
+				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");
 		return -EINVAL;
+	}
 	if (!event->parent && vpmu_config_tells_registers(event->attr.config)) {
 		int err = security_locked_down(LOCKDOWN_PERF);
 

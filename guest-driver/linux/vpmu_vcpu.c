@@ -43,7 +43,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
 	vcpu->commands = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->commands), GFP_KERNEL);
 	vcpu->replies = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->replies), GFP_KERNEL);
-	if (!vcpu->commands || !vcpu->replies)
+	if (vpmu_sampling_init(vcpu) || !vcpu->commands || !vcpu->replies)
 		return -ENOMEM;
 	virtqueue_disable_cb(vcpu->vq);
 	return 0;
@@ -56,6 +56,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 {
 	irq_work_sync(&vcpu->alarm);
+	vpmu_sampling_exit(vcpu);
 	kfree(vcpu->commands);
 	kfree(vcpu->replies);
 }
@@ -122,12 +123,13 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
  * vpmu_vcpu_append() - a command for an event
  * @vcpu: this CPU's queue
  * @event: whose; interrupts are off, and stay off until it is sent
- * @op: VPMU_COMMAND_* without a value
+ * @op: VPMU_COMMAND_*
+ * @value: its value, or zero
  *
  * It is sent at once, or at the end of perf core's bracket. The answer goes to
  * vpmu_event_answer().
  */
-void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op)
+void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)
 {
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_command *command;
@@ -140,6 +142,7 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op)
 	memset(command, 0, sizeof(*command));
 	command->op = cpu_to_le32(op);
 	command->event = cpu_to_le64(own->id);
+	command->value = cpu_to_le64(value);
 	vcpu->events[vcpu->pending++] = event;
 	if (!vcpu->bracket && !vcpu->reading)
 		vcpu_flush(vcpu);

@@ -193,6 +193,7 @@ static void device_free(struct vpmu_device *dev)
 			vpmu_vcpu_exit(&dev->vcpus[i]);
 	xa_destroy(&dev->files);
 	xa_destroy(&dev->traces);
+	xa_destroy(&dev->sampled);
 	free_percpu(dev->cpu_vcpu);
 	kfree(dev->vcpus);
 	kfree(dev->notices);
@@ -218,6 +219,7 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	spin_lock_init(&dev->notice_lock);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->traces, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&dev->sampled, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->idle);
 	vpmu_persistent_init(dev);
 	return dev;

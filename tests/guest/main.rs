@@ -48,6 +48,7 @@ mod output_who;
 mod output_writer;
 mod packets;
 mod pages;
+mod perf_record;
 mod permissions;
 mod persistent_life;
 mod persistent_names;
@@ -171,7 +172,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "hostile" => Some(hostile::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
-        "stock-perf" => Some(stock_perf::TESTS.to_vec()),
+        "stock-perf" => Some([stock_perf::TESTS, perf_record::TESTS].concat()),
         _ => None,
     }
 }

@@ -129,6 +129,15 @@ pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
     Ok(())
 }
 
+/// Mounts the control groups that perf events can be counted by.
+pub(crate) fn mount_groups(at: &CStr) -> io::Result<()> {
+    let kind = c"cgroup".as_ptr();
+    let options = c"perf_event".as_ptr().cast();
+    // SAFETY: strings that live through the call.
+    checked(unsafe { libc::mount(kind, at.as_ptr(), kind, 0, options) })?;
+    Ok(())
+}
+
 /// Whether a process ends within `limit`. This one sleeps until then: one that looked every few
 /// milliseconds would take the CPU from the process that it waits for.
 pub(crate) fn ends_within(process: u32, limit: Duration) -> io::Result<bool> {
@@ -269,6 +278,27 @@ pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
     // SAFETY: a valid address for the call's time.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
     Ok(())
+}
+
+/// `perf_event_open(2)` of a counting event of the calling thread, by perf's own types.
+pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
+    const SIZE: u32 = 64;
+    // perf_event_attr: type, size, config; the rest is zero.
+    let attr = [
+        u64::from(kind) | u64::from(SIZE) << 32,
+        config,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel reads SIZE bytes, which live through the call.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), 0, -1, -1, 0) };
+    let fd = checked(i32::try_from(fd).map_err(io::Error::other)?)?;
+    // SAFETY: just opened, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Sets `kernel.perf_event_paranoid`.

@@ -32,10 +32,6 @@ pub(crate) const TESTS: &[Test] = &[
         what_cannot_be_counted_is_not_supported,
     ),
     ("what_has_no_name_is_refused", what_has_no_name_is_refused),
-    (
-        "recording_is_refused_with_the_reason",
-        recording_is_refused_with_the_reason,
-    ),
 ];
 
 const MARK_3: &str = "vpmu/mark,event=3/";
@@ -298,20 +294,6 @@ fn what_has_no_name_is_refused() -> Outcome {
             !output.status.success(),
             "{event} was accepted: {}",
             text(&output.stderr)
-        );
-    }
-    Ok(())
-}
-
-fn recording_is_refused_with_the_reason() -> Outcome {
-    for period in [&[][..], &["-c", "1"], &["-F", "100"]] {
-        let command = ["-o", "/tmp/stock-perf.data", "-e", MARK_3, "--", "true"];
-        let output = perf(&[&["record"], period, &command].concat())?;
-        let said = text(&output.stderr);
-        ensure!(!output.status.success(), "perf record was accepted: {said}");
-        ensure!(
-            said.contains("sampling/overflow-interrupts"),
-            "not the reason: {said}"
         );
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! The perf core door: `perf_event_open(2)` on the PMU that the driver registers, described
-//! by sysfs as any PMU is. Events of this door count; the other door samples, too.
+//! by sysfs as any PMU is. Perf core writes its rings, of samples that the driver replays.
 
 use std::fs;
 use std::io;

@@ -1,0 +1,811 @@
+//! Stock `perf record` on events of ours: each sample that the host took is in the recording, with
+//! the task, time and count of its moment.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::os;
+use crate::programs::text;
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "record_of_marks_has_a_sample_for_each",
+        record_of_marks_has_a_sample_for_each,
+    ),
+    (
+        "record_with_a_period_has_every_nth",
+        record_with_a_period_has_every_nth,
+    ),
+    (
+        "record_of_a_frequency_has_the_clocks_period",
+        record_of_a_frequency_has_the_clocks_period,
+    ),
+    (
+        "record_of_children_has_all_their_samples",
+        record_of_children_has_all_their_samples,
+    ),
+    (
+        "record_without_inheritance_leaves_children_out",
+        record_without_inheritance_leaves_children_out,
+    ),
+    (
+        "record_per_thread_has_the_threads_samples",
+        record_per_thread_has_the_threads_samples,
+    ),
+    (
+        "record_of_cpus_names_each_task",
+        record_of_cpus_names_each_task,
+    ),
+    (
+        "record_of_a_process_begins_where_perf_attaches",
+        record_of_a_process_begins_where_perf_attaches,
+    ),
+    (
+        "record_controlled_has_what_was_enabled",
+        record_controlled_has_what_was_enabled,
+    ),
+    (
+        "record_of_two_events_keeps_them_apart",
+        record_of_two_events_keeps_them_apart,
+    ),
+    (
+        "records_of_two_perfs_are_both_whole",
+        records_of_two_perfs_are_both_whole,
+    ),
+    (
+        "group_samples_have_the_counts_of_their_moment",
+        group_samples_have_the_counts_of_their_moment,
+    ),
+    (
+        "samples_are_in_the_order_of_time",
+        samples_are_in_the_order_of_time,
+    ),
+    (
+        "samples_lost_for_room_are_counted",
+        samples_lost_for_room_are_counted,
+    ),
+    (
+        "call_graph_by_frame_pointers_is_the_programs",
+        call_graph_by_frame_pointers_is_the_programs,
+    ),
+    (
+        "call_graph_by_dwarf_has_the_users_stack",
+        call_graph_by_dwarf_has_the_users_stack,
+    ),
+    ("top_names_the_hot_function", top_names_the_hot_function),
+    (
+        "interrupts_of_a_recording_are_one_for_many_samples",
+        interrupts_of_a_recording_are_one_for_many_samples,
+    ),
+    (
+        "cpu_that_goes_away_ends_its_part_alone",
+        cpu_that_goes_away_ends_its_part_alone,
+    ),
+    (
+        "hardware_events_without_host_counters_fall_back",
+        hardware_events_without_host_counters_fall_back,
+    ),
+    (
+        "users_without_privilege_sample_their_own_mode",
+        users_without_privilege_sample_their_own_mode,
+    ),
+    (
+        "users_without_privilege_learn_what_they_lack",
+        users_without_privilege_learn_what_they_lack,
+    ),
+    (
+        "refused_requests_have_the_errno_that_perf_expects",
+        refused_requests_have_the_errno_that_perf_expects,
+    ),
+    (
+        "traces_name_the_tool_that_reads_them",
+        traces_name_the_tool_that_reads_them,
+    ),
+    (
+        "cgroup_counts_its_members_alone",
+        cgroup_counts_its_members_alone,
+    ),
+];
+
+const MARK_3: &str = "vpmu/mark,event=3/";
+const MARK_4: &str = "vpmu/mark,event=4/";
+
+/// A user without any capability.
+const NOBODY: u32 = 65534;
+
+type Fallible<T> = Result<T, Box<dyn Error>>;
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new("perf");
+    // perf looks for its configuration there.
+    command.args(args).current_dir("/tmp").env("HOME", "/tmp");
+    command
+}
+
+fn perf(args: &[&str]) -> Fallible<Output> {
+    Ok(command(args).output()?)
+}
+
+/// Runs `perf record`, which must succeed, and returns what it says.
+fn record(file: &str, args: &[&str]) -> Fallible<String> {
+    let output = perf(&[&["record", "-o", file], args].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf record {args:?}: {said}");
+    Ok(said)
+}
+
+/// The lines of `perf script` with these fields, a sample each.
+fn script(file: &str, fields: &str) -> Fallible<Vec<String>> {
+    let output = perf(&["script", "-f", "-i", file, "-F", fields])?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf script -F {fields}: {said}");
+    let lines = text(&output.stdout);
+    Ok(lines.lines().map(|line| line.trim().to_owned()).collect())
+}
+
+/// How often each line occurs.
+fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
+    let mut tally = BTreeMap::new();
+    for line in lines {
+        *tally.entry(line.as_str()).or_default() += 1;
+    }
+    tally
+}
+
+fn record_of_marks_has_a_sample_for_each() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "5000"];
+    record(
+        "marks",
+        &[&["-d", "-e", MARK_3, "-c", "1"], &marks[..]].concat(),
+    )?;
+    let lines = script("marks", "comm,period,event,addr")?;
+    let expected = format!("guest-tests          1 {MARK_3}:                3");
+    ensure_eq!(tally(&lines), [(expected.as_str(), 5000)].into(), "samples");
+    Ok(())
+}
+
+fn record_with_a_period_has_every_nth() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "107"];
+    record("nth", &[&["-e", MARK_3, "-c", "10"], &marks[..]].concat())?;
+    let lines = script("nth", "period")?;
+    ensure_eq!(tally(&lines), [("10", 10)].into(), "samples");
+    Ok(())
+}
+
+fn record_of_a_frequency_has_the_clocks_period() -> Outcome {
+    let spin = ["--", "workload", "spin", "200"];
+    record(
+        "freq",
+        &[&["-e", "vpmu/cpu-clock/", "-F", "500"], &spin[..]].concat(),
+    )?;
+    let lines = script("freq", "comm,period")?;
+    let samples = lines.iter().filter(|line| line.starts_with("workload"));
+    ensure!(samples.count() > 0, "no sample of the program: {lines:?}");
+    let other = lines.iter().find(|line| !line.ends_with(" 2000000"));
+    ensure!(other.is_none(), "not every 2 ms: {other:?}");
+    Ok(())
+}
+
+fn record_of_children_has_all_their_samples() -> Outcome {
+    let shell = "for i in $(seq 5); do guest-tests mark 3 20 & done; wait";
+    record(
+        "children",
+        &["-e", MARK_3, "-c", "1", "--", "sh", "-c", shell],
+    )?;
+    let lines = script("children", "comm,tid")?;
+    let tasks = tally(&lines);
+    ensure_eq!(
+        tasks.values().copied().collect::<Vec<_>>(),
+        [20; 5],
+        "samples of each child: {tasks:?}"
+    );
+    Ok(())
+}
+
+fn record_without_inheritance_leaves_children_out() -> Outcome {
+    let shell = "guest-tests mark 3 20; true";
+    record(
+        "alone",
+        &["-i", "-e", MARK_3, "-c", "1", "--", "sh", "-c", shell],
+    )?;
+    ensure!(script("alone", "comm")?.is_empty(), "samples of a child");
+    Ok(())
+}
+
+fn record_per_thread_has_the_threads_samples() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "33"];
+    record(
+        "thread",
+        &[&["--per-thread", "-e", MARK_3, "-c", "1"], &marks[..]].concat(),
+    )?;
+    ensure_eq!(script("thread", "comm")?.len(), 33, "samples");
+    Ok(())
+}
+
+/// Two processes take turns on one CPU: a mark, then the other.
+fn record_of_cpus_names_each_task() -> Outcome {
+    let shell = "mkfifo there back 2>/dev/null; \
+        taskset 2 guest-tests mark 4 40 in-turn < there > back & \
+        { printf x; cat back; } | taskset 2 guest-tests mark 3 40 in-turn > there; wait";
+    record(
+        "cpus",
+        &[
+            "-a", "-e", MARK_3, "-c", "1", "-e", MARK_4, "-c", "1", "--", "sh", "-c", shell,
+        ],
+    )?;
+    let lines = script("cpus", "tid,cpu,event")?;
+    let tasks = tally(&lines);
+    ensure_eq!(tasks.len(), 2, "a task for each event: {tasks:?}");
+    for (line, count) in &tasks {
+        ensure!(line.contains("[001]"), "not the CPU: {line}");
+        ensure_eq!(*count, 40, "{tasks:?}");
+    }
+    let tids: Vec<_> = tasks
+        .keys()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    ensure!(tids[0] != tids[1], "one task for both: {tasks:?}");
+    Ok(())
+}
+
+/// A process that places marks of `value` when it gets a line, and answers each with one.
+struct Marker {
+    process: Child,
+}
+
+impl Marker {
+    fn start(value: &str) -> Fallible<Self> {
+        let process = Command::new("guest-tests")
+            .args(["mark", value, "1000000", "in-turn"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        Ok(Self { process })
+    }
+
+    /// So many marks; they are placed when this returns.
+    fn place(&mut self, times: usize) -> Outcome {
+        let input = self.process.stdin.as_mut().ok_or("no input")?;
+        let output = self.process.stdout.as_mut().ok_or("no output")?;
+        for _ in 0..times {
+            input.write_all(b"x")?;
+            std::io::Read::read_exact(output, &mut [0])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // It has ended, or ends so.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// `perf record` that is enabled and disabled by words, and says when it has done so.
+struct Controlled {
+    perf: Child,
+    control: fs::File,
+    acknowledged: BufReader<fs::File>,
+}
+
+impl Controlled {
+    fn start(file: &str, args: &[&str]) -> Fallible<Self> {
+        for fifo in ["/tmp/control", "/tmp/acknowledged"] {
+            let _ = fs::remove_file(fifo);
+            let status = Command::new("mkfifo").arg(fifo).status()?;
+            ensure!(status.success(), "mkfifo {fifo}: {status}");
+        }
+        let options = [
+            "record",
+            "-o",
+            file,
+            "--delay=-1",
+            "--control=fifo:/tmp/control,/tmp/acknowledged",
+        ];
+        let perf = command(&[&options[..], args].concat())
+            .stderr(Stdio::null())
+            .spawn()?;
+        // Read and write: opening waits for nobody.
+        let open = |path| fs::OpenOptions::new().read(true).write(true).open(path);
+        Ok(Self {
+            perf,
+            control: open("/tmp/control")?,
+            acknowledged: BufReader::new(open("/tmp/acknowledged")?),
+        })
+    }
+
+    fn say(&mut self, word: &str) -> Outcome {
+        writeln!(self.control, "{word}")?;
+        let mut answer = Vec::new();
+        self.acknowledged.read_until(b'\n', &mut answer)?;
+        // A zero ends the answer before.
+        ensure!(answer.ends_with(b"ack\n"), "{word}: {}", text(&answer));
+        Ok(())
+    }
+
+    fn signal(&self, signal: &str) -> Outcome {
+        let process = self.perf.id().to_string();
+        let status = Command::new("kill").args([signal, &process]).status()?;
+        ensure!(status.success(), "kill {signal}: {status}");
+        Ok(())
+    }
+
+    fn stop(mut self) -> Outcome {
+        self.say("stop")?;
+        let status = self.perf.wait()?;
+        ensure!(status.success(), "perf record: {status}");
+        Ok(())
+    }
+}
+
+fn record_of_a_process_begins_where_perf_attaches() -> Outcome {
+    for option in ["-p", "-t"] {
+        let mut marker = Marker::start("3")?;
+        marker.place(5)?;
+        let id = marker.process.id().to_string();
+        let mut perf = Controlled::start("attached", &[option, &id, "-e", MARK_3, "-c", "1"])?;
+        perf.say("enable")?;
+        marker.place(17)?;
+        perf.say("disable")?;
+        marker.place(3)?;
+        perf.stop()?;
+        ensure_eq!(
+            script("attached", "comm")?.len(),
+            17,
+            "samples with {option}"
+        );
+    }
+    Ok(())
+}
+
+fn record_controlled_has_what_was_enabled() -> Outcome {
+    let mut marker = Marker::start("3")?;
+    let mut perf = Controlled::start("controlled", &["-a", "-e", MARK_3, "-c", "1"])?;
+    for round in 1..=3 {
+        marker.place(4)?;
+        perf.say("enable")?;
+        marker.place(round)?;
+        perf.say("disable")?;
+    }
+    perf.stop()?;
+    ensure_eq!(script("controlled", "comm")?.len(), 6, "samples");
+    Ok(())
+}
+
+fn record_of_two_events_keeps_them_apart() -> Outcome {
+    let shell = "guest-tests mark 3 40; guest-tests mark 4 30";
+    let [first, second] = ["vpmu/mark,event=3,period=2/", "vpmu/mark,event=4,period=5/"];
+    record("two", &["-e", first, "-e", second, "--", "sh", "-c", shell])?;
+    let lines = script("two", "period,event")?;
+    let expected = [(format!("2 {first}:"), 20), (format!("5 {second}:"), 6)];
+    let expected = expected.iter().map(|(line, count)| (line.as_str(), *count));
+    ensure_eq!(tally(&lines), expected.collect(), "samples");
+    Ok(())
+}
+
+fn records_of_two_perfs_are_both_whole() -> Outcome {
+    let inner = ["perf", "record", "-o", "inner", "-e", MARK_3, "-c", "1"];
+    let marks = ["--", "guest-tests", "mark", "3", "50"];
+    let outer = ["-a", "-e", MARK_3, "-c", "1", "--"];
+    record("outer", &[&outer[..], &inner, &marks].concat())?;
+    ensure_eq!(script("outer", "comm")?.len(), 50, "samples of the CPUs");
+    ensure_eq!(script("inner", "comm")?.len(), 50, "samples of the task");
+    Ok(())
+}
+
+fn group_samples_have_the_counts_of_their_moment() -> Outcome {
+    // Two marks of the other value before each of the one that samples, on one CPU.
+    cpu::pin(1)?;
+    let shell = "for i in 1 2 3 4 5; do guest-tests mark 4 2; guest-tests mark 3 1; done";
+    let events = format!("{{{MARK_3},{MARK_4}}}:S");
+    let args = ["-C", "1", "-e", &events, "-c", "1", "--", "sh", "-c", shell];
+    record("group", &args)?;
+    let lines = script("group", "period,event")?;
+    let expected = [(format!("1 {MARK_3}:"), 5), (format!("2 {MARK_4}:"), 5)];
+    let expected = expected.iter().map(|(line, count)| (line.as_str(), *count));
+    ensure_eq!(tally(&lines), expected.collect(), "counts of CPU 1");
+    let marks = ["--", "guest-tests", "mark", "3", "20"];
+    let args = ["-e", &events, "-c", "1"];
+    record("group", &[&args[..], &marks].concat())?;
+    let lines = script("group", "period,event")?;
+    let expected = format!("1 {MARK_3}:");
+    ensure_eq!(
+        tally(&lines),
+        [(expected.as_str(), 20)].into(),
+        "counts of a task"
+    );
+    Ok(())
+}
+
+fn samples_are_in_the_order_of_time() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "2000"];
+    record("order", &[&["-e", MARK_3, "-c", "1"], &marks[..]].concat())?;
+    let output = perf(&[
+        "script",
+        "-i",
+        "order",
+        "-F",
+        "time",
+        "--ns",
+        "--show-task-events",
+    ])?;
+    let said = text(&output.stderr);
+    ensure!(!said.contains("out of order"), "{said}");
+    // Samples lie between the task's first and last record, which the kernel timed itself.
+    let lines = text(&output.stdout);
+    let times: Vec<f64> = lines
+        .lines()
+        .filter_map(|line| line.trim().split(':').next()?.parse().ok())
+        .collect();
+    ensure!(times.len() > 2000, "times: {}", times.len());
+    ensure!(times.is_sorted(), "times go back");
+    Ok(())
+}
+
+fn samples_lost_for_room_are_counted() -> Outcome {
+    // perf is stopped for the time of the marks: its ring of one page takes what fits.
+    let mut marker = Marker::start("3")?;
+    let id = marker.process.id().to_string();
+    let mut perf = Controlled::start("lost", &["-p", &id, "-m", "1", "-e", MARK_3, "-c", "1"])?;
+    perf.say("enable")?;
+    perf.signal("-STOP")?;
+    marker.place(400)?;
+    perf.signal("-CONT")?;
+    perf.say("disable")?;
+    perf.stop()?;
+    let samples = script("lost", "comm")?.len();
+    ensure!(samples < 400, "two pages held {samples} samples");
+    let lost = lost_samples("lost")?;
+    ensure_eq!(samples + lost, 400, "{samples} samples and {lost} lost");
+    Ok(())
+}
+
+/// What perf read of the losses of a recording's events, all together.
+fn lost_samples(file: &str) -> Fallible<usize> {
+    let output = perf(&["report", "-i", file, "-D"])?;
+    let said = text(&output.stdout);
+    let lost = |line: &str| -> Option<usize> {
+        let (_, rest) = line.split_once("PERF_RECORD_LOST_SAMPLES: ")?;
+        rest.rsplit(':').next()?.trim().parse().ok()
+    };
+    Ok(said.lines().filter_map(lost).sum())
+}
+
+fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
+    let tree = ["--", "workload", "tree", "--rounds", "300"];
+    let args = ["-g", "-e", "vpmu/cpu-clock/u", "-c", "1000000"];
+    record("tree", &[&args[..], &tree].concat())?;
+    let report = [
+        "report",
+        "-i",
+        "tree",
+        "--stdio",
+        "--no-children",
+        "-g",
+        "caller",
+    ];
+    let output = perf(&report)?;
+    let said = text(&output.stdout);
+    for function in ["hot_leaf", "three_quarters", "one_quarter"] {
+        ensure!(said.contains(function), "no {function} in:\n{said}");
+    }
+    // From the inside out: the leaf, one of its two callers, the root of both.
+    let lines = script("tree", "ip,sym")?;
+    let names: Vec<&str> = lines
+        .iter()
+        .map(|line| line.split_once(' ').map_or("", |(_, symbol)| symbol))
+        .collect();
+    let whole = names.windows(3).filter(|chain| {
+        chain[0].contains("hot_leaf")
+            && chain[1].contains("_quarter")
+            && chain[2].contains("tree::tree")
+    });
+    let leaves = names
+        .iter()
+        .filter(|name| name.contains("hot_leaf"))
+        .count();
+    let whole = whole.count();
+    // A sample on an instruction that sets the frame up lacks a caller.
+    ensure!(
+        leaves > 0 && whole > leaves / 2,
+        "{whole} whole chains of {leaves}: {names:?}"
+    );
+    Ok(())
+}
+
+fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
+    let marks = ["--", "workload", "spin", "100"];
+    let args = [
+        "--call-graph",
+        "dwarf,1024",
+        "-e",
+        "vpmu/cpu-clock/u",
+        "-c",
+        "1000000",
+    ];
+    record("dwarf", &[&args[..], &marks].concat())?;
+    let output = perf(&["report", "-i", "dwarf", "-D"])?;
+    let said = text(&output.stdout);
+    let samples = said.matches("PERF_RECORD_SAMPLE").count();
+    let stacks = said.matches("... ustack: size 1024").count();
+    ensure!(samples > 0, "no samples");
+    ensure_eq!(stacks, samples, "stacks");
+    // Each sample's registers are those of its address.
+    let mut address = None;
+    let mut equal = 0;
+    for line in said.lines() {
+        if let Some((_, rest)) = line.split_once("PERF_RECORD_SAMPLE(") {
+            // The flags, the task, the address.
+            address = rest
+                .split_whitespace()
+                .filter_map(|word| word.strip_prefix("0x"))
+                .nth(1);
+        } else if let Some(value) = line.trim().strip_prefix(".... IP    0x") {
+            let value = value.trim_start_matches('0');
+            equal += usize::from(address == Some(value));
+        }
+    }
+    ensure_eq!(equal, samples, "registers of their sample");
+    Ok(())
+}
+
+fn top_names_the_hot_function() -> Outcome {
+    let mut hot = Command::new("workload")
+        .args(["spin", "86400000"])
+        .spawn()?;
+    let top = top_until_named(hot.id());
+    hot.kill()?;
+    hot.wait()?;
+    top
+}
+
+/// Waits until `perf top` shows the function in which a process spends its time.
+fn top_until_named(process: u32) -> Outcome {
+    let process = process.to_string();
+    let mut top = command(&[
+        "top",
+        "--stdio",
+        "-d",
+        "1",
+        "-F",
+        "100",
+        "-e",
+        "vpmu/cpu-clock/u",
+        "-p",
+        &process,
+    ])
+    .stdin(Stdio::piped())
+    .stdout(Stdio::piped())
+    .stderr(Stdio::null())
+    .spawn()?;
+    let output = BufReader::new(top.stdout.take().ok_or("no output")?);
+    let mut said = Vec::new();
+    let mut found = false;
+    for line in output.lines() {
+        let line = line?;
+        found = line.contains("workload") && line.contains("spin");
+        said.push(line);
+        // A screen has some 10 lines: this is far more than a minute.
+        if found || said.len() > 1000 {
+            break;
+        }
+    }
+    top.kill()?;
+    top.wait()?;
+    ensure!(found, "spin is not in:\n{}", said.join("\n"));
+    Ok(())
+}
+
+/// Interrupts of the device so far, on all CPUs.
+fn device_interrupts() -> Fallible<u64> {
+    let table = fs::read_to_string("/proc/interrupts")?;
+    let line = table.lines().find(|line| line.ends_with("virtio0"));
+    let line = line.ok_or_else(|| format!("no virtio0 in:\n{table}"))?;
+    let counts = line.split_whitespace().skip(1);
+    Ok(counts.map_while(|word| word.parse::<u64>().ok()).sum())
+}
+
+/// Records of 48 bytes: half of the driver's 64 KiB holds some 680.
+fn interrupts_of_a_recording_are_one_for_many_samples() -> Outcome {
+    let mut marker = Marker::start("3")?;
+    cpu::leave_console()?;
+    let mut perf = Controlled::start("few", &["-a", "-e", MARK_3, "-c", "1"])?;
+    perf.say("enable")?;
+    let before = device_interrupts()?;
+    marker.place(1500)?;
+    let interrupts = device_interrupts()? - before;
+    perf.say("disable")?;
+    perf.stop()?;
+    ensure_eq!(script("few", "comm")?.len(), 1500, "samples");
+    ensure!(
+        interrupts <= 1500 / 600,
+        "{interrupts} interrupts for 1500 samples"
+    );
+    Ok(())
+}
+
+fn cpu_that_goes_away_ends_its_part_alone() -> Outcome {
+    const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
+    let mut marker = Marker::start("3")?;
+    let mut perf = Controlled::start("hotplug", &["-a", "-e", MARK_3, "-c", "1"])?;
+    perf.say("enable")?;
+    marker.place(10)?;
+    fs::write(ONLINE, "0")?;
+    marker.place(10)?;
+    fs::write(ONLINE, "1")?;
+    // On the CPU that stayed, for the other's event is gone.
+    let id = marker.process.id().to_string();
+    let status = Command::new("taskset")
+        .args(["-p", "1", &id])
+        .stdout(Stdio::null())
+        .status()?;
+    ensure!(status.success(), "taskset: {status}");
+    marker.place(10)?;
+    perf.say("disable")?;
+    perf.stop()?;
+    ensure_eq!(script("hotplug", "comm")?.len(), 30, "samples");
+    Ok(())
+}
+
+fn hardware_events_without_host_counters_fall_back() -> Outcome {
+    // On a host with counters the events are the device's.
+    let counted = vpmu_client::Vpmu::open()?
+        .catalogue()
+        .entries()
+        .iter()
+        .any(|entry| entry.name == "cycles");
+    for event in [&[][..], &["-e", "cycles"]] {
+        record(
+            "fallback",
+            &[event, &["--", "workload", "spin", "50"]].concat(),
+        )?;
+        let output = perf(&["evlist", "-i", "fallback"])?;
+        let said = text(&output.stdout);
+        let expected = if counted { "cycles" } else { "cpu-clock" };
+        ensure!(said.starts_with(expected), "{event:?}: {said}");
+    }
+    for event in ["instructions", "L1-dcache-load-misses", "r1234"] {
+        let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
+        let said = text(&output.stderr);
+        ensure!(
+            counted || said.starts_with("<not supported>,"),
+            "{event}: {said}"
+        );
+    }
+    for (kind, config) in [(0, 0), (0, 1), (3, 0x1_0000), (4, 0x1234)] {
+        let error = os::open_perf_event(kind, config)
+            .err()
+            .and_then(|e| e.raw_os_error());
+        ensure!(
+            counted || error == Some(libc::ENOENT),
+            "type {kind}, config {config:#x}: {error:?}"
+        );
+    }
+    Ok(())
+}
+
+/// What a user without privilege gets at the level that most kernels have.
+fn as_nobody(args: &[&str]) -> Fallible<Output> {
+    os::set_paranoid(2)?;
+    let directory = "/tmp/nobody";
+    fs::create_dir_all(directory)?;
+    std::os::unix::fs::chown(directory, Some(NOBODY), Some(NOBODY))?;
+    let mut perf = command(args);
+    perf.current_dir(directory).env("HOME", directory);
+    Ok(perf.uid(NOBODY).gid(NOBODY).output()?)
+}
+
+fn users_without_privilege_sample_their_own_mode() -> Outcome {
+    let spin = ["--", "workload", "spin", "300"];
+    let args = [
+        "record",
+        "-o",
+        "user",
+        "-e",
+        "vpmu/cpu-clock/",
+        "-c",
+        "1000000",
+    ];
+    let output = as_nobody(&[&args[..], &spin].concat())?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let lines = script("nobody/user", "ip")?;
+    ensure!(!lines.is_empty(), "no samples");
+    let kernel = lines
+        .iter()
+        .find(|line| line.len() == 16 && line.starts_with("ffff"));
+    ensure!(kernel.is_none(), "an address of the kernel: {kernel:?}");
+    // Exits and marks count by the mode that they come from; clocks count both, as perf's own do.
+    for (event, expected) in [
+        ("vpmu/exits-user/", None),
+        ("vpmu/mark,event=3/", Some("0")),
+        ("vpmu/task-clock/", None),
+        ("vpmu/tsc/", None),
+    ] {
+        let output = as_nobody(&[
+            "stat",
+            "-x,",
+            "-e",
+            event,
+            "--",
+            "guest-tests",
+            "mark",
+            "3",
+            "7",
+        ])?;
+        let said = text(&output.stderr);
+        let value = said.split(',').next().unwrap_or_default();
+        ensure!(value.parse::<f64>().is_ok(), "{event}: {said}");
+        // The driver places marks of a system call: in kernel mode.
+        ensure!(
+            expected.is_none_or(|expected| expected == value),
+            "{event}: {said}"
+        );
+    }
+    Ok(())
+}
+
+fn users_without_privilege_learn_what_they_lack() -> Outcome {
+    for event in ["vpmu/exits/", "vpmu/halts/"] {
+        let output = as_nobody(&["stat", "-e", event, "--", "true"])?;
+        let said = text(&output.stderr);
+        ensure!(!output.status.success(), "{event} was counted: {said}");
+        ensure!(said.contains("perf_event_paranoid"), "{event}: {said}");
+    }
+    Ok(())
+}
+
+fn refused_requests_have_the_errno_that_perf_expects() -> Outcome {
+    // precise: perf asks for less; a period of what is not sampled; fields of the current task.
+    for (event, option) in [
+        ("vpmu/cpu-clock/p", "-d"),
+        ("vpmu/halts/", "-d"),
+        ("vpmu/cpu-clock/", "--phys-data"),
+        ("vpmu/cpu-clock/", "--all-cgroups"),
+    ] {
+        let args = [
+            "record", "-o", "refused", option, "-e", event, "-c", "1000000", "--", "true",
+        ];
+        let output = perf(&args)?;
+        let said = text(&output.stderr);
+        ensure!(!output.status.success(), "{event} {option} was accepted");
+        ensure!(
+            said.contains("doesn't support sampling/overflow-interrupts"),
+            "{event} {option}: {said}"
+        );
+    }
+    Ok(())
+}
+
+fn traces_name_the_tool_that_reads_them() -> Outcome {
+    let event = "vpmu_trace/exit-trace-user/";
+    let output = perf(&["record", "-o", "trace", "-a", "-e", event, "--", "true"])?;
+    ensure!(!output.status.success(), "perf record took a trace");
+    let log = text(&Command::new("dmesg").output()?.stdout);
+    ensure!(log.contains("use vperf exits"), "not in the log:\n{log}");
+    Ok(())
+}
+
+fn cgroup_counts_its_members_alone() -> Outcome {
+    fs::create_dir_all("/tmp/groups")?;
+    os::mount_groups(c"/tmp/groups")?;
+    fs::create_dir_all("/tmp/groups/counted")?;
+    let shell = "guest-tests mark 3 5; echo $$ > /tmp/groups/counted/cgroup.procs; \
+        guest-tests mark 3 11";
+    let args = ["-a", "-e", MARK_3, "-G", "counted", "--", "sh", "-c", shell];
+    let output = perf(&[&["stat", "-x,"], &args[..]].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    ensure_eq!(said.split(',').next(), Some("11"), "{said}");
+    record("group", &[&["-c", "1"], &args[..6], &args[6..]].concat())?;
+    ensure_eq!(script("group", "comm")?.len(), 11, "samples");
+    Ok(())
+}
