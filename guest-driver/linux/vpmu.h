@@ -22,6 +22,7 @@
  *   vpmu_direct   what such events do, which are none of perf core's
  *   vpmu_request  the device's words in perf's
  *   vpmu_link     which events start and stop which
+ *   vpmu_perf     what /dev/vpmu does to events of perf_event_open(2)
  *   vpmu_flush    what was produced stands where programs look
  *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
  *   vpmu_task     tells the device who runs

@@ -79,6 +79,8 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 			return -EINVAL;
 		writel(arg, dev->doorbell);
 		return 0;
+	case VPMU_IOC_PERF:
+		return vpmu_perf_call(dev, user);
 	case VPMU_IOC_FLUSH:
 		if (arg)
 			return -EINVAL;

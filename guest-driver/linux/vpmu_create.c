@@ -202,6 +202,8 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		event_request_trace(event, &request);
 	if (own->sampler)
 		event_request_sampling(event, own, &request);
+	if (event->attr.config1 & VPMU_CONFIG1_PAUSED)
+		request.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
 	if (!own->file)
 		request.leader = cpu_to_le64(vpmu_sampling_leader(event));
 	flags = le32_to_cpu(request.flags);
@@ -333,7 +335,10 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 
 	if (has_branch_stack(event) || attr->exclude_host || attr->exclude_idle)
 		return -EOPNOTSUPP;
-	if (attr->config1 || attr->config2)
+	/* A trace of perf core's never pauses: it takes room in turns. */
+	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
+		return -EINVAL;
+	if (attr->config1 && event->pmu != &dev->pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
 		return -ENODEV;

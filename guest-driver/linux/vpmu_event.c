@@ -260,7 +260,8 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
 	if (op == VPMU_COMMAND_FLUSH)
 		own->flushed = err;
-	if (own->sampler && is_stop(op))
+	/* It may have been started again within the same bracket. */
+	if (own->sampler && is_stop(op) && !own->started)
 		vpmu_sampling_stop(own);
 	if (err) {
 		if (err == -EIO || !event_survives(op))

@@ -122,6 +122,7 @@ u64 vpmu_sampling_leader(const struct perf_event *event);
 
 /* vpmu_trace.c */
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own);
+void vpmu_trace_flush(struct vpmu_event *own);
 
 /* vpmu_area.c */
 void vpmu_area_close(struct vpmu_event *own);

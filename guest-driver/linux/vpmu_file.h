@@ -253,6 +253,10 @@ void vpmu_link_init(struct vpmu_links *links);
 int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_role role);
 void vpmu_link_inherit(struct vpmu_event *own);
 void vpmu_link_close(struct vpmu_file *file);
+int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role role);
+
+/* vpmu_perf.c */
+int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg);
 
 /* vpmu_flush.c */
 int vpmu_flush(struct vpmu_file *file, bool whole);

@@ -52,8 +52,18 @@ void vpmu_link_init(struct vpmu_links *links)
 	}
 }
 
-/* Tells the device. */
-static int link_events(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
+/**
+ * vpmu_link_ids() - have the device link two events
+ * @dev: the device
+ * @id: of the event that acts
+ * @target: of the other
+ * @role: VPMU_STARTER or VPMU_STOPPER
+ *
+ * The link ends with either.
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_link_ids(struct vpmu_device *dev, u64 id, u64 target, enum vpmu_role role)
 {
 	static const u32 roles[] = {
 		[VPMU_STARTER] = VPMU_LINK_STARTER,
@@ -142,7 +152,7 @@ static void link_anchor(struct vpmu_file *file)
 /* With an inherited one in it, a pair may be linked already, or one have ended meanwhile. */
 static int link_heirs(struct vpmu_device *dev, u64 id, u64 target, unsigned int role)
 {
-	int err = link_events(dev, id, target, role);
+	int err = vpmu_link_ids(dev, id, target, role);
 
 	return err == -EEXIST || err == -ENOENT ? 0 : err;
 }
@@ -152,7 +162,7 @@ static int link_pair(struct vpmu_device *dev, const struct link_end *one,
 {
 	if (one->inherited || other->inherited)
 		return link_heirs(dev, one->id, other->id, role);
-	return link_events(dev, one->id, other->id, role);
+	return vpmu_link_ids(dev, one->id, other->id, role);
 }
 
 /* Links the pairs that are inherited both, or the others. */
@@ -187,7 +197,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 
 	/* Nobody inherits those of a CPU, and what outlives its descriptors is not perf core's. */
 	if (!file->task) {
-		err = link_events(file->dev, file->id, target->id, role);
+		err = vpmu_link_ids(file->dev, file->id, target->id, role);
 		if (!err)
 			link_list(file, target, role);
 		return err;

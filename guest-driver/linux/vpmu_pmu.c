@@ -96,6 +96,8 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
+	if (!vcpu->bracket)
+		vpmu_sampling_settle(vcpu);
 }
 
 static int vpmu_pmu_add(struct perf_event *event, int flags)

@@ -577,7 +577,8 @@ static void replay_all(struct vpmu_vcpu *vcpu)
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	list_add(&own->sampling, &vcpu->sampling);
+	/* One that is stopped and started at once may not have been settled. */
+	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt && !hrtimer_is_queued(&vcpu->replay_timer))
 		hrtimer_start(&vcpu->replay_timer, ns_to_ktime(REPLAY_NS),
 			      HRTIMER_MODE_REL_PINNED_HARD);

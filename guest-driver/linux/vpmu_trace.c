@@ -221,6 +221,26 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 		vpmu_device_put(dev);
 }
 
+/**
+ * vpmu_trace_flush() - show what a trace has written so far
+ * @own: its event, which stays open
+ *
+ * A trace that is on no CPU has shown all.
+ */
+void vpmu_trace_flush(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+	int cpu;
+
+	WRITE_ONCE(own->trace->noticed, true);
+	cpu = READ_ONCE(own->trace->cpu);
+	if (cpu < 0)
+		return;
+	vpmu_device_get(dev);
+	if (smp_call_function_single(cpu, vpmu_trace_service, *per_cpu_ptr(dev->cpu_vcpu, cpu), 1))
+		vpmu_device_put(dev);
+}
+
 /* Begins a turn of an event that is stopped; returns as trace_begin(). */
 static int trace_try(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 {

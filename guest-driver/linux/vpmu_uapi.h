@@ -140,6 +140,20 @@ struct vpmu_persistent_entry {
 #define VPMU_PERSISTENT_OVERWRITE	(1U << 2)	/* its ring is mapped read-only */
 
 /**
+ * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
+ * @fd: the descriptor, of an event of this device's PMUs
+ * @call: VPMU_IOC_FLUSH, _SET_STARTER or _SET_STOPPER
+ * @arg: its argument; a target is a descriptor of perf_event_open(2), too
+ * @reserved: zero
+ */
+struct vpmu_perf {
+	__s32 fd;
+	__u32 call;
+	__s32 arg;
+	__u32 reserved;
+};
+
+/**
  * struct vpmu_catalogue - read catalogue entries
  * @first: first entry wanted
  * @count: most entries wanted
@@ -344,6 +358,9 @@ struct vpmu_sample_packet {
 #define VPMU_CONFIG(kind, event) \
 	(((__u64)(kind) << VPMU_CONFIG_KIND_SHIFT) | (event))
 
+/* perf_event_attr::config1 of the vpmu PMU: the event opens paused, for its starter */
+#define VPMU_CONFIG1_PAUSED	(1U << 0)
+
 #define VPMU_IOC_MAGIC		0xb6
 
 #define VPMU_IOC_INFO		_IOR(VPMU_IOC_MAGIC, 0, struct vpmu_info)
@@ -373,6 +390,9 @@ struct vpmu_sample_packet {
 /* Its overflows start, or stop, the event whose file descriptor is the argument. */
 #define VPMU_IOC_SET_STARTER	_IO(VPMU_IOC_MAGIC, 9)
 #define VPMU_IOC_SET_STOPPER	_IO(VPMU_IOC_MAGIC, 10)
+
+/* On /dev/vpmu: a call on an event of perf_event_open(2), see struct vpmu_perf. */
+#define VPMU_IOC_PERF		_IOW(VPMU_IOC_MAGIC, 11, struct vpmu_perf)
 
 /*
  * mmap(2) of /dev/vpmu, shared, one page at offset 0, for writing: a 32-bit write at its

@@ -8,7 +8,7 @@ use vpmu_client::perf::PerfPmu;
 use vpmu_client::{EventAttr, Record, Vpmu};
 
 use crate::cpu;
-use crate::ensure::{ensure, ensure_eq};
+use crate::ensure::{ensure, ensure_eq, errno};
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -21,6 +21,22 @@ pub(crate) const TESTS: &[Test] = &[
         sysfs_lists_what_the_catalogue_lists,
     ),
     ("both_doors_count_the_same", both_doors_count_the_same),
+    (
+        "perf_events_start_and_stop_each_other",
+        perf_events_start_and_stop_each_other,
+    ),
+    (
+        "flush_of_a_perf_event_shows_its_samples",
+        flush_of_a_perf_event_shows_its_samples,
+    ),
+    (
+        "calls_on_perf_events_take_events_of_the_device",
+        calls_on_perf_events_take_events_of_the_device,
+    ),
+    (
+        "period_of_a_perf_event_changes_at_once",
+        period_of_a_perf_event_changes_at_once,
+    ),
 ];
 
 const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
@@ -150,5 +166,116 @@ fn both_doors_count_the_same() -> Outcome {
         (77, 77),
         "port writes by both doors"
     );
+    Ok(())
+}
+
+/// Regions between two marks, all through `perf_event_open(2)`: the links are the device's.
+fn perf_events_start_and_stop_each_other() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    cpu::allow_ports()?;
+    let ports = pmu.open_event(&pmu.attr("exits-io")?.enabled_on_starter())?;
+    let begin = pmu.open_event(&mark_attr(&pmu, 1)?.sampling(1))?;
+    let end = pmu.open_event(&mark_attr(&pmu, 2)?.sampling(1))?;
+    vpmu.set_perf_starter(&begin, &ports)?;
+    vpmu.set_perf_stopper(&end, &ports)?;
+    for event in [&ports, &end, &begin] {
+        event.enable()?;
+    }
+    for region in 1..=50 {
+        cpu::port_write();
+        vpmu.mark(1)?;
+        for _ in 0..region {
+            cpu::port_write();
+        }
+        vpmu.mark(2)?;
+    }
+    ensure_eq!(ports.read()?.value, 50 * 51 / 2, "port writes in regions");
+    let again = vpmu.set_perf_starter(&begin, &ports).err();
+    ensure_eq!(errno_of(again), Some(libc::EEXIST), "the same again");
+    let another = vpmu.set_perf_starter(&end, &ports).err();
+    ensure_eq!(errno_of(another), Some(libc::EBUSY), "another starter");
+    // A link goes with either end.
+    drop(begin);
+    vpmu.set_perf_starter(&end, &ports)?;
+    Ok(())
+}
+
+/// The error number of a refusal.
+fn errno_of<E: std::error::Error + 'static>(refused: Option<E>) -> Option<i32> {
+    refused.map(|error| errno(&error))
+}
+
+fn flush_of_a_perf_event_shows_its_samples() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
+    let mut ring = event.map(8)?;
+    event.enable()?;
+    for round in 1..=5 {
+        for _ in 0..round {
+            vpmu.mark(8)?;
+        }
+        vpmu.flush_perf(&event)?;
+        let mut samples = 0;
+        while ring.next_record()?.is_some() {
+            samples += 1;
+        }
+        ensure_eq!(samples, round, "samples of round {round}");
+    }
+    Ok(())
+}
+
+fn calls_on_perf_events_take_events_of_the_device() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let ours = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
+    let target = pmu.open_event(&mark_attr(&pmu, 9)?)?;
+    // An event of /dev/vpmu has the calls itself.
+    let file = vpmu.open_event(&vpmu.attr("mark=8")?)?;
+    ensure_eq!(
+        errno_of(vpmu.flush_perf(&file).err()),
+        Some(libc::EBADF),
+        "an event of /dev/vpmu"
+    );
+    let inherited = EventAttr {
+        inherit: true,
+        ..mark_attr(&pmu, 9)?
+    };
+    let inherited = pmu.open_event(&inherited)?;
+    let elsewhere = pmu.open_event(&mark_attr(&pmu, 9)?.on_cpu(0))?;
+    for (target, expected) in [
+        (&file, libc::EBADF),
+        (&ours, libc::EINVAL),
+        (&elsewhere, libc::EINVAL),
+        (&inherited, libc::EOPNOTSUPP),
+    ] {
+        let refused = vpmu.set_perf_starter(&ours, target).err();
+        ensure_eq!(errno_of(refused), Some(expected), "a target");
+    }
+    let counts = vpmu.set_perf_starter(&target, &ours).err();
+    ensure_eq!(
+        errno_of(counts),
+        Some(libc::EINVAL),
+        "a starter that does not sample"
+    );
+    Ok(())
+}
+
+fn period_of_a_perf_event_changes_at_once() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
+    let mut ring = event.map(8)?;
+    event.enable()?;
+    for (period, marks, samples) in [(1, 6, 6), (5, 25, 5), (2, 9, 4)] {
+        event.set_period(period)?;
+        for _ in 0..marks {
+            vpmu.mark(8)?;
+        }
+        vpmu.flush_perf(&event)?;
+        let mut seen = 0;
+        while ring.next_record()?.is_some() {
+            seen += 1;
+        }
+        ensure_eq!(seen, samples, "samples with a period of {period}");
+    }
+    ensure_eq!(event.read()?.value, 40, "the count");
     Ok(())
 }

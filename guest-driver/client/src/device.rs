@@ -256,6 +256,16 @@ impl Vpmu {
     pub fn flush(&self) -> Result<(), Error> {
         Ok(sys::flush(self.as_fd(), Scope::Event).map_err(DeviceError::Flush)?)
     }
+
+    /// As [`Event::flush`], of an event of `perf_event_open(2)`: earlier samples are in its ring,
+    /// and the bytes of a trace in its area. Who polls is woken by perf's own watermark alone.
+    ///
+    /// # Errors
+    /// [`Error::Device`], with `EBADF` if it is not an event of the vPMU that
+    /// `perf_event_open(2)` opened, `EIO` if the event is in error.
+    pub fn flush_perf(&self, event: &Event) -> Result<(), Error> {
+        Ok(sys::flush_perf(self.as_fd(), event.as_fd()).map_err(DeviceError::Flush)?)
+    }
 }
 
 impl AsFd for Vpmu {

@@ -55,8 +55,8 @@ pub enum PerfError {
     /// A term of an event that is not `name`, `name=number`, or does not fit its bits.
     #[error("the term {0:?} is not a name and a number that fits its bits")]
     Term(String),
-    /// It is to outlive its handles, or to wait for a starter.
-    #[error("perf's own door has neither persistent events nor starters: open it by /dev/vpmu")]
+    /// It is to outlive its handles.
+    #[error("perf_event_open has no persistent events: open it by /dev/vpmu")]
     Door,
     /// The kernel refused the event.
     #[error("perf_event_open")]
@@ -193,11 +193,15 @@ impl PerfPmu {
 }
 
 fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
-    if attr.door_flags() != 0 {
+    if attr.persistent {
         return Err(PerfError::Door);
     }
     let place = attr.place(leader.map(AsFd::as_fd));
-    let fd = sys::perf_event_open(&mut attr.to_raw(), place).map_err(PerfError::Open)?;
+    let mut raw = attr.to_raw();
+    if attr.enable_on_starter {
+        raw.__bindgen_anon_3.config1 = sys::CONFIG1_PAUSED;
+    }
+    let fd = sys::perf_event_open(&mut raw, place).map_err(PerfError::Open)?;
     Ok(Event::new(fd, attr))
 }
 

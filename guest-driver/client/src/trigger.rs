@@ -22,6 +22,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use crate::device::Vpmu;
 use crate::event::Event;
 use crate::sys::{self, Role};
 
@@ -71,5 +72,28 @@ impl Event {
     /// [`TriggerError::Stopper`], as [`Event::set_starter_of`].
     pub fn set_stopper_of(&self, target: &Event) -> Result<(), TriggerError> {
         sys::link(self.as_fd(), Role::Stopper, target.as_fd()).map_err(TriggerError::Stopper)
+    }
+}
+
+/// Perf core gives a PMU no calls of its own: for an event of [`crate::perf::PerfPmu`] the device
+/// makes them.
+impl Vpmu {
+    /// As [`Event::set_starter_of`], for two events of `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// As there; `EBADF` if either is not an event of the vPMU that `perf_event_open(2)` opened,
+    /// `EOPNOTSUPP` if tasks inherit either.
+    pub fn set_perf_starter(&self, starter: &Event, target: &Event) -> Result<(), TriggerError> {
+        sys::link_perf(self.as_fd(), starter.as_fd(), Role::Starter, target.as_fd())
+            .map_err(TriggerError::Starter)
+    }
+
+    /// As [`Event::set_stopper_of`], for two events of `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// As [`Vpmu::set_perf_starter`].
+    pub fn set_perf_stopper(&self, stopper: &Event, target: &Event) -> Result<(), TriggerError> {
+        sys::link_perf(self.as_fd(), stopper.as_fd(), Role::Stopper, target.as_fd())
+            .map_err(TriggerError::Stopper)
     }
 }

@@ -18,6 +18,19 @@ pub(crate) const FLAG_PERSISTENT: u64 = 1 << 32;
 /// `VPMU_FLAG_ENABLE_ON_STARTER`.
 pub(crate) const FLAG_ENABLE_ON_STARTER: u64 = 1 << 33;
 
+/// `VPMU_CONFIG1_PAUSED`: `perf_event_attr::config1` of what waits for its starter.
+pub(crate) const CONFIG1_PAUSED: u64 = 1;
+
+/// `struct vpmu_perf`.
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+#[repr(C)]
+struct RawPerf {
+    fd: i32,
+    call: u32,
+    arg: i32,
+    reserved: u32,
+}
+
 /// `struct vpmu_detach`.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -55,6 +68,7 @@ const IOC_DETACH: u32 = ioc(IOC_READ | IOC_WRITE, 7, size_of::<RawDetach>());
 const IOC_ATTACH: u32 = ioc(0, 8, 0);
 const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
 const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
+const IOC_PERF: u32 = ioc(IOC_WRITE, 11, size_of::<RawPerf>());
 
 /// Returns how many of `entries` were filled, with events whose ids are above `after`.
 pub(crate) fn persistent(
@@ -108,13 +122,62 @@ pub(crate) enum Role {
     Stopper,
 }
 
+impl Role {
+    fn request(self) -> u32 {
+        match self {
+            Self::Starter => IOC_SET_STARTER,
+            Self::Stopper => IOC_SET_STOPPER,
+        }
+    }
+}
+
 pub(crate) fn link(event: BorrowedFd<'_>, role: Role, target: BorrowedFd<'_>) -> io::Result<()> {
-    let request = match role {
-        Role::Starter => IOC_SET_STARTER,
-        Role::Stopper => IOC_SET_STOPPER,
-    };
     let target = i64::from(target.as_raw_fd()).cast_unsigned();
-    by_value(event, request, target)
+    by_value(event, role.request(), target)
+}
+
+/// A call on an event of `perf_event_open(2)`, by the device.
+fn on_perf(device: BorrowedFd<'_>, request: &RawPerf) -> io::Result<()> {
+    // SAFETY: the driver reads one RawPerf, which outlives the call.
+    checked(unsafe {
+        libc::ioctl(
+            device.as_raw_fd(),
+            IOC_PERF.into(),
+            std::ptr::from_ref(request),
+        )
+    })?;
+    Ok(())
+}
+
+/// As [`flush`], of an event of `perf_event_open(2)`.
+pub(crate) fn flush_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
+    on_perf(
+        device,
+        &RawPerf {
+            fd: event.as_raw_fd(),
+            call: IOC_FLUSH,
+            arg: 0,
+            reserved: 0,
+        },
+    )
+}
+
+/// As [`link`], of two events of `perf_event_open(2)`.
+pub(crate) fn link_perf(
+    device: BorrowedFd<'_>,
+    event: BorrowedFd<'_>,
+    role: Role,
+    target: BorrowedFd<'_>,
+) -> io::Result<()> {
+    on_perf(
+        device,
+        &RawPerf {
+            fd: event.as_raw_fd(),
+            call: role.request(),
+            arg: target.as_raw_fd(),
+            reserved: 0,
+        },
+    )
 }
 
 #[cfg(test)]
@@ -126,6 +189,7 @@ mod tests {
     #[test]
     fn layouts_are_the_drivers() {
         assert_eq!(size_of::<RawDetach>(), 48);
+        assert_eq!(size_of::<RawPerf>(), 16);
         assert_eq!(size_of::<RawPersistent>(), 24);
         assert_eq!(size_of::<RawPersistentEntry>(), 192);
         assert_eq!(offset_of!(RawPersistent, entries), 16);

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * VPMU_IOC_PERF: calls of this driver's on descriptors of perf_event_open(2).
+ *
+ * perf core gives a PMU no ioctl of its own, so a program names the descriptor to
+ * /dev/vpmu. Who has the descriptor may make the call: it changes nothing but that event
+ * and another of the caller's.
+ */
+#include <linux/dcache.h>
+#include <linux/err.h>
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <linux/perf_event.h>
+#include <linux/smp.h>
+#include <linux/string.h>
+#include <linux/uaccess.h>
+
+#include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
+
+/*
+ * perf core does not export what tells its files apart. But they are anonymous inodes of
+ * a name that the kernel alone gives.
+ */
+static bool file_is_perf(const struct file *filp)
+{
+	return file_inode(filp)->i_sb->s_magic == ANON_INODE_FS_MAGIC &&
+	       !strcmp(filp->f_path.dentry->d_name.name, "[perf_event]");
+}
+
+/* The file of an event of @dev, for fput(); or an ERR_PTR of -EBADF. */
+static struct file *perf_fget(const struct vpmu_device *dev, int fd)
+{
+	struct file *filp = fget(fd);
+	const struct perf_event *event;
+
+	if (!filp)
+		return ERR_PTR(-EBADF);
+	if (file_is_perf(filp)) {
+		event = filp->private_data;
+		if (event->pmu == &dev->pmu ||
+		    (dev->trace_pmu.type && event->pmu == &dev->trace_pmu))
+			return filp;
+	}
+	fput(filp);
+	return ERR_PTR(-EBADF);
+}
+
+/* Shows what the traces of an event and of those that inherit it have written so far. */
+static void perf_flush_trace(struct perf_event *event)
+{
+	struct perf_event *child;
+
+	mutex_lock(&event->child_mutex);
+	vpmu_trace_flush(event->pmu_private);
+	list_for_each_entry(child, &event->child_list, child_list)
+		vpmu_trace_flush(child->pmu_private);
+	mutex_unlock(&event->child_mutex);
+}
+
+/* Reading replays the samples that came before, on the CPU of each event of the family. */
+static int perf_flush(struct perf_event *event)
+{
+	struct vpmu_event *own = event->pmu_private;
+	u64 enabled, running;
+
+	if (own->trace)
+		perf_flush_trace(event);
+	else
+		perf_event_read_value(event, &enabled, &running);
+	return own->owed == U64_MAX ? -EIO : 0;
+}
+
+static int perf_link(struct perf_event *event, int fd, enum vpmu_role role)
+{
+	struct vpmu_event *own = event->pmu_private, *other;
+	struct perf_event *target;
+	struct file *filp;
+	int err = -EINVAL;
+
+	filp = perf_fget(own->dev, fd);
+	if (IS_ERR(filp))
+		return PTR_ERR(filp);
+	target = filp->private_data;
+	other = target->pmu_private;
+	if (event == target || event->cpu != target->cpu ||
+	    event->hw.target != target->hw.target)
+		goto put;
+	/* Whether one is started is a task's own: no context with such events is swapped. */
+	err = event->attr.inherit || target->attr.inherit ?
+		-EOPNOTSUPP : vpmu_link_ids(own->dev, own->id, other->id, role);
+put:
+	fput(filp);
+	return err;
+}
+
+/**
+ * vpmu_perf_call() - VPMU_IOC_PERF
+ * @dev: the device
+ * @arg: a struct vpmu_perf
+ *
+ * Return: 0; -EBADF for a descriptor that is no event of perf core's on this device;
+ * -EOPNOTSUPP for a call that such events do not have; else as the call on /dev/vpmu.
+ */
+int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)
+{
+	struct perf_event *event;
+	struct vpmu_perf call;
+	struct file *filp;
+	int err;
+
+	if (copy_from_user(&call, arg, sizeof(call)))
+		return -EFAULT;
+	if (call.reserved)
+		return -EINVAL;
+	filp = perf_fget(dev, call.fd);
+	if (IS_ERR(filp))
+		return PTR_ERR(filp);
+	event = filp->private_data;
+	switch (call.call) {
+	case VPMU_IOC_FLUSH:
+		err = call.arg ? -EINVAL : perf_flush(event);
+		break;
+	case VPMU_IOC_SET_STARTER:
+		err = perf_link(event, call.arg, VPMU_STARTER);
+		break;
+	case VPMU_IOC_SET_STOPPER:
+		err = perf_link(event, call.arg, VPMU_STOPPER);
+		break;
+	default:
+		err = -EOPNOTSUPP;
+	}
+	fput(filp);
+	return err;
+}
