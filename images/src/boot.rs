@@ -31,6 +31,8 @@ sh /run/command 2>&1
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 echo null > /tmp/report
 "#;
+/// The product's program.
+const VMM: &str = "vmm";
 const REPORT: &str = "/tmp/report";
 
 /// One command in one guest.
@@ -50,6 +52,8 @@ pub struct Boot {
     pub place: PlaceChoice,
     /// How long the machine may run.
     pub timeout: Duration,
+    /// The program that runs the guest: `vmm`, or one of the tests that takes its arguments.
+    pub vmm: String,
     /// More arguments for `vmm run`.
     pub vmm_args: Vec<String>,
     /// More words for the guest kernel's command line.
@@ -73,6 +77,7 @@ impl Default for Boot {
             files: Vec::new(),
             place: PlaceChoice::Auto,
             timeout: Duration::from_secs(180),
+            vmm: VMM.to_owned(),
             vmm_args: Vec::new(),
             append: String::new(),
             afterwards: None,
@@ -118,7 +123,9 @@ impl Boot {
         let cache = Cache::project();
         let kernel = Kernel::get(&cache, &self.sources)?;
         let driver = module::build(&cache, &kernel)?;
-        let programs = Programs::build(&self.programs)?;
+        let other = (self.vmm != VMM).then(|| self.vmm.clone());
+        let programs: Vec<String> = self.programs.iter().cloned().chain(other).collect();
+        let programs = Programs::build(&programs)?;
         let initramfs = initramfs::guest(&cache, &kernel, &driver, &programs, &self.programs)?;
         Ok(Parts {
             cache,
@@ -175,7 +182,7 @@ impl Boot {
         let report = tempfile::NamedTempFile::new().map_err(BootError::Temporary)?;
         let kernel = parts.kernel.image.to_string_lossy();
         let report_path = report.path().to_string_lossy();
-        let mut command = Command::new(parts.programs.vmm()?);
+        let mut command = Command::new(parts.programs.one(&self.vmm)?);
         command.args(self.vmm_arguments(&kernel, &initramfs.path(), &report_path));
         let directory = tempfile::tempdir().map_err(BootError::Temporary)?;
         if self.afterwards.is_some() {
@@ -198,7 +205,11 @@ impl Boot {
         let arguments = self.vmm_arguments("/guest/kernel", "/guest/initramfs", REPORT);
         let words: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
         let mut run = Archive::new();
-        let vmm = format!("vmm {}", words.join(" "));
+        let vmm = format!("{} {}", self.vmm, words.join(" "));
+        if self.vmm != VMM {
+            let program = initramfs::concatenate(&[parts.programs.one(&self.vmm)?], &[])?;
+            run.file(&format!("bin/{}", self.vmm), 0o755, &program)?;
+        }
         let job = match &self.afterwards {
             None => format!("exec {vmm}\n"),
             Some(afterwards) => {

@@ -140,6 +140,9 @@ pub(crate) struct BootArgs {
     /// A file to put into the guest, by its path there
     #[arg(long = "file", value_name = "PATH=FILE")]
     files: Vec<String>,
+    /// A program of the tests crate to run the guest in place of `vmm`
+    #[arg(long = "vmm", value_name = "NAME", default_value = "vmm")]
+    vmm: String,
     /// One more argument for `vmm run`; may be given again
     #[arg(long = "vmm-arg", value_name = "ARG", allow_hyphen_values = true)]
     vmm_args: Vec<String>,
@@ -175,6 +178,7 @@ impl BootArgs {
             files,
             place,
             timeout: Duration::from_secs(self.timeout),
+            vmm: self.vmm.clone(),
             vmm_args: self.vmm_args.clone(),
             append: self.append.clone(),
             afterwards: None,

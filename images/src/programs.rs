@@ -17,8 +17,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
 /// Packages whose programs every guest and the lab get.
 const ALWAYS: [&str; 3] = ["vmm", "vpmu-client", "outb"];
-/// The package whose programs come when asked for.
+/// The packages whose programs come when asked for: the first for any of them, the other for its own.
 const TESTS: &str = "tests";
+const TRAPPED: &str = "trapped";
 
 /// Why there are no programs.
 #[derive(Debug, Error)]
@@ -80,7 +81,9 @@ impl Programs {
             "json-render-diagnostics",
         ]);
         cargo.arg("--target-dir").arg(root.join("target/static"));
+        let trapped = tests.iter().any(|wanted| wanted == TRAPPED);
         let packages = ALWAYS.iter().chain((!tests.is_empty()).then_some(&TESTS));
+        let packages = packages.chain(trapped.then_some(&TRAPPED));
         cargo.args(packages.flat_map(|package| ["--package", package]));
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
             cargo.env_remove(variable); // would take the place of ours
@@ -120,7 +123,8 @@ impl Programs {
                 continue;
             };
             let package = message.package_id.unwrap_or_default();
-            let is_test = package.contains(&format!("/{TESTS}#"));
+            let mut theirs = [TESTS, TRAPPED].into_iter();
+            let is_test = theirs.any(|theirs| package.contains(&format!("/{theirs}#")));
             let list = if is_test {
                 &mut built.tests
             } else {
@@ -177,6 +181,7 @@ mod tests {
     const MESSAGES: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/vmm#0.1.0","target":{"name":"vmm"},"executable":"/t/vmm"}
 {"reason":"compiler-artifact","package_id":"path+file:///p/guest-driver/client#vpmu-client@0.1.0","target":{"name":"vperf"},"executable":"/t/vperf"}
 {"reason":"compiler-artifact","package_id":"path+file:///p/tests#0.1.0","target":{"name":"probe"},"executable":"/t/probe"}
+{"reason":"compiler-artifact","package_id":"path+file:///p/tests/trapped#0.1.0","target":{"name":"trapped"},"executable":"/t/trapped"}
 {"reason":"compiler-artifact","package_id":"registry+x#libc@0.2.0","target":{"name":"libc"},"executable":null}
 {"reason":"build-finished","success":true}"#;
 
@@ -192,6 +197,7 @@ mod tests {
         };
         assert_eq!(names(&[]), ["vperf"]);
         assert_eq!(names(&["probe".to_owned()]), ["vperf", "probe"]);
+        assert_eq!(built.one("trapped").unwrap(), Path::new("/t/trapped"));
         assert!(
             built
                 .one("nothing")

@@ -21,6 +21,7 @@ mod aux_sharing;
 mod aux_vperf;
 mod aux_wakeup;
 mod aux_writer;
+mod baseline;
 mod counting;
 mod cpu;
 mod doorbell;
@@ -172,6 +173,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "hostile" => Some(hostile::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
+        "baseline" => Some(baseline::TESTS.to_vec()),
         "stock-perf" => Some([stock_perf::TESTS, perf_record::TESTS].concat()),
         _ => None,
     }
@@ -198,6 +200,7 @@ fn main() -> ExitCode {
         }
         ["mark", value, times] => programs::place_marks(value, times, false),
         ["mark", value, times, "in-turn"] => programs::place_marks(value, times, true),
+        ["baseline", samples, rounds] => baseline::measure(samples, rounds),
         ["act"] => acts::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
@@ -221,7 +224,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | act | hammer SEED OPERATIONS"
+        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | act | baseline SAMPLES ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

@@ -29,6 +29,7 @@ struct Booted {
 pub struct Group {
     name: &'static str,
     files: fn() -> Result<Files, ForeignError>,
+    vmm: Option<&'static str>,
     vmm_args: &'static [&'static str],
     append: &'static str,
     place: PlaceChoice,
@@ -67,12 +68,29 @@ impl Group {
         group
     }
 
+    /// The same with more files, on one vCPU of the exact lab: `vmm` runs the guest in place of the
+    /// product's program.
+    #[must_use]
+    pub const fn run_by(
+        vmm: &'static str,
+        vmm_args: &'static [&'static str],
+        name: &'static str,
+        files: fn() -> Result<Files, ForeignError>,
+    ) -> Self {
+        let mut group = Self::with(name, files);
+        group.vmm = Some(vmm);
+        group.vmm_args = vmm_args;
+        group.place = PlaceChoice::Exact;
+        group
+    }
+
     /// The same with more files for the guest.
     #[must_use]
     pub const fn with(name: &'static str, files: fn() -> Result<Files, ForeignError>) -> Self {
         Self {
             name,
             files,
+            vmm: None,
             vmm_args: &[],
             append: "",
             place: PlaceChoice::Auto,
@@ -134,11 +152,16 @@ fn run(group: &Group) -> Result<Booted, String> {
         programs: vec!["guest-tests".into()],
         memory_mib: usual.memory_mib.saturating_add(more),
         files,
+        vmm: group.vmm.map_or(usual.vmm, str::to_owned),
+        vcpus: match group.place {
+            PlaceChoice::Exact => 1,
+            _ => usual.vcpus,
+        },
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
         place: group.place,
         timeout: LIMIT,
-        ..usual
+        ..Boot::default()
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;
     let verdicts = outcome
@@ -172,6 +195,11 @@ macro_rules! guest_tests {
     };
     ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
+    };
+    ($group:literal with $files:path, run by $vmm:literal $args:expr; $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::run_by($vmm, $args, $group, $files); $($test),+
+        }
     };
     ($group:literal appending $words:literal; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::appending($group, $words); $($test),+ }

@@ -2,6 +2,7 @@
 //!
 //! Knows the programs that a user has, and no internals of the device or the machine.
 
+pub mod figures;
 pub mod guest;
 pub mod host;
 pub mod micro;

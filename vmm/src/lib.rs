@@ -5,6 +5,8 @@
 //! of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
 //! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to.
 //!
+//! [`msrs`] is for embedders that emulate model-specific registers.
+//!
 //! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
 //! how a running machine is, [`recording`] what they hold.
 //! [`confine`] is what the process gives up before the guest's first instruction.
@@ -29,6 +31,7 @@ pub mod kvm;
 pub mod limits;
 pub mod logger;
 pub mod memory;
+pub mod msrs;
 pub mod operator;
 pub mod pc;
 pub mod persistent;

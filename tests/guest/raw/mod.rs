@@ -36,6 +36,7 @@ pub(crate) const EXIT_USER: u64 = 1;
 pub(crate) const EXIT_IO: u64 = 2;
 pub(crate) const EXIT_MMIO: u64 = 3;
 pub(crate) const EXIT_SIGNAL: u64 = 5;
+pub(crate) const EXIT_OTHER: u64 = 6;
 pub(crate) const SW_CPU_CLOCK: u64 = 0;
 pub(crate) const SW_TASK_CLOCK: u64 = 1;
 pub(crate) const PACE_CPU_CLOCK: u64 = 0;

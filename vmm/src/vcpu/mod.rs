@@ -13,6 +13,7 @@ use vpmu::{ExitReason, Registers, Turn, VcpuSession, Vpmu};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
+use crate::msrs::{MsrDevice, VcpuMsrs};
 use crate::signal::Threads;
 use registers::ExitRegisters;
 pub use run_page::RunPage;
@@ -53,6 +54,15 @@ pub enum VcpuError {
         #[source]
         source: vpmu::Error,
     },
+    /// The embedder's registers fail.
+    #[error("vCPU {vcpu}: its emulated registers fail")]
+    Msrs {
+        /// Which vCPU.
+        vcpu: u32,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
     /// A mistake of ours: the thread panicked.
     #[error("vCPU {0}: its thread panicked")]
     Panicked(u32),
@@ -73,6 +83,8 @@ pub struct Shared {
     pub progress: Arc<Progress>,
     /// Where each vCPU runs.
     pub threads: Arc<Threads>,
+    /// Registers that the embedder answers.
+    pub msrs: Option<Arc<dyn MsrDevice>>,
 }
 
 /// One vCPU, ready to be moved to its thread.
@@ -121,9 +133,19 @@ impl Vcpu {
         let shared = Arc::clone(&self.shared);
         let _joined = shared.threads.join(self.index);
         let mut pmu = self.attach(shared.vpmu.as_deref())?;
+        let vcpu = self.index;
+        let failed = |source| VcpuError::Msrs { vcpu, source };
+        let msrs = shared.msrs.as_deref();
+        let mut msrs = msrs
+            .map(|device| device.vcpu(self.index))
+            .transpose()
+            .map_err(failed)?;
         shared.progress.started();
         while !shared.end.reached() {
             self.choose_sync(pmu.as_ref());
+            if let Some(msrs) = &mut msrs {
+                msrs.enter(&self.fd).map_err(failed)?;
+            }
             if let Some(pmu) = &mut pmu {
                 if pmu.resume() == Turn::Unfinished {
                     // Looks first whether the run has ended.
@@ -158,7 +180,8 @@ impl Vcpu {
                 registers: &mut registers,
                 pmu: pmu.as_mut(),
             };
-            match serve(exit, &mut self.page, &mut caller, &shared)? {
+            let msrs = msrs.as_mut();
+            match serve(exit, &mut self.page, &mut caller, msrs, &shared)? {
                 Next::Enter => {}
                 Next::End(ending) => shared.end.announce(Ok(ending)),
             }
@@ -231,6 +254,7 @@ fn serve(
     exit: Exit,
     page: &mut RunPage,
     caller: &mut Caller<'_>,
+    msrs: Option<&mut Box<dyn VcpuMsrs>>,
     shared: &Shared,
 ) -> Result<Next, VcpuError> {
     match exit {
@@ -244,6 +268,13 @@ fn serve(
                 shared.memory.read(access.address, data);
                 page.answer_memory(data);
             }
+        }
+        Exit::ReadMsr(register) => {
+            page.answer_msr(msrs.and_then(|msrs| msrs.read(register)));
+        }
+        Exit::WriteMsr(register, value) => {
+            let taken = msrs.is_some_and(|msrs| msrs.write(register, value));
+            page.answer_msr(taken.then_some(value));
         }
         Exit::Shutdown => return Ok(Next::End(Ending::TripleFault)),
         Exit::System(kind) => {

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use kvm_bindings::{
     KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO,
     KVM_EXIT_IO_OUT, KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN,
-    KVM_EXIT_SYSTEM_EVENT, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_run,
+    KVM_EXIT_SYSTEM_EVENT, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_VCPU_TSC_CTRL,
+    KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_run,
 };
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
@@ -96,6 +97,10 @@ pub(super) enum Exit {
     Signal,
     /// KVM had nothing to run; it wants to be called again.
     Again,
+    /// A read of a model-specific register that KVM does not answer.
+    ReadMsr(u32),
+    /// The same for a write of this value.
+    WriteMsr(u32, u64),
     /// A triple fault.
     Shutdown,
     /// A system event of this kind.
@@ -115,9 +120,12 @@ impl From<&Exit> for vpmu::Exit {
             Exit::Memory(access) => with(ExitReason::Mmio, access.told()),
             Exit::Halt => ExitReason::Hlt.into(),
             Exit::Signal => ExitReason::Signal.into(),
-            Exit::Again | Exit::Shutdown | Exit::System(_) | Exit::Broken(_) => {
-                ExitReason::Other.into()
-            }
+            Exit::Again
+            | Exit::ReadMsr(_)
+            | Exit::WriteMsr(..)
+            | Exit::Shutdown
+            | Exit::System(_)
+            | Exit::Broken(_) => ExitReason::Other.into(),
         }
     }
 }
@@ -216,6 +224,15 @@ impl RunPage {
             KVM_EXIT_HLT => Exit::Halt,
             KVM_EXIT_INTR => Exit::Signal,
             KVM_EXIT_IRQ_WINDOW_OPEN => Exit::Again,
+            KVM_EXIT_X86_RDMSR => {
+                // SAFETY: as above.
+                Exit::ReadMsr(unsafe { run.__bindgen_anon_1.msr.index })
+            }
+            KVM_EXIT_X86_WRMSR => {
+                // SAFETY: as above.
+                let msr = unsafe { run.__bindgen_anon_1.msr };
+                Exit::WriteMsr(msr.index, msr.data)
+            }
             KVM_EXIT_SHUTDOWN => Exit::Shutdown,
             KVM_EXIT_SYSTEM_EVENT => {
                 // SAFETY: as above.
@@ -267,6 +284,14 @@ impl RunPage {
         if let Some(room) = mmio.data.get_mut(..data.len()) {
             room.copy_from_slice(data);
         }
+    }
+
+    /// What a model-specific register has, or took; `None` gives the guest a general protection fault.
+    pub(super) fn answer_msr(&mut self, value: Option<u64>) {
+        // SAFETY: called for an access to such a register, whose member this is.
+        let msr = unsafe { &mut self.run_mut().__bindgen_anon_1.msr };
+        msr.error = u8::from(value.is_none());
+        msr.data = value.unwrap_or(0);
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use kvm_bindings::CpuId;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::Killable;
@@ -13,6 +14,7 @@ use crate::arch::{cpuid, regs};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::kvm;
 use crate::memory;
+use crate::msrs::{self, MsrDevice};
 use crate::signal;
 use crate::stats::Stats;
 use crate::vcpu::{self, RunPage, Shared, Vcpu};
@@ -32,7 +34,7 @@ pub(super) struct Boot {
 pub(super) type TscOffsets = Vec<Option<u64>>;
 
 impl Boot {
-    /// A VM that reaches `memories`, with `count` vCPUs.
+    /// A VM that reaches `memories`, with `count` vCPUs whose registers in `msrs` KVM does not answer.
     ///
     /// # Errors
     /// [`VmError`]: KVM refuses something.
@@ -40,8 +42,12 @@ impl Boot {
         kvm: &Kvm,
         count: u8,
         memories: &[&GuestMemoryMmap],
+        msrs: Option<&dyn MsrDevice>,
     ) -> Result<Self, VmError> {
         let vm = kvm::create(kvm)?;
+        if let Some(device) = msrs {
+            msrs::trap(&vm, device)?;
+        }
         memory::register(&vm, memories)?;
         let supported = kvm::supported_cpuid(kvm)?;
         let mut vcpus = Vec::with_capacity(usize::from(count));
@@ -59,7 +65,12 @@ impl Boot {
                 tsc_khz,
                 tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
             };
-            let leaves = cpuid::leaves(&supported, &cpu).map_err(VmError::Cpuid)?;
+            let mut leaves = cpuid::leaves(&supported, &cpu).map_err(VmError::Cpuid)?;
+            if let Some(device) = msrs {
+                let mut entries = leaves.as_slice().to_vec();
+                device.describe(&mut entries);
+                leaves = CpuId::from_entries(&entries).map_err(VmError::Cpuid)?;
+            }
             fd.set_cpuid2(&leaves)
                 .map_err(kvm::KvmError::refused("take our CPUID leaves"))?;
             regs::prepare(&fd)?;

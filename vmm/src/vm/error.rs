@@ -52,6 +52,9 @@ pub enum VmError {
     /// The state that vCPUs start in.
     #[error("cannot set a vCPU up")]
     Registers(#[from] regs::RegisterError),
+    /// The embedder's registers do not take the guest.
+    #[error("the embedder refuses the guest")]
+    Embedder(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Their CPUID leaves.
     #[error("cannot set a vCPU's CPUID up")]
     Cpuid(#[source] vmm_sys_util::fam::Error),

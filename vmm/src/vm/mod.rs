@@ -35,6 +35,7 @@ use crate::exit::{End, Ending};
 use crate::footprint::Footprint;
 use crate::kvm;
 use crate::memory;
+use crate::msrs::MsrDevice;
 use crate::operator::Occasion;
 use crate::pc;
 use crate::signal::{self, EndingSignals};
@@ -115,6 +116,27 @@ impl Vm {
     /// # Errors
     /// [`VmError`], whatever does not come together.
     pub fn new(config: Config, inherited: Inherited) -> Result<Self, VmError> {
+        Self::make(config, inherited, None)
+    }
+
+    /// The same, with registers that the embedder answers. Filters and privileges are those of
+    /// [`new`](Self::new): `config.seccomp` must be off for a device that makes other system calls.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn with_msrs(
+        config: Config,
+        inherited: Inherited,
+        msrs: Arc<dyn MsrDevice>,
+    ) -> Result<Self, VmError> {
+        Self::make(config, inherited, Some(msrs))
+    }
+
+    fn make(
+        config: Config,
+        inherited: Inherited,
+        msrs: Option<Arc<dyn MsrDevice>>,
+    ) -> Result<Self, VmError> {
         Confinement::prepare(&config)?;
         // It runs small guests, beside the rest.
         let asks = config.vpmu && config.engine == Engine::Auto;
@@ -125,12 +147,17 @@ impl Vm {
         let footprint = Footprint::open();
         let kvm = kvm::open(config.vcpus)?;
         let memory = memory::allocate(config.memory_mib)?;
-        let entry = images.load(&memory)?;
+        let entry = load(&mut images, &memory, msrs.as_deref())?;
         let window = match config.window {
             bytes if config.vpmu && bytes > 0 => Some(memory::window(bytes)?),
             _ => None,
         };
-        let boot = Boot::new(&kvm, config.vcpus, &reached(&memory, window.as_ref()))?;
+        let boot = Boot::new(
+            &kvm,
+            config.vcpus,
+            &reached(&memory, window.as_ref()),
+            msrs.as_deref(),
+        )?;
         boot.enter_at(entry)?;
         let stats = Arc::new(Statistics::new(config.vcpus));
         stats.begin(boot.stats());
@@ -184,6 +211,7 @@ impl Vm {
             end,
             progress,
             threads,
+            msrs,
         });
         let mut vm = Self {
             tsc_offsets: boot.tsc_offsets(),
@@ -313,11 +341,13 @@ impl Vm {
     /// sees goes on: the window, counts, the console, and the guest's time.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
-        let entry = self.images.load(&self.memory)?;
+        let msrs = self.shared.msrs.as_deref();
+        let entry = load(&mut self.images, &self.memory, msrs)?;
         let boot = Boot::new(
             &self.kvm,
             self.config.vcpus,
             &reached(&self.memory, self.window.as_ref()),
+            msrs,
         )?;
         boot.enter_at(entry)?;
         boot.keep_time(&self.tsc_offsets);
@@ -340,6 +370,19 @@ impl Vm {
             None => Ok(()),
         }
     }
+}
+
+/// Fills `memory` with the guest's images, and lets the embedder's registers see them.
+fn load(
+    images: &mut Images,
+    memory: &GuestMemoryMmap,
+    msrs: Option<&dyn MsrDevice>,
+) -> Result<u64, VmError> {
+    let entry = images.load(memory)?;
+    if let Some(device) = msrs {
+        device.loaded(memory).map_err(VmError::Embedder)?;
+    }
+    Ok(entry)
 }
 
 /// All memory that the guest reaches.

@@ -1,0 +1,166 @@
+//! Exits and interrupts of a guest per sample and per task switch: by a CPU PMU whose registers are trapped and
+//! emulated, run by the stock kernel's own driver, and by the paravirtual PMU. Both are in one guest, and count
+//! the same host clock.
+//!
+//! Numbers, not times: the guest runs in the exact lab, where they repeat.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use images::{Boot, PlaceChoice};
+use tests::figures::{self, Figures};
+use vpmu_client::error::chain;
+
+const SAMPLES: u64 = 50;
+const ROUNDS: u64 = 50;
+const EVENTS: [u64; 3] = [1, 6, 20];
+
+/// The CPU PMUs of the program `trapped`.
+const PMUS: [(&str, &str); 3] = [
+    (
+        "amd-v2",
+        "PerfMonV2, 6 counters and registers for all at once",
+    ),
+    ("amd", "4 counters, the ones that every AMD processor has"),
+    (
+        "intel-v2",
+        "architectural perfmon version 2, 8 counters and 3 fixed ones",
+    ),
+];
+
+/// Rows by name: what the guest calls it, what a reader does, returns to the VMM that it may make.
+const SAMPLERS: [(&str, &str, Option<f64>); 4] = [
+    ("trapped", "CPU PMU, trapped", None),
+    ("perf-core", "vPMU, perf_event_open", Some(1.2)),
+    ("device-exit", "vPMU, /dev/vpmu, exit engine", Some(1.2)),
+    (
+        "device-batched",
+        "vPMU, /dev/vpmu, batched engine",
+        Some(0.2),
+    ),
+];
+const SWITCHERS: [(&str, &str, Option<f64>); 3] = [
+    ("trapped", "CPU PMU, trapped", None),
+    ("perf-core", "vPMU, perf_event_open", Some(1.0)),
+    ("device", "vPMU, /dev/vpmu", Some(1.0)),
+];
+
+/// What a guest told, by subject.
+type Told = BTreeMap<String, Figures>;
+
+/// Per one of what was measured.
+struct Row {
+    exits: f64,
+    returns: f64,
+    interrupts: f64,
+}
+
+fn main() -> ExitCode {
+    let mut kept = true;
+    for (pmu, described) in PMUS {
+        match measure(pmu) {
+            Ok((place, told)) => {
+                println!("\nA guest on {place}; its CPU PMU: {described}.");
+                println!(
+                    "Every event counts the host's cpu-clock of the vCPU in nanoseconds: no hardware \
+                     counter is read."
+                );
+                kept &= print(&told);
+            }
+            Err(error) => {
+                eprintln!("no figures of {pmu}: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    match kept {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn measure(pmu: &str) -> Result<(String, Told), String> {
+    let boot = Boot {
+        command: format!("guest-tests baseline {SAMPLES} {ROUNDS}"),
+        vcpus: 1,
+        programs: vec!["guest-tests".to_owned()],
+        place: PlaceChoice::Exact,
+        timeout: std::time::Duration::from_secs(900),
+        vmm: "trapped".to_owned(),
+        vmm_args: vec!["--pmu".to_owned(), pmu.to_owned()],
+        ..Boot::default()
+    };
+    let outcome = boot.run().map_err(|error| chain(&error))?;
+    if outcome.status != 0 {
+        return Err(outcome.output);
+    }
+    let told = outcome.output.lines().filter_map(figures::parse);
+    let told = told.map(|(subject, figures)| (subject.to_owned(), figures));
+    Ok((outcome.place.to_string(), told.collect()))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of one boot")]
+fn row(told: &Told, subject: &str, without: &str) -> Option<Row> {
+    let (with, without) = (told.get(subject)?, told.get(without)?);
+    let sum = |names: &[&str]| -> Option<f64> {
+        let values = names
+            .iter()
+            .map(|name| Some(*with.get(*name)? as f64 - *without.get(*name)? as f64));
+        let sum: f64 = values.sum::<Option<f64>>()?;
+        Some(sum / *with.get("times")? as f64)
+    };
+    Some(Row {
+        exits: sum(&["exits", "host"])?,
+        returns: sum(&["user"])?,
+        interrupts: sum(&["nmis", "lines"])?,
+    })
+}
+
+/// Prints a row; whether its limit is kept. A door that cannot do it has none.
+fn line(name: &str, row: Option<&Row>, limit: Option<f64>) -> bool {
+    let Some(row) = row else {
+        println!("  {name:32} {:>8}", "-");
+        return true;
+    };
+    let kept = limit.is_none_or(|limit| row.returns <= limit);
+    let aimed = limit.map_or_else(String::new, |limit| format!("<= {limit}"));
+    let said = if kept { "" } else { "  exceeded" };
+    println!(
+        "  {name:32} {:8.2} {:8.2} {:10.2}   {aimed}{said}",
+        row.exits, row.returns, row.interrupts
+    );
+    kept
+}
+
+fn head(what: &str) {
+    println!(
+        "\n  {what:32} {:>8} {:>8} {:>10}   returns aimed at",
+        "exits", "returns", "interrupts"
+    );
+}
+
+/// Prints the tables; whether all limits are kept.
+fn print(told: &Told) -> bool {
+    let mut kept = true;
+    head("per sample");
+    for (door, name, limit) in SAMPLERS {
+        let row = row(told, &format!("sample:{door}"), &format!("idle:{door}"));
+        kept &= line(name, row.as_ref(), limit);
+    }
+    for events in EVENTS {
+        head(&format!("per task switch, {events} event(s) each"));
+        for (door, name, limit) in SWITCHERS {
+            let (with, without) = (
+                format!("switch:{door}:{events}"),
+                format!("switch:{door}:0"),
+            );
+            kept &= line(name, row(told, &with, &without).as_ref(), limit);
+        }
+    }
+    println!(
+        "\n  exits: all that KVM made, less those of a guest that does the same without events; returns: those \
+         of them\n  that reached the VMM; interrupts: those injected into the guest. A sample's exits include \
+         the one for the\n  host's own timer. More events than counters take turns on the trapped PMU."
+    );
+    kept
+}

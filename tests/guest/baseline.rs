@@ -1,0 +1,552 @@
+//! What samples and task switches cost a guest: by a CPU PMU whose registers are trapped, run by the
+//! kernel's own driver, and by both doors of the paravirtual one. All of them count the host's CPU clock of
+//! the vCPU.
+
+use std::fs;
+use std::io;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+use tests::figures;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::packets::Exit;
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{
+    Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL,
+    EXIT_USER, Event, How, KIND_EXITS, KIND_SOFTWARE, SW_CPU_CLOCK, kernels, sampling, waking,
+};
+use crate::switches::Turn;
+use crate::traced::Traced;
+use crate::{Outcome, Test, aux_exits, cpu};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("cpu_pmu_reads_cost_one_exit", cpu_pmu_reads_cost_one_exit),
+    (
+        "cpu_pmu_switches_cost_exits_by_the_event",
+        cpu_pmu_switches_cost_exits_by_the_event,
+    ),
+    (
+        "cpu_pmu_samples_cost_an_nmi_and_exits",
+        cpu_pmu_samples_cost_an_nmi_and_exits,
+    ),
+    (
+        "vpmu_samples_return_once_or_never",
+        vpmu_samples_return_once_or_never,
+    ),
+    ("perf_runs_on_the_cpu_pmu", perf_runs_on_the_cpu_pmu),
+];
+
+type Failure = Box<dyn std::error::Error>;
+type Shared<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// The CPU that everything is measured on, the only one there.
+const CPU: usize = 0;
+const ON_CPU: How<'_> = How::on_cpu(0);
+/// In nanoseconds: far longer than a sample takes on an emulated machine.
+const PERIOD: u64 = 10_000_000;
+/// Records for each wakeup.
+const WAKEUP: u32 = 16;
+/// `PERF_RECORD_SAMPLE`.
+const RECORD_SAMPLE: u32 = 9;
+const RING_PAGES: usize = 8;
+/// A header and an address.
+const SAMPLE_BYTES: u64 = 16;
+/// Of the area that takes every exit.
+const AREA_PAGES: usize = 256;
+/// SVM's number of an exit for an interrupt of the host.
+const EXIT_OF_INTERRUPT: u16 = 0x60;
+
+/// How often the kernel's driver of a CPU PMU reaches for its registers.
+struct Driver {
+    /// When it switches between two tasks that have one event each.
+    switch: u64,
+    /// The same for six.
+    switch_of_six: u64,
+    sample: u64,
+}
+
+/// Of PerfMonV2.
+const AMD: Driver = Driver {
+    switch: 10,
+    switch_of_six: 40,
+    sample: 6,
+};
+/// Of Intel's architectural PMU, version 2.
+const INTEL: Driver = Driver {
+    switch: 8,
+    switch_of_six: 28,
+    sample: 7,
+};
+
+/// The driver of this CPU.
+fn driver() -> io::Result<Driver> {
+    let intel = fs::read_to_string("/proc/cpuinfo")?.contains("GenuineIntel");
+    Ok(if intel { INTEL } else { AMD })
+}
+/// A measurement that takes longer has hung.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How a program gets at a PMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    /// The CPU's own PMU, by `perf_event_open(2)`.
+    Trapped,
+    /// The paravirtual one, by the same.
+    PerfCore,
+    /// `/dev/vpmu`, with an engine.
+    DeviceFile(u32),
+}
+
+impl Door {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Trapped => "trapped",
+            Self::PerfCore => "perf-core",
+            Self::DeviceFile(ENGINE_EXIT) => "device-exit",
+            Self::DeviceFile(ENGINE_BATCHED) => "device-batched",
+            Self::DeviceFile(_) => "device",
+        }
+    }
+
+    /// The vCPU's clock, disabled.
+    fn clock(self, device: &Device) -> perf_event_attr {
+        let mut attr = device.attr(KIND_SOFTWARE, SW_CPU_CLOCK);
+        if self == Self::Trapped {
+            attr.type_ = bindings::PERF_TYPE_HARDWARE;
+            attr.config = bindings::PERF_COUNT_HW_CPU_CYCLES.into();
+        }
+        attr
+    }
+
+    /// Opens an event of the calling thread.
+    fn open(self, device: &Device, attr: &perf_event_attr) -> io::Result<Event> {
+        match self {
+            Self::Trapped | Self::PerfCore => kernels(attr, How::OWN),
+            Self::DeviceFile(engine) => device.open_event(attr, How::OWN.by(engine)),
+        }
+    }
+}
+
+/// What happened on [`CPU`] in a while.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Seen {
+    /// All exits but those of the host's own interrupts.
+    exits: u64,
+    /// Those: its timers' and, of samples, the overflow's.
+    host: u64,
+    /// Of all exits, those that reached the VMM.
+    user: u64,
+    mmio: u64,
+    signal: u64,
+    /// Accesses of trapped registers, which nothing else brings to the VMM for an unknown reason.
+    register: u64,
+    nmis: u64,
+    /// Interrupts of the paravirtual PMU, on any CPU.
+    lines: u64,
+}
+
+impl Seen {
+    fn tell(self, subject: &str, times: u64) {
+        let figures = [
+            ("times", times),
+            ("exits", self.exits),
+            ("host", self.host),
+            ("user", self.user),
+            ("register", self.register),
+            ("mmio", self.mmio),
+            ("signal", self.signal),
+            ("nmis", self.nmis),
+            ("lines", self.lines),
+        ];
+        println!("{}", figures::line(subject, &figures));
+    }
+}
+
+/// A moment, and what was counted until then.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    time: u64,
+    /// Exits: to the VMM, and of them those for memory, signals, and registers.
+    kept: [u64; 4],
+    nmis: u64,
+    lines: u64,
+}
+
+/// Watches [`CPU`]: counts what reaches the VMM, and has the host trace every exit.
+struct Watch<'a> {
+    device: &'a Device,
+    trace: Traced,
+    /// Counts in pages, which are read without an exit.
+    kept: [Pages; 4],
+    _events: [Event; 4],
+}
+
+impl<'a> Watch<'a> {
+    fn start(device: &'a Device) -> io::Result<Self> {
+        let start = |config| device.start(&device.attr(KIND_EXITS, config), ON_CPU);
+        let [user, mmio, signal, register] = [EXIT_USER, EXIT_MMIO, EXIT_SIGNAL, EXIT_OTHER];
+        let events = [start(user)?, start(mmio)?, start(signal)?, start(register)?];
+        let map = |event| Pages::map(event, 0, READ_WRITE);
+        let [user, mmio, signal, register] = &events;
+        let kept = [map(user)?, map(mmio)?, map(signal)?, map(register)?];
+        let attr = aux_exits::trace(device, EXIT_ALL);
+        let trace = Traced::open(device, attr, ON_CPU, AREA_PAGES, READ_WRITE)?;
+        trace.event.enable(0)?;
+        Ok(Self {
+            device,
+            trace,
+            kept,
+            _events: events,
+        })
+    }
+
+    /// Now. It makes no exit.
+    fn now(&self) -> io::Result<Moment> {
+        let interrupts = fs::read_to_string("/proc/interrupts")?;
+        Ok(Moment {
+            nmis: interrupts_of(&interrupts, "NMI:", Some(CPU)),
+            lines: interrupts_of(&interrupts, "virtio", None),
+            kept: self.kept.each_ref().map(|page| page.face().count),
+            time: self.device.time_of(cpu::tsc()),
+        })
+    }
+
+    /// What happened from `before` to `after`.
+    fn between(mut self, before: Moment, after: Moment) -> Result<Seen, Failure> {
+        self.trace.event.disable(0)?;
+        let (_, lost) = self.trace.read()?;
+        ensure_eq!(lost, 0, "bytes of the trace that found no room");
+        let exits = self.trace.take()?;
+        let exits = exits
+            .iter()
+            .filter(|exit| (before.time..after.time).contains(&exit.time));
+        let (host, caused) =
+            exits.partition::<Vec<&Exit>, _>(|exit| exit.reason == EXIT_OF_INTERRUPT);
+        let [user, mmio, signal, register] =
+            std::array::from_fn(|index| after.kept[index] - before.kept[index]);
+        Ok(Seen {
+            exits: caused.len() as u64,
+            host: host.len() as u64,
+            user,
+            mmio,
+            signal,
+            register,
+            nmis: after.nmis - before.nmis,
+            lines: after.lines - before.lines,
+        })
+    }
+}
+
+/// Sums the interrupts of the lines that `name` is in, of one CPU or of all.
+fn interrupts_of(table: &str, name: &str, cpu: Option<usize>) -> u64 {
+    let lines = table.lines().filter(|line| line.contains(name));
+    lines
+        .map(|line| {
+            let words = line.split_ascii_whitespace().skip(1);
+            let counts = words.map_while(|word| word.parse::<u64>().ok());
+            match cpu {
+                Some(cpu) => counts.skip(cpu).take(1).sum::<u64>(),
+                None => counts.sum(),
+            }
+        })
+        .sum()
+}
+
+/// So many started clocks of the calling thread.
+fn clocks(door: Door, device: &Device, count: u64) -> io::Result<Vec<Event>> {
+    let start = |_| {
+        let event = door.open(device, &door.clock(device))?;
+        event.enable(0)?;
+        Ok(event)
+    };
+    (0..count).map(start).collect()
+}
+
+/// Keeps this thread on [`CPU`], where nothing but its partner runs while it does.
+fn settle() -> io::Result<()> {
+    cpu::pin(CPU)?;
+    cpu::keep()
+}
+
+/// What happens in `rounds` times to another task and back, both of which count `events` clocks.
+fn switches(door: Door, events: u64, rounds: u64) -> Result<Seen, Failure> {
+    let device = Device::open()?;
+    let watch = Watch::start(&device)?;
+    let [mut one, mut other] = Turn::pair()?;
+    let (before, after) = thread::scope(|scope| {
+        let partner = scope.spawn(|| -> Shared<()> {
+            settle()?;
+            let _events = clocks(door, &device, events)?;
+            // One round more, before the count begins.
+            for _ in 0..=rounds {
+                other.wait()?;
+                other.give()?;
+            }
+            // Its end is later than the count's.
+            other.wait()?;
+            Ok(())
+        });
+        let caller = scope.spawn(|| -> Shared<(Moment, Moment)> {
+            settle()?;
+            let _events = clocks(door, &device, events)?;
+            one.give()?;
+            one.wait()?;
+            let before = watch.now()?;
+            for _ in 0..rounds {
+                one.give()?;
+                one.wait()?;
+            }
+            let after = watch.now()?;
+            one.give()?;
+            Ok((before, after))
+        });
+        let moments = caller.join().map_err(|_| "a task panicked")?;
+        let ended = partner.join().map_err(|_| "a task panicked")?;
+        ended.map_err(|error| error.to_string())?;
+        moments.map_err(|error| error.to_string())
+    })?;
+    watch.between(before, after)
+}
+
+/// A moment at which no record was written, and how many bytes of them there are.
+fn between_records(watch: &Watch<'_>, pages: &Pages) -> io::Result<(Moment, u64)> {
+    loop {
+        let head = pages.head();
+        let moment = watch.now()?;
+        if pages.head() == head {
+            return Ok((moment, head));
+        }
+    }
+}
+
+/// What happens from a sample to one that is at least `count` later, how much later, and how long it took.
+fn samples(door: Door, count: u64) -> Result<(Seen, u64, Duration), Failure> {
+    let device = Device::open()?;
+    let watch = Watch::start(&device)?;
+    settle()?;
+    let attr = sampling(door.clock(&device), PERIOD, bindings::PERF_SAMPLE_IP.into());
+    let event = door.open(&device, &waking(attr, WAKEUP))?;
+    let mut pages = Pages::map(&event, RING_PAGES, READ_WRITE)?;
+    let began = Instant::now();
+    let wait = |bytes| -> Outcome {
+        while pages.head() < bytes {
+            ensure!(began.elapsed() < LIMIT, "{} bytes of samples", pages.head());
+        }
+        Ok(())
+    };
+    event.enable(0)?;
+    wait(SAMPLE_BYTES)?;
+    let (before, first) = between_records(&watch, &pages)?;
+    let start = Instant::now();
+    wait(first + count * SAMPLE_BYTES)?;
+    let (after, last) = between_records(&watch, &pages)?;
+    let took = start.elapsed();
+    event.disable(0)?;
+    let others = pages
+        .take()?
+        .into_iter()
+        .find(|it| it.kind != RECORD_SAMPLE);
+    ensure_eq!(others, None, "a record that is no sample");
+    let taken = (last - first) / SAMPLE_BYTES;
+    Ok((watch.between(before, after)?, taken, took))
+}
+
+/// What happens while a task runs for as long and nothing is sampled.
+fn idle(time: Duration) -> Result<Seen, Failure> {
+    let device = Device::open()?;
+    let watch = Watch::start(&device)?;
+    settle()?;
+    let before = watch.now()?;
+    let began = Instant::now();
+    while began.elapsed() < time {}
+    let after = watch.now()?;
+    watch.between(before, after)
+}
+
+/// Keeps the kernel from sampling less often where a sample takes long, as on an emulated machine.
+fn sample_as_asked() -> io::Result<()> {
+    // While this is zero the rate is not taken.
+    fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
+    fs::write("/proc/sys/kernel/perf_event_max_sample_rate", "100000")?;
+    fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "0")
+}
+
+/// `guest-tests baseline SAMPLES ROUNDS`: tells the figures of everything.
+pub(crate) fn measure(count: &str, rounds: &str) -> ExitCode {
+    let measured = count.parse().map_err(Failure::from).and_then(|count| {
+        let rounds = rounds.parse()?;
+        measure_all(count, rounds)
+    });
+    match measured {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure_all(count: u64, rounds: u64) -> Outcome {
+    sample_as_asked()?;
+    for door in [
+        Door::Trapped,
+        Door::PerfCore,
+        Door::DeviceFile(ENGINE_EXIT),
+        Door::DeviceFile(ENGINE_BATCHED),
+    ] {
+        match apart(move || samples(door, count)) {
+            Ok((seen, taken, took)) => {
+                seen.tell(&format!("sample:{}", door.name()), taken);
+                apart(move || idle(took))?.tell(&format!("idle:{}", door.name()), taken);
+            }
+            // What the host or the driver cannot do has no row.
+            Err(error) => println!("no samples by {}: {error}", door.name()),
+        }
+    }
+    for door in [Door::Trapped, Door::PerfCore, Door::DeviceFile(ENGINE_ANY)] {
+        for events in [0, 1, 6, 20] {
+            let seen = switches(door, events, rounds)?;
+            seen.tell(&format!("switch:{}:{events}", door.name()), 2 * rounds);
+        }
+    }
+    Ok(())
+}
+
+/// Runs on a thread of its own, whose CPU and priority end with it.
+fn apart<T: Send + 'static>(
+    act: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = thread::spawn(|| act().map_err(|error| error.to_string()));
+    Ok(done.join().map_err(|_| "a thread panicked")??)
+}
+
+fn cpu_pmu_reads_cost_one_exit() -> Outcome {
+    const READS: u64 = 100;
+    let device = Device::open()?;
+    let watch = Watch::start(&device)?;
+    settle()?;
+    let clock = clocks(Door::Trapped, &device, 1)?;
+    let before = watch.now()?;
+    for _ in 0..READS {
+        clock[0].count()?;
+    }
+    let after = watch.now()?;
+    let seen = watch.between(before, after)?;
+    ensure_eq!(
+        (seen.user, seen.register),
+        (READS, READS),
+        "exits of {READS} readings"
+    );
+    ensure!(seen.exits >= READS, "{seen:?}");
+    Ok(())
+}
+
+fn cpu_pmu_switches_cost_exits_by_the_event() -> Outcome {
+    const ROUNDS: u64 = 20;
+    let driver = driver()?;
+    for (events, each) in [(1, driver.switch), (6, driver.switch_of_six)] {
+        let seen = switches(Door::Trapped, events, ROUNDS)?;
+        ensure_eq!(
+            (seen.user, seen.register),
+            (2 * ROUNDS * each, 2 * ROUNDS * each),
+            "exits of {} switches, {events} events",
+            2 * ROUNDS
+        );
+        ensure!(seen.exits >= seen.user, "{seen:?}");
+    }
+    // More than there are counters: as many at a time.
+    let seen = switches(Door::Trapped, 20, ROUNDS)?;
+    ensure!(
+        seen.register >= 2 * ROUNDS * driver.switch_of_six,
+        "{seen:?}"
+    );
+    for door in [Door::PerfCore, Door::DeviceFile(ENGINE_ANY)] {
+        let seen = switches(door, 6, ROUNDS)?;
+        ensure_eq!(
+            (seen.user, seen.mmio),
+            (2 * ROUNDS, 2 * ROUNDS),
+            "exits of {} switches by {}",
+            2 * ROUNDS,
+            door.name()
+        );
+    }
+    Ok(())
+}
+
+fn cpu_pmu_samples_cost_an_nmi_and_exits() -> Outcome {
+    const SAMPLES: u64 = 20;
+    sample_as_asked()?;
+    let (seen, taken, _) = samples(Door::Trapped, SAMPLES)?;
+    ensure_eq!(
+        (seen.nmis, seen.signal, seen.register),
+        (taken, taken, taken * driver()?.sample),
+        "NMIs, signals and accesses of {taken} samples"
+    );
+    Ok(())
+}
+
+fn vpmu_samples_return_once_or_never() -> Outcome {
+    const SAMPLES: u64 = 40;
+    for (engine, signals) in [(ENGINE_EXIT, 1), (ENGINE_BATCHED, 0)] {
+        let door = Door::DeviceFile(engine);
+        let (seen, taken, _) = samples(door, SAMPLES)?;
+        let name = door.name();
+        ensure_eq!(seen.signal, signals * taken, "signals of {taken}, {name}");
+        // The driver reads an interrupt's cause and acknowledges it.
+        ensure_eq!(
+            (seen.user, seen.nmis),
+            (seen.signal + 2 * seen.lines, 0),
+            "returns and NMIs, {name}: {seen:?}"
+        );
+        let wakeups = taken / u64::from(WAKEUP) + 1;
+        ensure!(seen.lines <= wakeups, "{wakeups} wakeups, {name}: {seen:?}");
+    }
+    Ok(())
+}
+
+fn perf_runs_on_the_cpu_pmu() -> Outcome {
+    let stat = [
+        "stat",
+        "-x,",
+        "-e",
+        "cycles",
+        "--",
+        "guest-tests",
+        "mark",
+        "1",
+        "100",
+    ];
+    let output = Command::new("perf").args(stat).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let count = said
+        .split(',')
+        .next()
+        .and_then(|count| count.parse::<u64>().ok());
+    ensure!(count.is_some_and(|count| count > 0), "perf stat: {said}");
+    let record = [
+        "record",
+        "-o",
+        "/tmp/cycles.data",
+        "-e",
+        "cycles",
+        "-c",
+        "5000000",
+        "--",
+    ];
+    let program = ["guest-tests", "mark", "1", "1000"];
+    let output = Command::new("perf").args(record).args(program).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "perf record: {said}");
+    let script = ["script", "-i", "/tmp/cycles.data", "-F", "comm,event,ip"];
+    let output = Command::new("perf").args(script).output()?;
+    let listed = String::from_utf8_lossy(&output.stdout);
+    let samples = listed
+        .lines()
+        .filter(|line| line.contains("cycles"))
+        .count();
+    ensure!(samples > 0, "perf script: {listed}");
+    Ok(())
+}

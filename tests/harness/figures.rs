@@ -1,0 +1,54 @@
+//! How a guest tells what it measured over a console that others write to as well.
+
+use std::collections::BTreeMap;
+
+const MARK: &str = "@figures";
+
+/// What happened on a CPU, and how often what was measured took place meanwhile.
+pub type Figures = BTreeMap<String, u64>;
+
+/// The line that tells what was measured of `subject`.
+#[must_use]
+pub fn line(subject: &str, figures: &[(&str, u64)]) -> String {
+    let words = figures
+        .iter()
+        .map(|(name, value)| format!(" {name} {value}"));
+    format!("{MARK} {subject}{}", words.collect::<String>())
+}
+
+/// What a line tells, and of which subject.
+#[must_use]
+pub fn parse(line: &str) -> Option<(&str, Figures)> {
+    let mut words = line.split_ascii_whitespace();
+    if words.next()? != MARK {
+        return None;
+    }
+    let subject = words.next()?;
+    let mut figures = Figures::new();
+    while let Some(name) = words.next() {
+        figures.insert(name.to_owned(), words.next()?.parse().ok()?);
+    }
+    Some((subject, figures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_survive_the_console() {
+        let line = line("switch:trapped:6", &[("times", 1000), ("exits", 7)]) + "\r\n";
+        let (subject, figures) = parse(&line).expect("figures");
+        assert_eq!(subject, "switch:trapped:6");
+        assert_eq!((figures["times"], figures["exits"]), (1000, 7));
+        for other in [
+            "",
+            "@figures",
+            "x @figures a",
+            "@figures a b",
+            "@figures a b c",
+        ] {
+            assert_eq!(parse(other), None, "{other:?}");
+        }
+    }
+}

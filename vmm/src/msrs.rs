@@ -1,0 +1,90 @@
+//! Model-specific registers that the embedder answers in KVM's place: for a VMM that emulates a feature
+//! which KVM lacks.
+//!
+//! Each access of the guest returns to the VMM, on the vCPU's thread.
+
+use std::error::Error;
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+
+use kvm_bindings::{
+    KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_cpuid_entry2, kvm_enable_cap,
+};
+use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
+use vm_memory::GuestMemoryMmap;
+
+use crate::kvm::KvmError;
+
+/// A machine's registers.
+pub trait MsrDevice: Debug + Send + Sync {
+    /// Their numbers, at most 16 ranges of at most 12,288 registers.
+    fn ranges(&self) -> Vec<Range<u32>>;
+
+    /// Changes what a vCPU's CPUID leaves say.
+    fn describe(&self, _leaves: &mut Vec<kvm_cpuid_entry2>) {}
+
+    /// The guest's images are in `memory`, and no vCPU has run; called at every boot.
+    ///
+    /// # Errors
+    /// Any: the guest does not boot.
+    fn loaded(&self, _memory: &GuestMemoryMmap) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+
+    /// The registers of a vCPU, at every boot; called on the vCPU's thread, under its seccomp filter.
+    ///
+    /// # Errors
+    /// The host's.
+    fn vcpu(&self, index: u32) -> io::Result<Box<dyn VcpuMsrs>>;
+}
+
+/// A vCPU's registers; every call comes from its thread.
+pub trait VcpuMsrs: Debug {
+    /// The register's value; `None` gives the guest a general protection fault.
+    fn read(&mut self, register: u32) -> Option<u64>;
+
+    /// Takes what the guest writes; `false` gives it a general protection fault.
+    fn write(&mut self, register: u32, value: u64) -> bool;
+
+    /// Called before each entry into the guest, for interrupts to be injected. A signal of
+    /// [`kick_signal`](crate::signal::kick_signal) that comes later makes the entry end at once.
+    ///
+    /// # Errors
+    /// The host's: the run ends.
+    fn enter(&mut self, vcpu: &VcpuFd) -> io::Result<()>;
+}
+
+/// Has accesses to registers of `device` return from KVM's run call.
+///
+/// # Errors
+/// [`KvmError::Refused`].
+pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
+    let mut capability = kvm_enable_cap {
+        cap: KVM_CAP_X86_USER_SPACE_MSR,
+        ..Default::default()
+    };
+    capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
+    vm.enable_cap(&capability)
+        .map_err(KvmError::refused("hand model-specific registers over"))?;
+    // A bit that is clear denies KVM the register.
+    let ranges: Vec<(Range<u32>, Vec<u8>)> = device
+        .ranges()
+        .into_iter()
+        .map(|range| {
+            let bytes = range.len().div_ceil(8);
+            (range, vec![0; bytes])
+        })
+        .collect();
+    let filter: Vec<MsrFilterRange<'_>> = ranges
+        .iter()
+        .map(|(range, bitmap)| MsrFilterRange {
+            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
+            base: range.start,
+            msr_count: range.end.saturating_sub(range.start),
+            bitmap,
+        })
+        .collect();
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &filter)
+        .map_err(KvmError::refused("filter model-specific registers"))
+}
