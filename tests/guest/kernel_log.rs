@@ -38,10 +38,14 @@ fn log() -> std::io::Result<String> {
 /// The log from the first report of a fault on, a part of it.
 fn fault<'a>(log: &'a str, more: &[&str]) -> Option<Vec<&'a str>> {
     let names_fault = |line: &&str| {
-        // The allocator and a checker introduce themselves.
-        let introduction = ["SLUB: HWalign", "KernelAddressSanitizer initialized"];
+        // The allocator and a checker introduce themselves; a program's own fault is not the kernel's.
+        let harmless = [
+            "SLUB: HWalign",
+            "KernelAddressSanitizer initialized",
+            "traps: ",
+        ];
         let begins = |word: &&str| line.contains(*word);
-        FAULTS.iter().chain(more).any(begins) && !introduction.iter().any(begins)
+        FAULTS.iter().chain(more).any(begins) && !harmless.iter().any(begins)
     };
     let lines: Vec<&str> = log.lines().collect();
     let first = lines.iter().position(names_fault)?;
