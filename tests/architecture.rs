@@ -119,6 +119,32 @@ fn only_the_arch_module_of_the_vmm_names_an_architecture() {
     }
 }
 
+/// What differs between kernels has one place.
+#[test]
+fn only_the_drivers_compat_header_asks_for_a_kernel_version() {
+    let driver = root().join("guest-driver/linux");
+    let asks = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        ["LINUX_VERSION", "KERNEL_VERSION", "linux/version.h"]
+            .iter()
+            .any(|word| text.contains(word))
+    };
+    let mut asking: Vec<String> = fs::read_dir(driver)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let code = name.ends_with(".c") || name.ends_with(".h");
+            // kbuild's own, left by a build by hand, names the version.
+            let source = code && !name.ends_with(".mod.c");
+            (source || name == "Kbuild" || name == "Makefile") && asks(path)
+        })
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    asking.sort();
+    assert_eq!(asking, ["compat.h"]);
+}
+
 /// The specification says of each rule that others proposed which test shows it.
 #[test]
 fn every_test_that_the_specification_names_exists() {

@@ -1,7 +1,7 @@
 //! Counting in a stock guest, through the shared-page door.
 
 tests::guest_tests! {
-    "counting":
+    "counting" on both kernels:
     marks_count_exactly,
     port_writes_count_exactly,
     two_vcpus_never_mix,

@@ -5,7 +5,7 @@
 mod closing;
 
 tests::guest_tests! {
-    "module":
+    "module" on both kernels:
     perf_counts_a_task_exactly,
     perf_counts_a_cpu_exactly,
     perf_inherits,
@@ -24,5 +24,6 @@ tests::guest_tests! {
     counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
     disabled_event_of_a_switching_task_counts_nothing,
     unloading_waits_for_the_last_user,
+    module_is_loaded_by_the_devices_modalias,
     the_module_reloads_clean,
 }

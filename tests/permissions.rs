@@ -1,7 +1,7 @@
 //! Who may do what through the driver: perf's rules, the capabilities, the share of events.
 
 tests::guest_tests! {
-    "permissions":
+    "permissions" on both kernels:
     open_by_nobody_at_each_level_answers_as_perf_does,
     kernel_sampled_without_perfmon_at_level_2_is_refused,
     task_with_other_credentials_is_refused,

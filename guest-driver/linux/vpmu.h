@@ -172,11 +172,11 @@ struct vpmu_device {
 	struct vpmu_info info;
 	struct vpmu_catalogue_entry *catalogue;
 	struct virtqueue *control;
-	spinlock_t control_lock;
+	spinlock_t control_lock; /* the control queue and its lists */
 	struct list_head control_sent;
 	struct list_head control_waiting;
 	struct virtqueue *event_vq;
-	spinlock_t event_lock;
+	spinlock_t event_lock; /* the event queue */
 	struct vpmu_notice *notices;
 	struct vpmu_vcpu *vcpus;
 	struct vpmu_vcpu * __percpu *cpu_vcpu;
@@ -192,7 +192,7 @@ struct vpmu_device {
 	unsigned long window_pfn;
 	u32 window_pages;
 	struct pmu persistent_pmu;
-	struct mutex persistent_lock;
+	struct mutex persistent_lock; /* the list of persistent events */
 	struct list_head persistent;
 	u64 persistent_turn;
 	bool persistent_news;
@@ -204,9 +204,9 @@ struct vpmu_device {
 	struct xarray files;
 	struct xarray traces;
 	struct xarray sampled;
-	struct mutex output_lock;
-	struct mutex link_lock;
-	spinlock_t notice_lock;
+	struct mutex output_lock; /* who writes to which ring */
+	struct mutex link_lock; /* starters and stoppers */
+	spinlock_t notice_lock; /* wakeups that are due */
 	loff_t wakeups;
 	bool gone;
 	atomic_t users;

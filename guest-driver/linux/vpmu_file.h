@@ -151,7 +151,7 @@ struct vpmu_file {
 	struct list_head family;
 
 	struct vpmu_file *leader;
-	struct mutex group_lock;
+	struct mutex group_lock; /* the group of a leader */
 	unsigned int siblings;
 	struct list_head members;
 	struct list_head member;

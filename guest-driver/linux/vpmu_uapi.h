@@ -135,7 +135,7 @@ struct vpmu_persistent_entry {
 };
 
 /* struct vpmu_persistent_entry::flags */
-#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* the host's: to be read and flushed alone */
+#define VPMU_PERSISTENT_OPERATOR	(1U << 0)	/* the host's: read, flush */
 #define VPMU_PERSISTENT_WINDOW		(1U << 1)	/* its ring outlives a reset of the guest */
 #define VPMU_PERSISTENT_OVERWRITE	(1U << 2)	/* its ring is mapped read-only */
 

@@ -8,6 +8,7 @@ outb "$INIT_PORT" "$INIT_BYTE"
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
+mount -t debugfs debugfs /sys/kernel/debug
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t tmpfs tmpfs /tmp
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use images::{Boot, PlaceChoice, Sources};
+use images::{Boot, Debug, PlaceChoice, Sources};
 
 /// Makes what boots, and boots it.
 ///
@@ -25,6 +25,9 @@ const EXAMPLES: &str = "Examples:
   images boot --lab --exact -- vperf stat true
   images lab -- vmm check                what the lab can do
   images kernel --kernel-version 6.12    only fetch a kernel, print where it is
+  images kernel --kernel-debug lockdep   build a kernel that checks its locks
+  images boot --kernel-debug kasan --memory 1024 -- 'dmesg | grep KASAN'
+  images boot --append 'slub_debug=FZPU' -- 'cat /proc/cmdline'
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's own.";
 
@@ -35,6 +38,10 @@ pub(crate) enum Action {
     Kernel(KernelArgs),
     /// Build the guest's driver for a kernel; print where it is
     Module(KernelArgs),
+    /// Have Debian's DKMS build the driver for a kernel and install it in a directory of its own
+    Dkms(KernelArgs),
+    /// Check the driver's style with the kernel's own script; print what it complains of
+    Style,
     /// Build our programs statically; print where they are
     Programs {
         /// Programs of the tests crate to build as well
@@ -65,6 +72,9 @@ pub(crate) struct KernelArgs {
     /// Series or release of Debian's cloud kernel [default: the newest 6.1]
     #[arg(long, value_name = "VERSION", conflicts_with = "kernel")]
     kernel_version: Option<String>,
+    /// Build that series from Debian's source with a checker, once, for many minutes
+    #[arg(long, value_name = "CHECKER", value_enum, conflicts_with = "kernel")]
+    kernel_debug: Option<Debug>,
     /// A kernel of your own: vmlinux or bzImage; needs --headers
     #[arg(long, value_name = "FILE", requires = "headers")]
     kernel: Option<PathBuf>,
@@ -83,6 +93,7 @@ impl KernelArgs {
     pub(crate) fn sources(self) -> Sources {
         Sources {
             version: self.kernel_version,
+            debug: self.kernel_debug,
             kernel: self.kernel,
             headers: self.headers,
             modules: self.modules,

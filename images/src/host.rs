@@ -73,6 +73,20 @@ pub enum Need {
     DpkgSource,
     /// The kernel's build tools load it.
     LibElf,
+    /// For kernels with checkers.
+    LibElfHeader,
+    /// For kernels with checkers.
+    OpensslHeader,
+    /// For kernels with checkers.
+    Flex,
+    /// For kernels with checkers.
+    Bison,
+    /// For kernels with checkers.
+    Bc,
+    /// Runs the kernel's script that checks the driver's style.
+    Perl,
+    /// Lists modules by the names of their devices.
+    Depmod,
     /// The shell and tools of guests; linked statically.
     Busybox,
     /// Fetches packages. Comes with Debian and nothing else.
@@ -101,6 +115,13 @@ impl Need {
             Self::Gcc => "gcc",
             Self::Make => "make",
             Self::LibElf => "libelf.so.1",
+            Self::LibElfHeader => "gelf.h",
+            Self::OpensslHeader => "openssl/evp.h",
+            Self::Flex => "flex",
+            Self::Bison => "bison",
+            Self::Bc => "bc",
+            Self::Perl => "perl",
+            Self::Depmod => "depmod",
             Self::Busybox => "a static busybox",
             Self::Apt => "apt-get",
             Self::Xz => "xz",
@@ -123,7 +144,13 @@ impl Need {
             Self::DpkgSource => "dpkg-dev",
             Self::Gcc => "gcc",
             Self::Make => "make",
-            Self::LibElf => "libelf-dev",
+            Self::LibElf | Self::LibElfHeader => "libelf-dev",
+            Self::OpensslHeader => "libssl-dev",
+            Self::Flex => "flex",
+            Self::Bison => "bison",
+            Self::Bc => "bc",
+            Self::Perl => "perl",
+            Self::Depmod => "kmod",
             Self::Busybox => "busybox-static",
             Self::Apt => "apt",
             Self::Xz => "xz-utils",
@@ -148,6 +175,8 @@ impl Need {
             Self::Glib => has_header("glib-2.0/glib.h"),
             Self::Pixman => has_header("pixman-1/pixman.h"),
             Self::Fdt => has_header("libfdt.h"),
+            Self::LibElfHeader => has_header("gelf.h"),
+            Self::OpensslHeader => has_header("openssl/evp.h"),
             other => find(other.what()).is_some(),
         }
     }

@@ -8,9 +8,12 @@ use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
+use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
+use crate::host::HostError;
 use crate::kallsyms;
 use crate::packages::{self, KernelPackages, PackageError};
+use crate::process::ProcessError;
 use crate::progress::Step;
 use crate::vmlinux::{self, VmlinuxError};
 
@@ -54,6 +57,15 @@ pub enum KernelError {
     /// Unpacked packages that do not look as expected.
     #[error("the kernel's packages hold no {0}")]
     Layout(String),
+    /// The host lacks something to build one with.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A debug kernel does not build.
+    #[error("cannot build the debug kernel")]
+    Build(#[source] ProcessError),
+    /// A debug kernel would lack what it is for.
+    #[error("the kernel's source does not take {0}")]
+    Option(String),
     /// A kernel of the user's without headers.
     #[error(
         "a kernel of your own needs its headers for the module: add --headers DIRECTORY (like /lib/modules/VERSION/build)"
@@ -75,6 +87,8 @@ impl Stale for KernelError {
 pub struct Sources {
     /// Series or release of the stock kernel; `None`: [`DEFAULT_SERIES`].
     pub version: Option<String>,
+    /// What checker the kernel of that series is built with; `None`: the stock kernel.
+    pub debug: Option<Debug>,
     /// A vmlinux or bzImage.
     pub kernel: Option<PathBuf>,
     /// The kernel's build directory.
@@ -106,9 +120,11 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`].
     pub fn get(cache: &Cache, sources: &Sources) -> Result<Self, KernelError> {
-        match &sources.kernel {
-            Some(image) => Self::own(image, sources),
-            None => Self::stock(cache, sources.version.as_deref().unwrap_or(DEFAULT_SERIES)),
+        let version = sources.version.as_deref().unwrap_or(DEFAULT_SERIES);
+        match (&sources.kernel, sources.debug) {
+            (Some(image), _) => Self::own(image, sources),
+            (None, Some(debug)) => debug::get(cache, version, debug),
+            (None, None) => Self::stock(cache, version),
         }
     }
 
@@ -157,6 +173,18 @@ impl Kernel {
             headers: headers(&place, &found.release),
             id,
         })
+    }
+
+    /// A package's kernel as `uname -r` has it.
+    pub fn release(&self) -> Option<&str> {
+        self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
+    }
+
+    /// The configuration that a package's kernel was built with.
+    pub fn config(&self) -> Option<PathBuf> {
+        let release = self.release()?;
+        let path = self.bzimage.with_file_name(format!("config-{release}"));
+        Some(path).filter(|path| path.is_file())
     }
 
     /// A `System.map` made from the kernel itself; `None`: it holds no names that can be found.

@@ -11,7 +11,7 @@ use cli::{Action, BootArgs, Cli, KernelArgs};
 use images::cache::Cache;
 use images::kernel::Kernel;
 use images::programs::Programs;
-use images::{Boot, Outcome, initramfs, module};
+use images::{Boot, Outcome, dkms, initramfs, module, style};
 
 fn main() -> ExitCode {
     match run(Cli::parse().action) {
@@ -39,6 +39,22 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             }
         }
         Action::Module(which) => println!("{}", driver(&cache, &kernel(&cache, which)?)?.display()),
+        Action::Dkms(which) => {
+            let kernel = kernel(&cache, which)?;
+            let directory = tempfile::tempdir()?;
+            let module = dkms::install(&kernel, directory.path())?;
+            let bytes = module.metadata()?.len();
+            println!("{} of {bytes} bytes for {}", module::NAME, kernel.id);
+        }
+        Action::Style => {
+            let complaints = style::check(&cache, &module::driver())?;
+            for complaint in &complaints {
+                println!("{complaint}");
+            }
+            if !complaints.is_empty() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
         Action::Programs { programs } => {
             for (name, file) in Programs::build(&programs)?.all() {
                 println!("{name} {}", file.display());

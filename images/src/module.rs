@@ -57,19 +57,24 @@ pub enum ModuleError {
 /// # Errors
 /// [`ModuleError`].
 pub fn build(cache: &Cache, kernel: &Kernel) -> Result<PathBuf, ModuleError> {
-    build_from(
-        cache,
-        kernel,
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-driver/linux"),
-    )
+    build_from(cache, kernel, &driver())
 }
 
-fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, ModuleError> {
+/// Where the driver's sources are.
+pub fn driver() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-driver/linux")
+}
+
+/// The module for `kernel`, from the sources in `driver`. A warning is a failure.
+///
+/// # Errors
+/// [`ModuleError`].
+pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, ModuleError> {
     host::ensure(&[Need::Gcc, Need::Make, Need::LibElf])?;
     let compiler = process::output(Command::new("gcc").arg("--version"));
     let compiler = compiler.map_err(ModuleError::Compiler)?;
     let sources = sources(driver)?;
-    let mut key = Key::new("module, recipe 1").text("kernel", &kernel.id);
+    let mut key = Key::new("module, recipe 2").text("kernel", &kernel.id);
     key = key.bytes("compiler", &compiler);
     for source in &sources {
         key = key.file(&file_name(source), source)?;
@@ -86,6 +91,7 @@ fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, 
             .arg(format!("M={}", dir.display()));
         // Kernels with BTF would want pahole for a module's, which nothing here reads.
         make.args(["modules", "W=1", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
+        make.arg("KCFLAGS=-Werror");
         for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
             make.env_remove(variable);
         }
@@ -112,7 +118,10 @@ fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, 
 }
 
 /// What the driver is made from: not what an earlier build by hand left beside it.
-fn sources(driver: &Path) -> Result<Vec<PathBuf>, ModuleError> {
+///
+/// # Errors
+/// [`ModuleError::File`].
+pub fn sources(driver: &Path) -> Result<Vec<PathBuf>, ModuleError> {
     let entries = fs::read_dir(driver).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.map_err(|e| failed(driver, e))?;
     let mut sources: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();

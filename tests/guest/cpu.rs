@@ -9,7 +9,9 @@ use std::arch::{asm, x86_64::_rdtsc};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// A port that no device of the machine answers to: a write is an exit and nothing else.
@@ -33,16 +35,45 @@ pub(crate) fn pin(cpu: usize) -> io::Result<()> {
 /// Lets no other task have this thread's CPU before the thread sleeps or ends: until then its
 /// events are not switched.
 pub(crate) fn keep() -> io::Result<()> {
-    // By default real-time tasks leave some time to others.
-    fs::write("/proc/sys/kernel/sched_rt_runtime_us", "-1")?;
-    // Every four seconds the soft lockup detector runs a thread that preempts every task.
-    fs::write("/proc/sys/kernel/soft_watchdog", "0")?;
+    reserve_nothing()?;
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameter lives through the call.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Takes from the kernel what it keeps of each CPU's time for others than real-time tasks.
+fn reserve_nothing() -> io::Result<()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    // By default real-time tasks leave some time to others.
+    set(Path::new("/proc/sys/kernel/sched_rt_runtime_us"), "-1")?;
+    // From 6.12 on a deadline server of each CPU runs ordinary tasks in spite of that. Without the
+    // servers' share in its sum of bandwidths, 6.12 refuses to set the limit above again (EBUSY).
+    for server in fair_servers()? {
+        set(&server.join("runtime"), "0")?;
+    }
+    // Every four seconds the soft lockup detector runs a thread that preempts every task.
+    set(Path::new("/proc/sys/kernel/soft_watchdog"), "0")
+}
+
+/// Gives a setting of the kernel's a value that it does not have yet.
+fn set(file: &Path, value: &str) -> io::Result<()> {
+    match fs::read_to_string(file)?.trim_end() == value {
+        true => Ok(()),
+        false => fs::write(file, value),
+    }
+}
+
+/// The directories of the CPUs' deadline servers for ordinary tasks; empty where the kernel has none.
+fn fair_servers() -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir("/sys/kernel/debug/sched/fair_server") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries.map(|entry| Ok(entry?.path())).collect()
 }
 
 /// The CPU that serves the console's interrupts, and with it the only one that makes exits for them.

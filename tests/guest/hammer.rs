@@ -26,7 +26,7 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use crate::ensure::{ensure, ensure_eq};
 use crate::permissions::room;
 use crate::raw::{Device, IOC_MARK, KIND_MARK, PAGE};
-use crate::{Outcome, Test, cpu, os, persisting};
+use crate::{Outcome, Test, cpu, kernel_log, os, persisting};
 
 pub(crate) const TESTS: &[Test] = &[(
     "random_calls_of_several_users_leave_kernel_and_device_clean",
@@ -498,32 +498,6 @@ fn validate_slabs() -> Result<usize, Box<dyn std::error::Error>> {
     Ok(looked)
 }
 
-/// The kernel has complained of nothing.
-fn ensure_no_complaint() -> Outcome {
-    let log = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&log.stdout);
-    for word in [
-        "WARNING:",
-        "BUG",
-        "Oops",
-        "refcount",
-        "general protection",
-        "Redzone",
-        "Poison",
-        "Object already free",
-        "SLUB: ",
-        "are lost",
-        "still writes",
-        "stuck",
-    ] {
-        let line = log
-            .lines()
-            .find(|line| line.contains(word) && !line.contains("SLUB: HWalign"));
-        ensure!(line.is_none(), "the kernel says {line:?}");
-    }
-    Ok(())
-}
-
 /// Checks after [`run`] that the kernel has logged no complaint and the device has no events.
 pub(crate) fn ensure_clean() -> Outcome {
     let line = fs::read_to_string("/proc/cmdline")?;
@@ -551,7 +525,7 @@ pub(crate) fn ensure_clean() -> Outcome {
     let unloaded = Command::new("rmmod").arg("virtio_pmu").status()?;
     ensure!(unloaded.success(), "the module is in use");
     ensure!(validate_slabs()? > 0, "no slab was looked through");
-    ensure_no_complaint()
+    kernel_log::ensure_none_of(&["are lost", "still writes", "stuck"])
 }
 
 fn random_calls_of_several_users_leave_kernel_and_device_clean() -> Outcome {

@@ -32,6 +32,7 @@ mod flush;
 mod groups;
 mod hammer;
 mod hostile;
+mod kernel_log;
 mod library;
 mod module;
 mod os;
@@ -243,6 +244,16 @@ fn run(name: &str, tests: &[Test]) -> ExitCode {
         failed |= verdict != Verdict::Passed;
         println!("{}", wire::line(test, began.elapsed(), &verdict));
     }
+    let began = Instant::now();
+    let verdict = match kernel_log::ensure_no_fault() {
+        Ok(()) => Verdict::Passed,
+        Err(error) => Verdict::Failed(error.to_string()),
+    };
+    failed |= verdict != Verdict::Passed;
+    println!(
+        "{}",
+        wire::line(tests::guest::KERNEL_LOG, began.elapsed(), &verdict)
+    );
     if failed {
         ExitCode::FAILURE
     } else {

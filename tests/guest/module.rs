@@ -1,11 +1,14 @@
 //! The module comes and goes: refused while in use, clean otherwise.
 
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use vpmu_client::Vpmu;
 use vpmu_client::perf::PerfPmu;
 
 use crate::ensure::{ensure, ensure_eq};
+use crate::kernel_log;
 use crate::sampling::{drain, sampling};
 use crate::{Outcome, Test};
 
@@ -13,6 +16,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "unloading_waits_for_the_last_user",
         unloading_waits_for_the_last_user,
+    ),
+    (
+        "module_is_loaded_by_the_devices_modalias",
+        module_is_loaded_by_the_devices_modalias,
     ),
     ("the_module_reloads_clean", the_module_reloads_clean),
 ];
@@ -68,6 +75,31 @@ fn unloading_waits_for_the_last_user() -> Outcome {
     Ok(())
 }
 
+/// As udev does it: what the device says of itself is all that modprobe gets.
+fn module_is_loaded_by_the_devices_modalias() -> Outcome {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let directory = Path::new("/lib/modules").join(release.trim_end());
+    fs::create_dir_all(&directory)?;
+    fs::copy(FILE, directory.join("virtio_pmu.ko"))?;
+    ensure!(module("depmod", "-a")?, "no index of modules");
+    let devices: Vec<_> = fs::read_dir("/sys/bus/virtio/devices")?.collect::<Result<_, _>>()?;
+    ensure_eq!(devices.len(), 1, "the machine's virtio devices");
+    let modalias = fs::read_to_string(devices[0].path().join("modalias"))?;
+
+    ensure!(module("rmmod", "virtio_pmu")?, "the module is in use");
+    ensure!(
+        !module("modprobe", "virtio:d00000099v00000000")?,
+        "a module was loaded for a device that there is not"
+    );
+    ensure!(Vpmu::open().is_err(), "the device is still there");
+    ensure!(
+        module("modprobe", modalias.trim_end())?,
+        "no module for {modalias}"
+    );
+    Vpmu::open()?;
+    Ok(())
+}
+
 fn the_module_reloads_clean() -> Outcome {
     for round in 0..3 {
         ensure!(
@@ -92,11 +124,5 @@ fn the_module_reloads_clean() -> Outcome {
             "round {round}"
         );
     }
-    let log = Command::new("dmesg").output()?;
-    let log = String::from_utf8_lossy(&log.stdout);
-    for word in ["WARNING:", "BUG:", "Oops", "refcount"] {
-        let line = log.lines().find(|line| line.contains(word));
-        ensure!(line.is_none(), "the kernel says {line:?}");
-    }
-    Ok(())
+    kernel_log::ensure_no_fault()
 }

@@ -99,10 +99,12 @@ fn exits_of_rounds(
     let counter = device.start(&device.attr(KIND_EXITS, EXIT_MMIO), ALL)?;
     let page = Pages::map(&counter, 0, READ_WRITE)?;
     let [mut one, mut other] = Turn::pair()?;
+    let (device, page, first, second) = (&device, &page, &first, &second);
     thread::scope(|scope| {
-        let partner = scope.spawn(|| -> Shared<()> {
+        // Each task has its end of the turn: if it fails, the other one waits no longer.
+        let partner = scope.spawn(move || -> Shared<()> {
             settle()?;
-            let _events = second(&device)?;
+            let _events = second(device)?;
             // One round more, before the count begins.
             for _ in 0..=ROUNDS {
                 other.wait()?;
@@ -112,9 +114,9 @@ fn exits_of_rounds(
             other.wait()?;
             Ok(())
         });
-        let caller = scope.spawn(|| -> Shared<u64> {
+        let caller = scope.spawn(move || -> Shared<u64> {
             settle()?;
-            let _events = first(&device)?;
+            let _events = first(device)?;
             let mut before = 0;
             for round in 0..=ROUNDS {
                 if round == 1 {
@@ -129,8 +131,10 @@ fn exits_of_rounds(
         });
         let made = caller.join().map_err(|_| "a task panicked")?;
         let ended = partner.join().map_err(|_| "a task panicked")?;
-        ended.map_err(|error| error.to_string())?;
-        Ok(made.map_err(|error| error.to_string())?)
+        match (made, ended) {
+            (Ok(made), Ok(())) => Ok(made),
+            (made, ended) => Err(format!("one task: {made:?}, the other: {ended:?}").into()),
+        }
     })
 }
 

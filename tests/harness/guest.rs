@@ -2,23 +2,37 @@
 //! stand for one of the guest's.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::io::{Write, stderr};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use images::foreign::{Files, ForeignError};
-use images::{Boot, PlaceChoice};
+use images::kernel::DEFAULT_SERIES;
+use images::{Boot, Debug, PlaceChoice, Sources};
 use vpmu_client::error::chain;
 
 use crate::wire::{self, Verdict};
 
+/// Names the one kernel that all groups run on: a series, or a series with a checker, like
+/// `6.12` and `6.1-kasan`.
+const KERNEL: &str = "VPMU_TEST_KERNEL";
+/// The series that some groups run on besides the default one.
+const OTHER_SERIES: &str = "6.12";
 /// Far above a boot in the lab and the group's tests on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(600);
+/// A checker makes the guest many times slower.
+const LIMIT_WITH_CHECKER: Duration = Duration::from_secs(3600);
+/// Its shadow and its records of objects need room.
+const MEMORY_OF_CHECKER_MIB: u32 = 768;
+/// What the guest's kernel logs is one more verdict, of this name.
+pub const KERNEL_LOG: &str = "kernel_log";
 const MIB: usize = 1 << 20;
 
 /// What a boot told.
 #[derive(Debug)]
 struct Booted {
+    kernel: String,
     place: String,
     verdicts: BTreeMap<String, (u64, Verdict)>,
     output: String,
@@ -33,7 +47,8 @@ pub struct Group {
     vmm_args: &'static [&'static str],
     append: &'static str,
     place: PlaceChoice,
-    booted: OnceLock<Result<Booted, String>>,
+    both_kernels: bool,
+    booted: OnceLock<Vec<Result<Booted, String>>>,
 }
 
 impl Group {
@@ -84,6 +99,13 @@ impl Group {
         group
     }
 
+    /// The same on both series of stock kernels: what the tests show holds on each.
+    #[must_use]
+    pub const fn on_both_kernels(mut self) -> Self {
+        self.both_kernels = true;
+        self
+    }
+
     /// The same with more files for the guest.
     #[must_use]
     pub const fn with(name: &'static str, files: fn() -> Result<Files, ForeignError>) -> Self {
@@ -94,27 +116,31 @@ impl Group {
             vmm_args: &[],
             append: "",
             place: PlaceChoice::Auto,
+            both_kernels: false,
             booted: OnceLock::new(),
         }
     }
 
-    /// Passes if the guest's test of that name passed.
+    /// Passes if the guest's test of that name passed on each kernel.
     ///
     /// # Panics
     /// If it failed, was not run, or no guest booted: the test fails.
     pub fn check(&self, test: &str) {
-        let booted = self.boot();
-        let (millis, verdict) = booted
-            .verdicts
-            .get(test)
-            .unwrap_or_else(|| panic!("the guest did not run {test}:\n{}", booted.output));
-        let place = &booted.place;
-        say(&format!(
-            "{}::{test}: a guest on {place}, {millis} ms",
-            self.name
-        ));
-        if let Verdict::Failed(reason) = verdict {
-            panic!("in the guest, on {place}: {reason}");
+        for booted in self.boot() {
+            let (kernel, place) = (&booted.kernel, &booted.place);
+            let (millis, verdict) = booted.verdicts.get(test).unwrap_or_else(|| {
+                panic!(
+                    "the guest with {kernel} did not run {test}:\n{}",
+                    booted.output
+                )
+            });
+            say(&format!(
+                "{}::{test}: a guest with {kernel} on {place}, {millis} ms",
+                self.name
+            ));
+            if let Verdict::Failed(reason) = verdict {
+                panic!("in the guest with {kernel}, on {place}: {reason}");
+            }
         }
     }
 
@@ -124,24 +150,53 @@ impl Group {
     /// If the lists differ: a test was added on one side alone.
     pub fn check_names(&self, expected: &[&str]) {
         let mut expected: Vec<&str> = expected.to_vec();
+        expected.push(KERNEL_LOG);
         expected.sort_unstable();
-        let ran: Vec<&str> = self.boot().verdicts.keys().map(String::as_str).collect();
-        assert_eq!(
-            ran, expected,
-            "the guest's tests and the host's list differ"
-        );
+        for booted in self.boot() {
+            let ran: Vec<&str> = booted.verdicts.keys().map(String::as_str).collect();
+            assert_eq!(
+                ran, expected,
+                "the guest's tests and the host's list differ with {}",
+                booted.kernel
+            );
+        }
     }
 
-    fn boot(&self) -> &Booted {
-        let booted = self.booted.get_or_init(|| run(self));
-        match booted {
+    fn boot(&self) -> impl Iterator<Item = &Booted> {
+        let booted = self.booted.get_or_init(|| {
+            let kernels = kernels(self.both_kernels, env::var(KERNEL).ok().as_deref());
+            kernels.iter().map(|kernel| run(self, kernel)).collect()
+        });
+        booted.iter().map(|booted| match booted {
             Ok(booted) => booted,
             Err(error) => panic!("no guest: {error}"),
-        }
+        })
     }
 }
 
-fn run(group: &Group) -> Result<Booted, String> {
+/// The names of the kernels that a group runs on.
+fn kernels(both: bool, wanted: Option<&str>) -> Vec<String> {
+    match (wanted, both) {
+        (Some(wanted), _) => vec![wanted.to_owned()],
+        (None, true) => vec![DEFAULT_SERIES.to_owned(), OTHER_SERIES.to_owned()],
+        (None, false) => vec![DEFAULT_SERIES.to_owned()],
+    }
+}
+
+/// The series and the checker in a kernel's name.
+fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
+    let Some((series, checker)) = kernel.split_once('-') else {
+        return Ok((kernel.to_owned(), None));
+    };
+    let known = [Debug::Lockdep, Debug::Kasan];
+    let debug = known.into_iter().find(|debug| debug.name() == checker);
+    debug
+        .map(|debug| (series.to_owned(), Some(debug)))
+        .ok_or_else(|| format!("{KERNEL}={kernel}: say a series, like 6.12 or 6.1-kasan"))
+}
+
+fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
+    let (series, debug) = named(kernel)?;
     let files = (group.files)().map_err(|error| chain(&error))?;
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
     // The guest holds them twice while it unpacks them.
@@ -150,7 +205,10 @@ fn run(group: &Group) -> Result<Booted, String> {
     let boot = Boot {
         command: format!("guest-tests run {}", group.name),
         programs: vec!["guest-tests".into()],
-        memory_mib: usual.memory_mib.saturating_add(more),
+        memory_mib: usual
+            .memory_mib
+            .saturating_add(more)
+            .saturating_add(debug.map_or(0, |_| MEMORY_OF_CHECKER_MIB)),
         files,
         vmm: group.vmm.map_or(usual.vmm, str::to_owned),
         vcpus: match group.place {
@@ -160,8 +218,13 @@ fn run(group: &Group) -> Result<Booted, String> {
         vmm_args: group.vmm_args.iter().map(|&arg| arg.into()).collect(),
         append: group.append.into(),
         place: group.place,
-        timeout: LIMIT,
-        ..Boot::default()
+        timeout: debug.map_or(LIMIT, |_| LIMIT_WITH_CHECKER),
+        sources: Sources {
+            version: Some(series),
+            debug,
+            ..Sources::default()
+        },
+        ..usual
     };
     let outcome = boot.run().map_err(|error| chain(&error))?;
     let verdicts = outcome
@@ -171,6 +234,7 @@ fn run(group: &Group) -> Result<Booted, String> {
         .map(|(test, millis, verdict)| (test.to_owned(), (millis, verdict)))
         .collect();
     Ok(Booted {
+        kernel: kernel.to_owned(),
         place: outcome.place.to_string(),
         verdicts,
         output: outcome.output,
@@ -183,15 +247,26 @@ fn say(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// A host test for each test of a guest group, and one that compares the lists. `with` names
-/// what brings more files for the guest.
+/// A host test for each test of a guest group, one for the guest kernel's log, and one that compares
+/// the lists. `with` names what brings more files for the guest; `on both kernels` has each test pass
+/// on both series.
 #[macro_export]
 macro_rules! guest_tests {
     ($group:literal: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::new($group); $($test),+ }
     };
+    ($group:literal on both kernels: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::new($group).on_both_kernels(); $($test),+
+        }
+    };
     ($group:literal with $files:path: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::with($group, $files); $($test),+ }
+    };
+    ($group:literal on both kernels with $files:path: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::with($group, $files).on_both_kernels(); $($test),+
+        }
     };
     ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
@@ -221,5 +296,36 @@ macro_rules! guest_tests {
         fn the_guest_ran_these_tests_and_no_other() {
             GROUP.check_names(&[$(stringify!($test)),+]);
         }
+
+        #[test]
+        fn the_guests_kernel_reported_no_fault() {
+            GROUP.check($crate::guest::KERNEL_LOG);
+        }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_of_the_environment_replaces_all_others() {
+        assert_eq!(kernels(false, None), ["6.1"]);
+        assert_eq!(kernels(true, None), ["6.1", "6.12"]);
+        for both in [false, true] {
+            assert_eq!(kernels(both, Some("6.1-kasan")), ["6.1-kasan"]);
+        }
+    }
+
+    #[test]
+    fn kernels_name_has_a_series_and_a_checker() {
+        assert_eq!(named("6.12"), Ok(("6.12".into(), None)));
+        let lockdep = ("6.1".into(), Some(Debug::Lockdep));
+        assert_eq!(named("6.1-lockdep"), Ok(lockdep));
+        assert!(
+            named("6.1-nothing")
+                .unwrap_err()
+                .contains("VPMU_TEST_KERNEL")
+        );
+    }
 }

@@ -1,0 +1,264 @@
+//! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the
+//! guest has and a checker added. Knows how such a kernel is built, nothing of what runs on it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use clap::ValueEnum;
+
+use crate::apt::Apt;
+use crate::cache::Cache;
+use crate::digest::Key;
+use crate::host::{self, Need};
+use crate::kernel::{Kernel, KernelError};
+use crate::packages::{self, Package};
+use crate::process;
+use crate::progress::Step;
+use crate::vmlinux;
+
+const GUEST: &str = include_str!("../kernel/guest.config");
+const LOCKDEP: &str = include_str!("../kernel/lockdep.config");
+const KASAN: &str = include_str!("../kernel/kasan.config");
+
+/// So many lines of make's between two about the progress.
+const STRIDE: usize = 250;
+
+/// What else a module is built with, besides `include` and `scripts` and the architecture's.
+const BUILD_FILES: [&str; 8] = [
+    ".config",
+    "Makefile",
+    "Module.symvers",
+    "arch/x86/Makefile",
+    "arch/x86/Makefile_32.cpu",
+    "arch/x86/Makefile.um",
+    "kernel/bounds.s",
+    "tools/objtool/objtool",
+];
+const BUILD_TREES: [&str; 4] = ["include", "scripts", "arch/x86/include", "arch/x86/tools"];
+
+const NEEDS: [Need; 9] = [
+    Need::Gcc,
+    Need::Make,
+    Need::Flex,
+    Need::Bison,
+    Need::Bc,
+    Need::LibElfHeader,
+    Need::OpensslHeader,
+    Need::Xz,
+    Need::Zstd,
+];
+
+/// What a debug kernel checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Debug {
+    /// Locks, sleeping where that is forbidden, RCU, the life of timers and work items
+    Lockdep,
+    /// Memory: use after free, out of bounds; indices and shifts
+    Kasan,
+}
+
+impl Debug {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lockdep => "lockdep",
+            Self::Kasan => "kasan",
+        }
+    }
+
+    fn config(self) -> &'static str {
+        match self {
+            Self::Lockdep => LOCKDEP,
+            Self::Kasan => KASAN,
+        }
+    }
+}
+
+/// The debug kernel of a series; built when it is first asked for, which takes a while.
+///
+/// # Errors
+/// [`KernelError`].
+pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelError> {
+    let apt = Apt::host();
+    let stock = Kernel::stock(cache, series)?;
+    let config = stock.config().ok_or_else(|| {
+        KernelError::Layout("configuration, which a debug kernel starts from".into())
+    })?;
+    host::ensure(&NEEDS)?;
+    let compiler = process::output(Command::new("gcc").arg("--version"));
+    let compiler = compiler.map_err(KernelError::Build)?;
+    // The refreshed lists may name another version.
+    apt.refreshing(|| {
+        let (source, _) = packages::candidate(apt, &format!("linux-source-{series}"))?;
+        let key = Key::new("debug kernel, recipe 1")
+            .text("source", &source.version)
+            .file("stock", &config)?
+            .text("guest", GUEST)
+            .text("debug", debug.config())
+            .bytes("compiler", &compiler);
+        let id = format!("{series}-{}-{}", debug.name(), key.hex());
+        let place = cache.get("debug-kernel", &id, |dir| {
+            build(apt, &source, series, &config, debug, dir)
+        })?;
+        Ok(Kernel {
+            image: place.join("vmlinux"),
+            bzimage: place.join("bzImage"),
+            modules: Some(place.join("modules")),
+            headers: place.join("headers"),
+            id,
+        })
+    })
+}
+
+fn build(
+    apt: &Apt,
+    package: &Package,
+    series: &str,
+    stock: &Path,
+    debug: Debug,
+    dir: &Path,
+) -> Result<(), KernelError> {
+    let step = Step::new(format!(
+        "building kernel {series} with {}, once; this takes many minutes",
+        debug.name()
+    ));
+    let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
+    packages::unpack(apt, package, work.path(), &step)?;
+    step.detail("unpacking the source");
+    let source = work.path().join("source");
+    fs::create_dir(&source).map_err(|e| failed(&source, e))?;
+    let mut tar = Command::new("tar");
+    tar.arg("-xf")
+        .arg(
+            work.path()
+                .join(format!("usr/src/linux-source-{series}.tar.xz")),
+        )
+        .arg("-C")
+        .arg(&source)
+        .arg("--strip-components=1");
+    process::output(&mut tar).map_err(KernelError::Build)?;
+
+    step.detail("configuring");
+    configure(&source, stock, debug)?;
+    let jobs = thread::available_parallelism().map_or(1, usize::from);
+    let mut made = 0;
+    let mut make = make(&source);
+    make.arg(format!("-j{jobs}")).args(["bzImage", "modules"]);
+    process::follow(&mut make, |line| {
+        if line.trim_start().starts_with("CC ") {
+            made += 1;
+            if made % STRIDE == 0 {
+                step.detail(&format!("{made} files compiled"));
+            }
+        }
+    })
+    .map_err(KernelError::Build)?;
+    step.detail("keeping what a guest and its modules need");
+    keep(&source, dir)?;
+    step.done();
+    Ok(())
+}
+
+/// Writes `source/.config`: the stock kernel's without its modules, cut down, with the checker.
+fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelError> {
+    let path = source.join(".config");
+    fs::copy(stock, &path).map_err(|e| failed(stock, e))?;
+    process::output(make(source).arg("mod2noconfig")).map_err(KernelError::Build)?;
+    let mut config = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+    config.push_str(GUEST);
+    config.push_str(debug.config());
+    fs::write(&path, config).map_err(|e| failed(&path, e))?;
+    process::output(make(source).arg("olddefconfig")).map_err(KernelError::Build)?;
+    let config = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+    match missing(debug.config(), &config) {
+        Some(option) => Err(KernelError::Option(option.to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// The first option of `wanted` that `config` does not have.
+fn missing<'a>(wanted: &'a str, config: &str) -> Option<&'a str> {
+    let mut options = wanted.lines().filter(|line| line.starts_with("CONFIG_"));
+    options.find(|option| match option.strip_suffix("=n") {
+        Some(name) => config.lines().any(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('='))
+        }),
+        None => !config.lines().any(|line| line == *option),
+    })
+}
+
+/// A `make` in the source, in the background of what else the machine does.
+fn make(source: &Path) -> Command {
+    let mut make = Command::new("nice");
+    make.args(["-n", "10", "make", "-C"]).arg(source);
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
+        make.env_remove(variable);
+    }
+    make.env("KBUILD_BUILD_TIMESTAMP", "1970-01-01")
+        .env("KBUILD_BUILD_USER", "images")
+        .env("KBUILD_BUILD_HOST", "images");
+    make
+}
+
+/// Moves out of the built tree what boots, and what modules are built against.
+fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
+    let image = source.join("arch/x86/boot/bzImage");
+    let bytes = fs::read(&image).map_err(|e| failed(&image, e))?;
+    let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
+        image: image.clone(),
+        source,
+    })?;
+    let (headers, modules) = (dir.join("headers"), dir.join("modules"));
+    for directory in [&headers, &modules] {
+        fs::create_dir(directory).map_err(|e| failed(directory, e))?;
+    }
+    let path = dir.join("vmlinux");
+    fs::write(&path, kernel).map_err(|e| failed(&path, e))?;
+    relocate(&image, &dir.join("bzImage"))?;
+    let builtin = "modules.builtin";
+    relocate(&source.join(builtin), &modules.join(builtin))?;
+    for name in BUILD_TREES {
+        relocate(&source.join(name), &headers.join(name))?;
+    }
+    for name in BUILD_FILES {
+        let from = source.join(name);
+        // Some are of one series.
+        if from.exists() {
+            relocate(&from, &headers.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn relocate(from: &Path, to: &Path) -> Result<(), KernelError> {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
+    }
+    fs::rename(from, to).map_err(|e| failed(from, e))
+}
+
+fn failed(path: &Path, source: io::Error) -> KernelError {
+    KernelError::File {
+        path: PathBuf::from(path),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_that_the_source_does_not_know_is_named() {
+        let wanted = "# Locks.\nCONFIG_A=y\nCONFIG_B=n\nCONFIG_C=1\n";
+        let config = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=1\n";
+        assert_eq!(missing(wanted, config), None);
+        assert_eq!(missing(wanted, "CONFIG_A=y\n"), Some("CONFIG_C=1"));
+        let set = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=1\n";
+        assert_eq!(missing(wanted, set), Some("CONFIG_B=n"));
+    }
+}

@@ -1,0 +1,124 @@
+//! The driver as distributions rebuild it for each kernel: Debian's DKMS, in directories of its own, so
+//! that the host's modules stay as they are.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::apt::{Apt, AptError, Stale};
+use crate::host::{self, HostError, Need};
+use crate::kernel::Kernel;
+use crate::module::{self, ModuleError};
+use crate::packages::{self, PackageError};
+use crate::process::{self, ProcessError};
+use crate::progress::Step;
+
+const CONFIGURATION: &str = "dkms.conf";
+
+/// Why DKMS does not install the driver.
+#[derive(Debug, Error)]
+pub enum DkmsError {
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// DKMS could not be had.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
+    /// The driver's files cannot be listed.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// The kernel is none of Debian's.
+    #[error("DKMS needs a kernel of Debian's, which says its release")]
+    NoRelease,
+    /// DKMS failed.
+    #[error("DKMS does not install the driver")]
+    Install(#[source] ProcessError),
+    /// It succeeded, and there is no module.
+    #[error("DKMS has installed no {}", module::NAME)]
+    NoModule,
+    /// A file could not be read or written.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Stale for DkmsError {
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::Package(error) if error.is_stale())
+    }
+}
+
+/// Has DKMS build the driver for `kernel` and install it below `directory`; returns the module.
+///
+/// # Errors
+/// [`DkmsError`].
+pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> {
+    host::ensure(&[Need::Gcc, Need::Make, Need::LibElf, Need::Depmod])?;
+    let release = kernel.release().ok_or(DkmsError::NoRelease)?;
+    let step = Step::new(format!("installing the driver for {release} with DKMS"));
+    let at = |name: &str| directory.join(name);
+    let modules = at("modules").join(release);
+    for place in [
+        at("package"),
+        at("tree"),
+        at("sources"),
+        at("driver"),
+        modules.clone(),
+    ] {
+        fs::create_dir_all(&place).map_err(|e| failed(&place, e))?;
+    }
+    let apt = Apt::host();
+    apt.refreshing(|| {
+        let (package, _) = packages::candidate(apt, "dkms")?;
+        packages::unpack(apt, &package, &at("package"), &step).map_err(DkmsError::from)
+    })?;
+    let driver = module::driver();
+    let sources = module::sources(&driver)?;
+    for source in sources.into_iter().chain([driver.join(CONFIGURATION)]) {
+        let copy = at("driver").join(source.file_name().unwrap_or_default());
+        fs::copy(&source, copy).map_err(|e| failed(&source, e))?;
+    }
+    // The index of modules would be the host's.
+    let mut dkms = Command::new("bash");
+    dkms.arg(at("package/usr/sbin/dkms"))
+        .args(["install", "--no-depmod"]);
+    dkms.arg("--dkmstree").arg(at("tree"));
+    dkms.arg("--sourcetree").arg(at("sources"));
+    dkms.arg("--installtree").arg(at("modules"));
+    dkms.arg("--kernelsourcedir").arg(&kernel.headers);
+    dkms.args(["-k", &format!("{release}/x86_64")])
+        .arg(at("driver"));
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
+        dkms.env_remove(variable);
+    }
+    if let Err(error) = process::output(&mut dkms) {
+        if let ProcessError::Failed(failure) = &error {
+            eprint!("{}", failure.everything);
+        }
+        return Err(DkmsError::Install(error));
+    }
+    step.done();
+    let module = modules.join("updates/dkms").join(module::NAME);
+    match module.is_file() {
+        true => Ok(module),
+        false => Err(DkmsError::NoModule),
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> DkmsError {
+    DkmsError::File {
+        path: path.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,166 @@
+//! The kernel's own checker of style over the driver. Knows where the script comes from, and which of
+//! its rules are not for this driver.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::apt::{Apt, AptError, Stale};
+use crate::cache::{Cache, CacheError};
+use crate::digest::Key;
+use crate::host::{self, HostError, Need};
+use crate::kernel::DEFAULT_SERIES;
+use crate::module::{self, ModuleError};
+use crate::packages::{self, PackageError};
+use crate::process::{self, ProcessError};
+use crate::progress::Step;
+
+/// The script, and what it reads beside it.
+const SCRIPTS: [&str; 3] = [
+    "scripts/checkpatch.pl",
+    "scripts/spelling.txt",
+    "scripts/const_structs.checkpatch",
+];
+/// What programs and the host share with the driver: the script knows by their place that such headers
+/// have none of the kernel's macros.
+const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
+const SHARED_PLACE: &str = "include/uapi/linux";
+/// Rules that a file breaks by what it is for.
+const EXCEPTIONS: [(&str, &str); 2] = [
+    // A driver outside the kernel's tree is for more than one version.
+    ("compat.h", "LINUX_VERSION_CODE,CONSTANT_COMPARISON"),
+    // A macro that iterates names its variable more than once.
+    ("vpmu_file.h", "MACRO_ARG_REUSE"),
+];
+
+/// Why the style could not be checked.
+#[derive(Debug, Error)]
+pub enum StyleError {
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The script's package could not be had.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The driver's files cannot be listed.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// The package does not unpack.
+    #[error("cannot take the script out of the kernel's source")]
+    Unpack(#[source] ProcessError),
+    /// The script does not run.
+    #[error("cannot run checkpatch.pl")]
+    Run(#[source] ProcessError),
+    /// A file could not be read or written.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Stale for StyleError {
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::Package(error) if error.is_stale())
+    }
+}
+
+/// What `checkpatch.pl --strict` complains of in the driver's sources in `driver`, a line each.
+///
+/// # Errors
+/// [`StyleError`].
+pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
+    host::ensure(&[Need::Perl])?;
+    let script = Apt::host().refreshing(|| script(Apt::host(), cache))?;
+    let copy = tempfile::tempdir().map_err(|e| failed(driver, e))?;
+    let shared = copy.path().join(SHARED_PLACE);
+    fs::create_dir_all(&shared).map_err(|e| failed(&shared, e))?;
+    let mut complaints = Vec::new();
+    for source in module::sources(driver)? {
+        let name = source.file_name().unwrap_or_default().to_string_lossy();
+        if !name.ends_with(".c") && !name.ends_with(".h") {
+            continue;
+        }
+        let path = match SHARED.contains(&&*name) {
+            true => format!("{SHARED_PLACE}/{name}"),
+            false => name.to_string(),
+        };
+        fs::copy(&source, copy.path().join(&path)).map_err(|e| failed(&source, e))?;
+        complaints.extend(complaints_about(&script, copy.path(), &path, &name)?);
+    }
+    Ok(complaints)
+}
+
+fn complaints_about(
+    script: &Path,
+    directory: &Path,
+    path: &str,
+    name: &str,
+) -> Result<Vec<String>, StyleError> {
+    let mut command = Command::new("perl");
+    command.arg(script).current_dir(directory);
+    command.args([
+        "--no-tree",
+        "--strict",
+        "--terse",
+        "--show-types",
+        "--no-summary",
+    ]);
+    if let Some((_, rules)) = EXCEPTIONS.iter().find(|(file, _)| *file == name) {
+        command.args(["--ignore", rules]);
+    }
+    command.args(["-f", path]);
+    match process::output(&mut command) {
+        Ok(_) => Ok(Vec::new()),
+        // The script fails where it complains.
+        Err(ProcessError::Failed(failure)) if failure.everything.contains(&format!("{path}:")) => {
+            Ok(failure.everything.lines().map(str::to_owned).collect())
+        }
+        Err(error) => Err(StyleError::Run(error)),
+    }
+}
+
+/// The script of Debian's newest kernel of the default series.
+fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
+    let name = format!("linux-source-{DEFAULT_SERIES}");
+    let (package, _) = packages::candidate(apt, &name)?;
+    let key = Key::new("checkpatch, recipe 1").text("version", &package.version);
+    let place = cache.get("checkpatch", &key.hex(), |dir| {
+        host::ensure(&[Need::Xz])?;
+        let step = Step::new("getting the kernel's checkpatch.pl");
+        let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
+        packages::unpack(apt, &package, work.path(), &step)?;
+        step.detail("taking the script out of the source");
+        let archive = format!("usr/src/{name}.tar.xz");
+        let mut tar = Command::new("tar");
+        tar.arg("-xf")
+            .arg(work.path().join(archive))
+            .arg("-C")
+            .arg(dir);
+        tar.args(SCRIPTS.map(|script| format!("{name}/{script}")));
+        tar.arg("--strip-components=1");
+        process::output(&mut tar).map_err(StyleError::Unpack)?;
+        step.done();
+        Ok::<_, StyleError>(())
+    })?;
+    Ok(place.join(SCRIPTS[0]))
+}
+
+fn failed(path: &Path, source: io::Error) -> StyleError {
+    StyleError::File {
+        path: path.to_owned(),
+        source,
+    }
+}
