@@ -4,7 +4,10 @@
  * nobody waits for.
  */
 #include <linux/completion.h>
+#include <linux/jiffies.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
+#include <linux/module.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 #include <linux/virtio_config.h>
@@ -13,6 +16,11 @@
 
 /* Catalogue entries asked for in one request. */
 #define CATALOGUE_STEP	16
+
+static unsigned int answer_seconds = 30;
+module_param(answer_seconds, uint, 0644);
+MODULE_PARM_DESC(answer_seconds,
+		 "Seconds that the device has to answer a request, after which it is given up (default 30)");
 
 /* A request whose sender sleeps until it is answered. */
 struct control_wait {
@@ -48,14 +56,15 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 }
 
 /* Moves all that is not answered, and never will be, to @refused. */
-static void control_fail(struct vpmu_device *dev, struct list_head *refused)
+static void control_fail(struct vpmu_device *dev, struct list_head *refused, int err)
 {
 	struct vpmu_control_request *request;
 
+	lockdep_assert_held(&dev->control_lock);
 	list_splice_tail_init(&dev->control_sent, refused);
 	list_splice_tail_init(&dev->control_waiting, refused);
 	list_for_each_entry(request, refused, entry)
-		request->ret = -EIO;
+		request->ret = err;
 }
 
 static void control_answer(struct list_head *requests)
@@ -81,14 +90,17 @@ void vpmu_control_callback(struct virtqueue *vq)
 	unsigned int len;
 
 	spin_lock_irqsave(&dev->control_lock, flags);
+	if (dev->control_closed)
+		goto unlock;
 	while ((request = virtqueue_get_buf(vq, &len))) {
 		request->ret = min_t(size_t, len, request->in_len);
 		list_move_tail(&request->entry, &answered);
 	}
 	if (virtqueue_is_broken(vq))
-		control_fail(dev, &refused);
+		control_fail(dev, &refused, -EIO);
 	else if (!list_empty(&dev->control_waiting))
 		control_refill(dev, &refused);
+unlock:
 	spin_unlock_irqrestore(&dev->control_lock, flags);
 	control_answer(&answered);
 	control_answer(&refused);
@@ -108,21 +120,39 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 
 	spin_lock_irqsave(&dev->control_lock, flags);
 	list_add_tail(&request->entry, &dev->control_waiting);
-	control_refill(dev, &refused);
+	if (dev->control_closed)
+		control_fail(dev, &refused, dev->control_closed);
+	else
+		control_refill(dev, &refused);
 	spin_unlock_irqrestore(&dev->control_lock, flags);
 	control_answer(&refused);
 }
 
 /**
- * vpmu_control_exit() - take back the requests that a device which was reset will not answer
- * @dev: the device, of which nobody asks anything any more
+ * vpmu_control_open_queue() - requests go to the queue from now on
+ * @dev: the device, with a new queue
  */
-void vpmu_control_exit(struct vpmu_device *dev)
+void vpmu_control_open_queue(struct vpmu_device *dev)
+{
+	spin_lock_irq(&dev->control_lock);
+	dev->control_closed = 0;
+	spin_unlock_irq(&dev->control_lock);
+}
+
+/**
+ * vpmu_control_close_queue() - the device was reset and answers no request any more
+ * @dev: the device
+ * @err: how requests fail from now on, those that wait included: a negative errno
+ *
+ * The queue is not touched any more when this returns.
+ */
+void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
 	LIST_HEAD(refused);
 
 	spin_lock_irq(&dev->control_lock);
-	control_fail(dev, &refused);
+	dev->control_closed = err;
+	control_fail(dev, &refused, err);
 	spin_unlock_irq(&dev->control_lock);
 	control_answer(&refused);
 }
@@ -154,13 +184,20 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 			.answered = control_wake,
 		},
 	};
+	unsigned int seconds;
 
 	init_completion(&wait.answered);
 	vpmu_control_post(dev, &wait.request);
 	/*
-	 * The buffers belong to the device until it has answered, so neither a
-	 * signal nor a timeout may end this wait.
+	 * The buffers belong to the device until it has answered or was reset, so no
+	 * signal may end this wait. The reset comes when the device has not answered in
+	 * time: by its clock, of which a machine that was stopped meanwhile skips one
+	 * second and not all.
 	 */
+	for (seconds = max(READ_ONCE(answer_seconds), 1U); seconds; seconds--)
+		if (wait_for_completion_timeout(&wait.answered, HZ))
+			return wait.request.ret;
+	vpmu_device_give_up(dev);
 	wait_for_completion(&wait.answered);
 	return wait.request.ret;
 }
@@ -197,10 +234,14 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
  * @op: VPMU_CONTROL_*
  * @id: the event's
  *
+ * A device that was reset has closed and unmapped everything, and writes there no more.
+ *
  * Return: 0 or a negative errno, the device's own included.
  */
 int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 {
+	bool ends = op == VPMU_CONTROL_CLOSE || op == VPMU_CONTROL_UNMAP ||
+		    op == VPMU_CONTROL_UNMAP_AUX;
 	struct vpmu_control_header *header;
 	int ret;
 
@@ -211,7 +252,7 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	header->event = cpu_to_le64(id);
 	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
 	kfree(header);
-	return ret;
+	return ret && ends && READ_ONCE(dev->control_closed) ? 0 : ret;
 }
 
 /**
