@@ -3,6 +3,7 @@
  * The control queue: requests whose senders sleep until they are answered, and those that
  * nobody waits for.
  */
+#include <linux/atomic.h>
 #include <linux/completion.h>
 #include <linux/jiffies.h>
 #include <linux/minmax.h>
@@ -26,6 +27,28 @@ MODULE_PARM_DESC(answer_seconds,
 struct control_wait {
 	struct vpmu_control_request request;
 	struct completion answered;
+};
+
+enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
+
+/**
+ * struct control_open - a request to open an event, whose sender may be killed
+ * @request: the request
+ * @dev: the device
+ * @answered: for the sender
+ * @state: enum open_state; who moves it from OPEN_WAITS leaves the rest to the other
+ * @asked: what it asks
+ * @reply: the answer
+ * @close: closes again what nobody waits for any more
+ */
+struct control_open {
+	struct vpmu_control_request request;
+	struct vpmu_device *dev;
+	struct completion answered;
+	atomic_t state;
+	struct vpmu_open_request asked;
+	struct vpmu_open_reply reply;
+	struct vpmu_control_close close;
 };
 
 static int control_add(struct vpmu_device *dev, struct vpmu_control_request *request)
@@ -162,6 +185,29 @@ static void control_wake(struct vpmu_control_request *request)
 	complete(&container_of(request, struct control_wait, request)->answered);
 }
 
+/*
+ * Waits for an answer. It comes at the latest when the device was given up, because it has
+ * not answered in time: by its clock, of which a machine that was stopped meanwhile skips
+ * one second and not all. Returns 0, or -EINTR if the sender was killed.
+ */
+static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
+{
+	unsigned int seconds;
+	long left;
+
+	for (seconds = max(READ_ONCE(answer_seconds), 1U); seconds; seconds--) {
+		if (killable)
+			left = wait_for_completion_killable_timeout(answered, HZ);
+		else
+			left = wait_for_completion_timeout(answered, HZ);
+		if (left)
+			return left > 0 ? 0 : -EINTR;
+	}
+	vpmu_device_give_up(dev);
+	wait_for_completion(answered);
+	return 0;
+}
+
 /**
  * vpmu_control_send() - send a request and wait for its answer
  * @dev: the device
@@ -184,21 +230,14 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 			.answered = control_wake,
 		},
 	};
-	unsigned int seconds;
 
 	init_completion(&wait.answered);
 	vpmu_control_post(dev, &wait.request);
 	/*
 	 * The buffers belong to the device until it has answered or was reset, so no
-	 * signal may end this wait. The reset comes when the device has not answered in
-	 * time: by its clock, of which a machine that was stopped meanwhile skips one
-	 * second and not all.
+	 * signal may end this wait.
 	 */
-	for (seconds = max(READ_ONCE(answer_seconds), 1U); seconds; seconds--)
-		if (wait_for_completion_timeout(&wait.answered, HZ))
-			return wait.request.ret;
-	vpmu_device_give_up(dev);
-	wait_for_completion(&wait.answered);
+	control_await(dev, &wait.answered, false);
 	return wait.request.ret;
 }
 
@@ -255,6 +294,40 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	return ret && ends && READ_ONCE(dev->control_closed) ? 0 : ret;
 }
 
+/* What a request to open came back with: 0 or a negative errno. */
+static int open_result(const struct control_open *open)
+{
+	int ret = open->request.ret;
+
+	if (ret >= 0)
+		ret = ret < sizeof(open->reply) ? -EPROTO : -(int)le32_to_cpu(open->reply.status);
+	if (!ret && !open->reply.id)
+		ret = -EPROTO;
+	return ret;
+}
+
+static void open_closed(struct vpmu_control_request *request)
+{
+	struct vpmu_control_close *close = container_of(request, struct vpmu_control_close,
+							request);
+
+	kfree(container_of(close, struct control_open, close));
+}
+
+static void open_answered(struct vpmu_control_request *request)
+{
+	struct control_open *open = container_of(request, struct control_open, request);
+
+	if (atomic_cmpxchg(&open->state, OPEN_WAITS, OPEN_ANSWERED) == OPEN_WAITS) {
+		complete(&open->answered);
+	} else if (open_result(open)) {
+		kfree(open);
+	} else {
+		open->close.request.answered = open_closed;
+		vpmu_control_close_later(open->dev, &open->close, le64_to_cpu(open->reply.id));
+	}
+}
+
 /**
  * vpmu_control_open() - open an event
  * @dev: the device
@@ -262,34 +335,44 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
  * @id: the event's, on success
  * @engine: who makes its samples, on success
  *
- * Return: 0 or a negative errno, the device's own included.
+ * What a killed task does not wait for any more is closed when it has been opened.
+ *
+ * Return: 0; -EINTR if the task was killed; or a negative errno, the device's own included.
  */
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
 		      u32 *engine)
 {
-	struct {
-		struct vpmu_open_request request;
-		struct vpmu_open_reply reply;
-	} *call;
+	struct control_open *open;
 	int ret;
 
-	call = kzalloc(sizeof(*call), GFP_KERNEL);
-	if (!call)
+	open = kzalloc(sizeof(*open), GFP_KERNEL);
+	if (!open)
 		return -ENOMEM;
-	call->request = *wanted;
-	call->request.header.op = cpu_to_le32(VPMU_CONTROL_OPEN);
+	open->dev = dev;
+	init_completion(&open->answered);
+	open->asked = *wanted;
+	open->asked.header.op = cpu_to_le32(VPMU_CONTROL_OPEN);
+	open->request = (struct vpmu_control_request) {
+		.out = &open->asked,
+		.out_len = sizeof(open->asked),
+		.in = &open->reply,
+		.in_len = sizeof(open->reply),
+		.answered = open_answered,
+	};
+	vpmu_control_post(dev, &open->request);
+	ret = control_await(dev, &open->answered, true);
+	if (ret && atomic_cmpxchg(&open->state, OPEN_WAITS, OPEN_LEFT) == OPEN_WAITS)
+		return ret;
+	/* An answer is on its way to somebody who was killed. */
+	if (ret)
+		wait_for_completion(&open->answered);
 
-	ret = vpmu_control_send(dev, &call->request, sizeof(call->request),
-				&call->reply, sizeof(call->reply));
-	if (ret >= 0)
-		ret = ret < sizeof(call->reply) ? -EPROTO : -(int)le32_to_cpu(call->reply.status);
+	ret = open_result(open);
 	if (!ret) {
-		*id = le64_to_cpu(call->reply.id);
-		*engine = le32_to_cpu(call->reply.engine);
-		if (!*id)
-			ret = -EPROTO;
+		*id = le64_to_cpu(open->reply.id);
+		*engine = le32_to_cpu(open->reply.engine);
 	}
-	kfree(call);
+	kfree(open);
 	return ret;
 }
 
