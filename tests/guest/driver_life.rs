@@ -1,6 +1,6 @@
 //! The driver's life: the device goes away, falls silent, or sleeps, with everything open.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -13,12 +13,13 @@ use crate::areas::Area;
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TID;
 use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
-use crate::persisting::{fresh, persistent, sequence};
+use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
+use crate::programs::{text, vperf};
 use crate::raw::{
     Device, EXIT_ALL, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How,
     KIND_EXIT_TRACE, KIND_MARK, kernels, kernels_own, refused, silent,
 };
-use crate::{Outcome, Test, cpu};
+use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -28,6 +29,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "mute_device_without_events_fails_an_open",
         mute_device_without_events_fails_an_open,
+    ),
+    (
+        "killed_task_leaves_a_mute_device",
+        killed_task_leaves_a_mute_device,
     ),
     (
         "unbinding_ends_open_events_and_returns",
@@ -46,6 +51,14 @@ pub(crate) const TESTS: &[Test] = &[
         rings_and_traces_end_with_a_hibernation,
     ),
     (
+        "vperf_records_on_when_a_cpu_goes",
+        vperf_records_on_when_a_cpu_goes,
+    ),
+    (
+        "vperf_reads_a_persistent_event_whose_cpu_is_offline",
+        vperf_reads_a_persistent_event_whose_cpu_is_offline,
+    ),
+    (
         "module_reloads_while_programs_open_and_close",
         module_reloads_while_programs_open_and_close,
     ),
@@ -55,6 +68,7 @@ pub(crate) const TESTS: &[Test] = &[
 const VALUE: u64 = 77;
 const SECONDS: &str = "/sys/module/virtio_pmu/parameters/answer_seconds";
 const DRIVER: &str = "/sys/bus/platform/drivers/virtio-mmio";
+const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
 const MODULE: &str = "/lib/modules/virtio_pmu.ko";
 /// The device status, among the registers of virtio-mmio.
 const STATUS: u64 = 0x70;
@@ -190,7 +204,7 @@ impl Open {
             ensure_eq!(event.count()?, 5, "marks");
         }
         self.sampling.flush(0)?;
-        ensure!(self.ring.head() > 0, "no samples");
+        ensure_eq!(self.sampling.poll(-1)?, libc::POLLIN, "the wakeup");
         Ok(())
     }
 
@@ -299,6 +313,29 @@ fn mute_device_without_events_fails_an_open() -> Outcome {
     ensure_no_complaint()
 }
 
+fn killed_task_leaves_a_mute_device() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "3600")?;
+    mute()?;
+    let mut doomed = Doomed::start(|parent| {
+        let device = Device::open()?;
+        tell(parent, std::process::id().into())?;
+        device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+        Ok(())
+    })?;
+    let stat = format!("/proc/{}/stat", doomed.hear()?);
+    // Until it waits for the answer that never comes.
+    while !fs::read_to_string(&stat)?.contains(") D ") {
+        os::yield_cpu();
+    }
+    doomed.kill()?;
+    fs::write(SECONDS, "1")?;
+    unbind(&name)?;
+    bind(&name)?;
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
 fn unbinding_ends_open_events_and_returns() -> Outcome {
     let name = transport()?;
     let mut open = Open::new()?;
@@ -387,13 +424,14 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
         thread::scope(|scope| -> Outcome {
             let programs: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
             // At the latest when both have ended.
-            while !module("rmmod", "virtio_pmu")? {
+            while refused(os::unload(c"virtio_pmu")).is_some() {
                 refusals += 1;
             }
             for program in programs {
                 worked += usize::from(program.join().map_err(|_| "a program panicked")?);
             }
-            ensure!(module("insmod", MODULE)?, "round {round}: not loaded");
+            os::load(File::open(MODULE)?.as_fd())
+                .map_err(|error| format!("round {round}: loading: {error}"))?;
             Ok(())
         })?;
     }
@@ -402,6 +440,94 @@ fn module_reloads_while_programs_open_and_close() -> Outcome {
         "{refusals} unloadings refused, {worked} programs served: nothing was shown"
     );
     ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// Takes CPU 1 away, or brings it back.
+fn set_online(online: bool) -> io::Result<()> {
+    fs::write(CPU1, if online { "1" } else { "0" })
+}
+
+fn vperf_records_on_when_a_cpu_goes() -> Outcome {
+    cpu::pin(0)?;
+    for tool in [&["record", "-c", "1"][..], &["stat"]] {
+        // Offline when vperf stops the event, and reads it.
+        let command = format!("guest-tests mark {VALUE} 3; echo 0 > {CPU1}");
+        let event = format!("mark={VALUE}");
+        let measured = ["-e", &event, "-a", "--", "sh", "-c", &command];
+        let output = vperf(&[tool, &measured[..]].concat());
+        set_online(true)?;
+        let output = output?;
+        let said = text(&output.stderr) + &text(&output.stdout);
+        ensure!(output.status.success(), "{tool:?}: {said}");
+        // All on CPU 0, by which both run.
+        let counted = ["vperf: 3 samples written", "3 "];
+        let mut lines = said.lines().map(str::trim_start);
+        ensure!(
+            lines.any(|line| counted.iter().any(|counted| line.starts_with(counted))),
+            "{tool:?}: {said}"
+        );
+    }
+    // Whenever it goes, be it between the opening and the enabling of its event.
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Outcome {
+        let flips = scope.spawn(|| -> io::Result<()> {
+            while !stop.load(Ordering::Relaxed) {
+                set_online(false)?;
+                set_online(true)?;
+            }
+            Ok(())
+        });
+        let done = (0..10).try_for_each(|turn| -> Outcome {
+            let output = vperf(&["record", "-e", "mark", "-c", "1", "-a", "--", "true"])?;
+            let said = text(&output.stderr);
+            ensure!(output.status.success(), "turn {turn}: {said}");
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        flips.join().map_err(|_| "a thread panicked")??;
+        done
+    })?;
+    ensure_no_complaint()
+}
+
+fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let event = format!("mark={VALUE}");
+    let made = vperf(&[
+        "persist", "new", "-e", &event, "-C", "1", "--name", "absent",
+    ])?;
+    ensure!(made.status.success(), "{}", text(&made.stderr));
+    device.place(VALUE, 3)?;
+    cpu::pin(0)?;
+    set_online(false)?;
+    let away = (|| -> Outcome {
+        let dump = vperf(&["persist", "dump", "absent"])?;
+        ensure!(dump.status.success(), "dump: {}", text(&dump.stderr));
+        let lines = text(&dump.stdout);
+        ensure_eq!(lines.matches("absent").count(), 3, "samples shown: {lines}");
+        let attach = vperf(&["persist", "attach", "absent"])?;
+        let said = text(&attach.stderr);
+        ensure_eq!(attach.status.code(), Some(125), "attach: {said}");
+        ensure!(
+            said.contains("cpu1/online"),
+            "attach names no remedy: {said}"
+        );
+        let list = vperf(&["persist", "ls"])?;
+        ensure!(text(&list.stdout).contains("absent"), "the event has ended");
+        Ok(())
+    })();
+    set_online(true)?;
+    away?;
+    cpu::pin(1)?;
+    device.place(VALUE, 2)?;
+    let dump = text(&vperf(&["persist", "dump", "absent"])?.stdout);
+    ensure_eq!(dump.matches("absent").count(), 5, "samples: {dump}");
+    ensure!(
+        vperf(&["persist", "rm", "absent"])?.status.success(),
+        "the event does not end"
+    );
     ensure_no_complaint()
 }
 
