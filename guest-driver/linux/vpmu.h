@@ -114,7 +114,7 @@ struct vpmu_sysfs {
  * @vdev: as virtio sees it
  * @info: the configuration space and the PMU's type, as programs see it
  * @catalogue: what can be counted, @info.catalogue_len entries
- * @control: the control queue
+ * @control: the control queue, NULL while there are no queues
  * @control_lock: protects the control queue and the next three; taken with interrupts off
  * @control_closed: how requests fail, a negative errno; 0 while there is a queue for them
  * @control_sent: requests in the queue

@@ -239,7 +239,9 @@ static void device_stop(struct vpmu_device *dev)
 		irq_work_sync(&dev->vcpus[i].alarm);
 	cancel_work_sync(&dev->give_up);
 	vpmu_persistent_exit(dev);
-	dev->vdev->config->del_vqs(dev->vdev);
+	if (dev->control)
+		dev->vdev->config->del_vqs(dev->vdev);
+	dev->control = NULL;
 }
 
 static void give_up_work(struct work_struct *work)
@@ -497,6 +499,7 @@ static int device_recall(struct vpmu_device *dev)
 /* Gives the users of a device that went another, of which they can open events. */
 static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 {
+	struct virtio_device *before = dev->vdev;
 	int err = -EBUSY;
 
 	if (!device_is_same(dev, vdev)) {
@@ -521,6 +524,8 @@ static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 close:
 	vpmu_life_close(dev, -ENODEV);
 	device_stop(dev);
+	/* Of that one there is a reference. */
+	dev->vdev = before;
 	return err;
 }
 
@@ -624,7 +629,7 @@ static void vpmu_remove(struct virtio_device *vdev)
 	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/* Without it, which is small, this waits for the users. */
+	/* Small, and nobody asks a remove whether it worked. */
 	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
 	device_leave(dev);
