@@ -3,6 +3,7 @@
  * What the parts of the driver know of each other.
  *
  *   vpmu_virtio   the device: probe, queues, notices
+ *   vpmu_life     what becomes of open events when the device goes, or the machine sleeps
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
  *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
@@ -40,6 +41,7 @@
 #include <linux/list.h>
 #include <linux/miscdevice.h>
 #include <linux/mutex.h>
+#include <linux/notifier.h>
 #include <linux/perf_event.h>
 #include <linux/smp.h>
 #include <linux/spinlock.h>
@@ -71,7 +73,8 @@ struct vpmu_replay;
  * @vq: answered before the kicking instruction retires
  * @index: the vCPU's
  * @lock: protects what follows; interrupts are off wherever it is held
- * @broken: the device broke that promise and may still own the buffers
+ * @broken: the device broke that promise and owns the buffers until it is reset
+ * @closed: there is no queue: none yet, none any more, or none while the machine sleeps
  * @bracket: perf core has disabled the PMU: commands only gather
  * @reading: perf core reads a group: likewise
  * @pending: commands gathered
@@ -93,6 +96,7 @@ struct vpmu_vcpu {
 	u32 index;
 	raw_spinlock_t lock;
 	bool broken;
+	bool closed;
 	bool bracket;
 	bool reading;
 	unsigned int pending;
@@ -124,12 +128,14 @@ struct vpmu_sysfs {
  * @vdev: as virtio sees it
  * @info: the configuration space and the PMU's type, as programs see it
  * @catalogue: what can be counted, @info.catalogue_len entries
- * @control: the control queue
- * @control_lock: protects the control queue and the next two; taken with interrupts off
+ * @control: the control queue, NULL while there are no queues
+ * @control_lock: protects the control queue and the next three; taken with interrupts off
+ * @control_closed: how requests fail, a negative errno; 0 while there is a queue for them
  * @control_sent: requests in the queue
  * @control_waiting: requests that found no room in the queue, the oldest first
  * @event_vq: the event queue
  * @event_lock: whose notices are taken by one at a time; taken with interrupts off
+ * @event_closed: there is no event queue; with @event_lock
  * @notices: VPMU_NOTICES buffers, posted on @event_vq
  * @vcpus: @info.vcpus queues
  * @cpu_vcpu: each CPU's queue, NULL while unknown
@@ -163,7 +169,14 @@ struct vpmu_sysfs {
  * @notice_lock: what notices look at: vpmu_file::ring and ::family,
  *               vpmu_ring::writers, what @traces and @sampled lead to; taken with interrupts off
  * @wakeups: of rings so far; with @notice_lock
- * @gone: being removed; nothing more is opened
+ * @lost: nothing is opened or asked any more: -EIO of a device that was given up,
+ *        -ENODEV of one that went; 0 otherwise
+ * @down: the machine sleeps: nothing is started, and nobody is asked what it counted
+ * @events_lock: protects @events, and keeps those in it; sleeps
+ * @events: all that perf core knows of, in the order in which they were made
+ * @give_up: ends the use of a device that does not answer
+ * @reboot: ends it before another kernel comes
+ * @transports: what it was bound to, as long as users of that time may be left
  * @users: open events, open files of /dev/vpmu, and calls of vpmu_trace_service()
  * @idle: woken when @users falls to zero
  */
@@ -173,10 +186,12 @@ struct vpmu_device {
 	struct vpmu_catalogue_entry *catalogue;
 	struct virtqueue *control;
 	spinlock_t control_lock; /* the control queue and its lists */
+	int control_closed;
 	struct list_head control_sent;
 	struct list_head control_waiting;
 	struct virtqueue *event_vq;
 	spinlock_t event_lock; /* the event queue */
+	bool event_closed;
 	struct vpmu_notice *notices;
 	struct vpmu_vcpu *vcpus;
 	struct vpmu_vcpu * __percpu *cpu_vcpu;
@@ -208,7 +223,13 @@ struct vpmu_device {
 	struct mutex link_lock; /* starters and stoppers */
 	spinlock_t notice_lock; /* wakeups that are due */
 	loff_t wakeups;
-	bool gone;
+	int lost;
+	bool down;
+	struct mutex events_lock; /* which events there are */
+	struct list_head events;
+	struct work_struct give_up;
+	struct notifier_block reboot;
+	struct list_head transports;
 	atomic_t users;
 	wait_queue_head_t idle;
 };
@@ -232,6 +253,13 @@ static inline bool vpmu_config_tells_registers(u64 config)
 bool vpmu_notices_take(struct vpmu_device *dev);
 void vpmu_device_get(struct vpmu_device *dev);
 void vpmu_device_put(struct vpmu_device *dev);
+void vpmu_device_give_up(struct vpmu_device *dev);
+
+/* vpmu_life.c */
+void vpmu_life_close(struct vpmu_device *dev, int err);
+void vpmu_life_end(struct vpmu_device *dev, int err);
+void vpmu_life_pause(struct vpmu_device *dev);
+void vpmu_life_resume(struct vpmu_device *dev);
 
 /**
  * struct vpmu_control_request - a request on the control queue
@@ -267,7 +295,8 @@ struct vpmu_control_close {
 
 /* vpmu_control.c */
 void vpmu_control_callback(struct virtqueue *vq);
-void vpmu_control_exit(struct vpmu_device *dev);
+void vpmu_control_open_queue(struct vpmu_device *dev);
+void vpmu_control_close_queue(struct vpmu_device *dev, int err);
 void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *request);
 int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len, void *reply,
 		      size_t reply_len);
@@ -297,6 +326,8 @@ int vpmu_control_persistent(struct vpmu_device *dev, u64 after,
 /* vpmu_vcpu.c */
 int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index);
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu);
+void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq);
+void vpmu_vcpu_close(struct vpmu_vcpu *vcpu);
 int vpmu_vcpu_discover(struct vpmu_device *dev);
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index);
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev);
@@ -349,5 +380,7 @@ void vpmu_task_exit(struct vpmu_device *dev);
 int vpmu_task_get(struct vpmu_device *dev);
 void vpmu_task_put(struct vpmu_device *dev);
 void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu);
+void vpmu_task_forgotten(struct vpmu_device *dev);
+int vpmu_task_resume(struct vpmu_device *dev);
 
 #endif /* _VPMU_H */

@@ -86,7 +86,7 @@ void vpmu_area_free(void *aux)
 	if (own) {
 		WRITE_ONCE(own->trace->buffer, NULL);
 		own->trace->area = NULL;
-		area->kept = vpmu_control_unmap_aux(dev, own->id);
+		area->kept = own->id ? vpmu_control_unmap_aux(dev, own->id) : 0;
 	}
 	mutex_unlock(&dev->output_lock);
 	if (area->kept) {

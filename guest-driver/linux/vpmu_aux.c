@@ -205,7 +205,9 @@ int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma)
 	int err = -EINVAL;
 
 	mutex_lock(&file->dev->output_lock);
-	if (file->ended)
+	if (file->failure)
+		err = file->failure;
+	else if (file->ended)
 		err = -ENOENT;
 	else if (file->ring && !file->ring->window && aux_fits(file->ring, vma))
 		err = file->ring->aux ? aux_insert(file->ring->aux, vma) : aux_create(file, vma);

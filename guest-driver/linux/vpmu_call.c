@@ -21,7 +21,7 @@
  * @leader: of the group called; NULL for @event alone
  * @only: of the group, the one meant; NULL for all
  * @turn: which call this is, of all
- * @op: VPMU_COMMAND_*; for a group, zero starts and stops what runs as the files say
+ * @op: VPMU_COMMAND_*; zero starts and stops what runs as the files say
  * @value: of the command, for @event alone
  * @cpu: where it must go, -1 for any
  * @flushed: the first error of those that were flushed
@@ -45,7 +45,7 @@ static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	if (event->state != PERF_EVENT_STATE_ACTIVE)
 		return;
-	if (vpmu_group_allows(event))
+	if (vpmu_group_allows(event) && !READ_ONCE(vcpu->dev->down))
 		vpmu_event_start(vcpu, event);
 	else if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
@@ -81,7 +81,7 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 
 	totals->value += local64_read(&event->count);
 	totals->missed += event->total_time_enabled - event->total_time_running;
-	if (event->state == PERF_EVENT_STATE_INACTIVE && event->ctx->is_active)
+	if ((event->state == PERF_EVENT_STATE_INACTIVE || !own->id) && event->ctx->is_active)
 		totals->behind = true;
 	/* Those are of the whole family; with its last event they fit the counts best. */
 	totals->enabled = atomic64_read(&file->enabled_ns);
@@ -161,6 +161,12 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 
 	if (!vcpu || !own->id)
 		return -ENODEV;
+	if (!call->op) {
+		call_switch(vcpu, event);
+		vpmu_vcpu_flush(vcpu);
+		vpmu_sampling_settle(vcpu);
+		return 0;
+	}
 	err = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);
 	if (err || (call->op != VPMU_COMMAND_REFRESH && call->op != VPMU_COMMAND_ENABLE))
 		return err;
@@ -348,6 +354,19 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 {
 	struct event_call call = { .event = event, .op = op, .value = value };
+
+	return event_call(&call);
+}
+
+/**
+ * vpmu_call_switch() - start or stop one event that runs, as it may now
+ * @event: the event
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_call_switch(struct perf_event *event)
+{
+	struct event_call call = { .event = event };
 
 	return event_call(&call);
 }

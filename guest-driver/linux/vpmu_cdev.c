@@ -62,7 +62,10 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct vpmu_device *dev = to_vpmu(filp);
 	void __user *user = (void __user *)arg;
+	int lost = READ_ONCE(dev->lost);
 
+	if (lost)
+		return lost;
 	switch (cmd) {
 	case VPMU_IOC_INFO:
 		return copy_to_user(user, &dev->info, sizeof(dev->info)) ? -EFAULT : 0;
@@ -92,7 +95,7 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 
 /*
  * The doorbell, for marks without a system call. The map holds the file, and the file
- * the device: there is no map of a device that has gone.
+ * the device. A store in the map of a device that was reset is no mark.
  *
  * The hypervisor emulates each access, and ends the machine at an instruction that it
  * cannot emulate. A program can have the kernel execute one there, such as the FXSAVE

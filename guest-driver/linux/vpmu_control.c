@@ -3,8 +3,12 @@
  * The control queue: requests whose senders sleep until they are answered, and those that
  * nobody waits for.
  */
+#include <linux/atomic.h>
 #include <linux/completion.h>
+#include <linux/jiffies.h>
+#include <linux/minmax.h>
 #include <linux/mm.h>
+#include <linux/module.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 #include <linux/virtio_config.h>
@@ -14,10 +18,37 @@
 /* Catalogue entries asked for in one request. */
 #define CATALOGUE_STEP	16
 
+static unsigned int answer_seconds = 30;
+module_param(answer_seconds, uint, 0644);
+MODULE_PARM_DESC(answer_seconds,
+		 "Seconds that the device has to answer a request, after which it is given up (default 30)");
+
 /* A request whose sender sleeps until it is answered. */
 struct control_wait {
 	struct vpmu_control_request request;
 	struct completion answered;
+};
+
+enum open_state { OPEN_WAITS, OPEN_ANSWERED, OPEN_LEFT };
+
+/**
+ * struct control_open - a request to open an event, whose sender may be killed
+ * @request: the request
+ * @dev: the device
+ * @answered: for the sender
+ * @state: enum open_state; who moves it from OPEN_WAITS leaves the rest to the other
+ * @asked: what it asks
+ * @reply: the answer
+ * @close: closes again what nobody waits for any more
+ */
+struct control_open {
+	struct vpmu_control_request request;
+	struct vpmu_device *dev;
+	struct completion answered;
+	atomic_t state;
+	struct vpmu_open_request asked;
+	struct vpmu_open_reply reply;
+	struct vpmu_control_close close;
 };
 
 static int control_add(struct vpmu_device *dev, struct vpmu_control_request *request)
@@ -48,14 +79,15 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 }
 
 /* Moves all that is not answered, and never will be, to @refused. */
-static void control_fail(struct vpmu_device *dev, struct list_head *refused)
+static void control_fail(struct vpmu_device *dev, struct list_head *refused, int err)
 {
 	struct vpmu_control_request *request;
 
+	lockdep_assert_held(&dev->control_lock);
 	list_splice_tail_init(&dev->control_sent, refused);
 	list_splice_tail_init(&dev->control_waiting, refused);
 	list_for_each_entry(request, refused, entry)
-		request->ret = -EIO;
+		request->ret = err;
 }
 
 static void control_answer(struct list_head *requests)
@@ -81,14 +113,17 @@ void vpmu_control_callback(struct virtqueue *vq)
 	unsigned int len;
 
 	spin_lock_irqsave(&dev->control_lock, flags);
+	if (dev->control_closed)
+		goto unlock;
 	while ((request = virtqueue_get_buf(vq, &len))) {
 		request->ret = min_t(size_t, len, request->in_len);
 		list_move_tail(&request->entry, &answered);
 	}
 	if (virtqueue_is_broken(vq))
-		control_fail(dev, &refused);
+		control_fail(dev, &refused, -EIO);
 	else if (!list_empty(&dev->control_waiting))
 		control_refill(dev, &refused);
+unlock:
 	spin_unlock_irqrestore(&dev->control_lock, flags);
 	control_answer(&answered);
 	control_answer(&refused);
@@ -108,21 +143,39 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 
 	spin_lock_irqsave(&dev->control_lock, flags);
 	list_add_tail(&request->entry, &dev->control_waiting);
-	control_refill(dev, &refused);
+	if (dev->control_closed)
+		control_fail(dev, &refused, dev->control_closed);
+	else
+		control_refill(dev, &refused);
 	spin_unlock_irqrestore(&dev->control_lock, flags);
 	control_answer(&refused);
 }
 
 /**
- * vpmu_control_exit() - take back the requests that a device which was reset will not answer
- * @dev: the device, of which nobody asks anything any more
+ * vpmu_control_open_queue() - requests go to the queue from now on
+ * @dev: the device, with a new queue
  */
-void vpmu_control_exit(struct vpmu_device *dev)
+void vpmu_control_open_queue(struct vpmu_device *dev)
+{
+	spin_lock_irq(&dev->control_lock);
+	dev->control_closed = 0;
+	spin_unlock_irq(&dev->control_lock);
+}
+
+/**
+ * vpmu_control_close_queue() - the device was reset and answers no request any more
+ * @dev: the device
+ * @err: how requests fail from now on, those that wait included: a negative errno
+ *
+ * The queue is not touched any more when this returns.
+ */
+void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
 	LIST_HEAD(refused);
 
 	spin_lock_irq(&dev->control_lock);
-	control_fail(dev, &refused);
+	dev->control_closed = err;
+	control_fail(dev, &refused, err);
 	spin_unlock_irq(&dev->control_lock);
 	control_answer(&refused);
 }
@@ -130,6 +183,29 @@ void vpmu_control_exit(struct vpmu_device *dev)
 static void control_wake(struct vpmu_control_request *request)
 {
 	complete(&container_of(request, struct control_wait, request)->answered);
+}
+
+/*
+ * Waits for an answer. It comes at the latest when the device was given up, because it has
+ * not answered in time: by its clock, of which a machine that was stopped meanwhile skips
+ * one second and not all. Returns 0, or -EINTR if the sender was killed.
+ */
+static int control_await(struct vpmu_device *dev, struct completion *answered, bool killable)
+{
+	unsigned int seconds;
+	long left;
+
+	for (seconds = max(READ_ONCE(answer_seconds), 1U); seconds; seconds--) {
+		if (killable)
+			left = wait_for_completion_killable_timeout(answered, HZ);
+		else
+			left = wait_for_completion_timeout(answered, HZ);
+		if (left)
+			return left > 0 ? 0 : -EINTR;
+	}
+	vpmu_device_give_up(dev);
+	wait_for_completion(answered);
+	return 0;
 }
 
 /**
@@ -158,10 +234,10 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
 	init_completion(&wait.answered);
 	vpmu_control_post(dev, &wait.request);
 	/*
-	 * The buffers belong to the device until it has answered, so neither a
-	 * signal nor a timeout may end this wait.
+	 * The buffers belong to the device until it has answered or was reset, so no
+	 * signal may end this wait.
 	 */
-	wait_for_completion(&wait.answered);
+	control_await(dev, &wait.answered, false);
 	return wait.request.ret;
 }
 
@@ -197,10 +273,14 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
  * @op: VPMU_CONTROL_*
  * @id: the event's
  *
+ * A device that was reset has closed and unmapped everything, and writes there no more.
+ *
  * Return: 0 or a negative errno, the device's own included.
  */
 int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 {
+	bool ends = op == VPMU_CONTROL_CLOSE || op == VPMU_CONTROL_UNMAP ||
+		    op == VPMU_CONTROL_UNMAP_AUX;
 	struct vpmu_control_header *header;
 	int ret;
 
@@ -211,7 +291,41 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	header->event = cpu_to_le64(id);
 	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
 	kfree(header);
+	return ret && ends && READ_ONCE(dev->control_closed) ? 0 : ret;
+}
+
+/* What a request to open came back with: 0 or a negative errno. */
+static int open_result(const struct control_open *open)
+{
+	int ret = open->request.ret;
+
+	if (ret >= 0)
+		ret = ret < sizeof(open->reply) ? -EPROTO : -(int)le32_to_cpu(open->reply.status);
+	if (!ret && !open->reply.id)
+		ret = -EPROTO;
 	return ret;
+}
+
+static void open_closed(struct vpmu_control_request *request)
+{
+	struct vpmu_control_close *close = container_of(request, struct vpmu_control_close,
+							request);
+
+	kfree(container_of(close, struct control_open, close));
+}
+
+static void open_answered(struct vpmu_control_request *request)
+{
+	struct control_open *open = container_of(request, struct control_open, request);
+
+	if (atomic_cmpxchg(&open->state, OPEN_WAITS, OPEN_ANSWERED) == OPEN_WAITS) {
+		complete(&open->answered);
+	} else if (open_result(open)) {
+		kfree(open);
+	} else {
+		open->close.request.answered = open_closed;
+		vpmu_control_close_later(open->dev, &open->close, le64_to_cpu(open->reply.id));
+	}
 }
 
 /**
@@ -221,34 +335,44 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
  * @id: the event's, on success
  * @engine: who makes its samples, on success
  *
- * Return: 0 or a negative errno, the device's own included.
+ * What a killed task does not wait for any more is closed when it has been opened.
+ *
+ * Return: 0; -EINTR if the task was killed; or a negative errno, the device's own included.
  */
 int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *wanted, u64 *id,
 		      u32 *engine)
 {
-	struct {
-		struct vpmu_open_request request;
-		struct vpmu_open_reply reply;
-	} *call;
+	struct control_open *open;
 	int ret;
 
-	call = kzalloc(sizeof(*call), GFP_KERNEL);
-	if (!call)
+	open = kzalloc(sizeof(*open), GFP_KERNEL);
+	if (!open)
 		return -ENOMEM;
-	call->request = *wanted;
-	call->request.header.op = cpu_to_le32(VPMU_CONTROL_OPEN);
+	open->dev = dev;
+	init_completion(&open->answered);
+	open->asked = *wanted;
+	open->asked.header.op = cpu_to_le32(VPMU_CONTROL_OPEN);
+	open->request = (struct vpmu_control_request) {
+		.out = &open->asked,
+		.out_len = sizeof(open->asked),
+		.in = &open->reply,
+		.in_len = sizeof(open->reply),
+		.answered = open_answered,
+	};
+	vpmu_control_post(dev, &open->request);
+	ret = control_await(dev, &open->answered, true);
+	if (ret && atomic_cmpxchg(&open->state, OPEN_WAITS, OPEN_LEFT) == OPEN_WAITS)
+		return ret;
+	/* An answer is on its way to somebody who was killed. */
+	if (ret)
+		wait_for_completion(&open->answered);
 
-	ret = vpmu_control_send(dev, &call->request, sizeof(call->request),
-				&call->reply, sizeof(call->reply));
-	if (ret >= 0)
-		ret = ret < sizeof(call->reply) ? -EPROTO : -(int)le32_to_cpu(call->reply.status);
+	ret = open_result(open);
 	if (!ret) {
-		*id = le64_to_cpu(call->reply.id);
-		*engine = le32_to_cpu(call->reply.engine);
-		if (!*id)
-			ret = -EPROTO;
+		*id = le64_to_cpu(open->reply.id);
+		*engine = le32_to_cpu(open->reply.engine);
 	}
-	kfree(call);
+	kfree(open);
 	return ret;
 }
 

@@ -49,7 +49,7 @@ static int event_charge(struct vpmu_event *own)
 {
 	int err;
 
-	if (!own->unprivileged)
+	if (!own->unprivileged || own->charged)
 		return 0;
 	err = vpmu_permission_charge(own->dev);
 	own->charged = !err;
@@ -104,6 +104,7 @@ static void event_destroy(struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
+	vpmu_life_remove(own);
 	event_withdraw(own);
 	/* Pages of an area are given back next. */
 	if (own->trace)
@@ -248,6 +249,32 @@ uncharge:
 	return err;
 }
 
+/**
+ * vpmu_event_reopen() - open an event again that a reset has ended, from where it stands
+ * @own: the event, which is stopped
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_event_reopen(struct vpmu_event *own)
+{
+	struct vpmu_file *file = own->file;
+	int err;
+
+	if (file)
+		xa_erase_irq(&own->dev->files, own->id);
+	if (own->sampler && !own->event->parent)
+		xa_erase_irq(&own->dev->sampled, own->id);
+	own->id = 0;
+	own->count = 0;
+	own->enabled_ns = 0;
+	own->running_ns = 0;
+	own->lost = 0;
+	err = event_open(own->event, own);
+	if (!err && file && !own->event->parent)
+		file->id = own->id;
+	return err;
+}
+
 /* A task that inherits an event says nothing of who opened it. */
 static bool event_is_unprivileged(const struct perf_event *event)
 {
@@ -297,8 +324,8 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 
 	/* Pairs with the barrier in device_drain(). */
 	smp_mb__after_atomic();
-	if (READ_ONCE(dev->gone))
-		return -ENODEV;
+	if (READ_ONCE(dev->lost))
+		return READ_ONCE(dev->lost);
 	/* An heir relies on its parent's references: the parent outlives it. */
 	if (event->parent)
 		return 0;
@@ -372,10 +399,12 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	if (own->file && !event->parent) {
 		own->file->event = event;
 		own->file->id = own->id;
+		own->file->label = own->id;
 		own->file->cpu = event->cpu;
 		own->file->task = event->hw.target;
 	}
 	event->destroy = event_destroy;
+	vpmu_life_add(own);
 	return 0;
 free:
 	event_free(own, false);

@@ -96,7 +96,8 @@ void vpmu_direct_close(struct vpmu_file *file)
 		if (!file->ended)
 			vpmu_control_close(dev, file->id);
 	}
-	xa_erase_irq(&dev->files, file->id);
+	/* Once it has ended, its id may be that of another file. */
+	xa_cmpxchg_irq(&dev->files, file->id, file, NULL, 0);
 }
 
 /* The device tells on any CPU what an event has counted on one that is away. */
@@ -112,8 +113,11 @@ static void direct_call_anywhere(struct direct_call *call)
 static int direct_read(struct vpmu_file *file)
 {
 	struct direct_call call = { .file = file, .op = VPMU_COMMAND_READ };
-	int err = direct_call(&call);
+	int err;
 
+	if (READ_ONCE(file->dev->down))
+		return 0;
+	err = direct_call(&call);
 	if (err == -ENODEV) {
 		direct_call_anywhere(&call);
 		err = call.err;

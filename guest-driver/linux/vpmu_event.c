@@ -37,7 +37,8 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	if (own->started || own->spent || !vpmu_group_allows(event))
+	if (own->started || own->spent || !own->id || READ_ONCE(own->dev->down) ||
+	    !vpmu_group_allows(event))
 		return false;
 	own->started = true;
 	if (own->sampler)
@@ -118,6 +119,24 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 	if (own->owed)
 		event_settle(event, own, op);
 	perf_event_update_userpage(event);
+}
+
+/**
+ * vpmu_event_idle() - perf core must not find that an event ran which the device has not
+ * @event: the event; its context's lock is held
+ * @stops: perf core takes it out now
+ *
+ * perf core tries no other event of the context behind one that cannot be added: so one
+ * that the device has not is added like any, and its running time taken off.
+ */
+void vpmu_event_idle(struct perf_event *event, bool stops)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (own->id)
+		return;
+	own->owed = OWED_ALL;
+	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ);
 }
 
 /*
@@ -213,6 +232,31 @@ void vpmu_event_unpin(struct perf_event *event)
 }
 
 /**
+ * vpmu_event_lose() - the device has the event no more
+ * @own: the event, which stays meanwhile
+ */
+void vpmu_event_lose(struct vpmu_event *own)
+{
+	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
+	struct vpmu_device *dev = own->dev;
+	u64 id = own->id;
+
+	/* One that is being made is in no context yet. */
+	if (ctx)
+		raw_spin_lock_irq(&ctx->lock);
+	event_lost(own->event, own, 0);
+	WRITE_ONCE(own->id, 0);
+	if (ctx)
+		raw_spin_unlock_irq(&ctx->lock);
+	if (id && own->file)
+		xa_erase_irq(&dev->files, id);
+	if (id && own->trace)
+		xa_erase_irq(&dev->traces, id);
+	if (id && own->sampler && !own->event->parent)
+		xa_erase_irq(&dev->sampled, id);
+}
+
+/**
  * vpmu_event_read() - struct pmu::read
  * @event: the event
  */
@@ -222,11 +266,15 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_vcpu *vcpu;
 
 	/* A queue's lock must not be taken from an NMI; the last count stands then. */
-	if (in_nmi() || event->hw.state & PERF_HES_STOPPED)
+	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->down))
 		return;
 	vcpu = vpmu_vcpu_local(own->dev);
 	if (!vcpu || vpmu_sampling_replays(vcpu, event))
 		return;
+	if (!own->id) {
+		vpmu_event_idle(event, false);
+		return;
+	}
 	vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
 	if (vcpu->reading)
 		return;

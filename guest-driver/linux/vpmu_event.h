@@ -51,6 +51,7 @@ struct vpmu_vcpu;
  * @switches: holds a reference on vpmu_switch
  * @unprivileged: opened without CAP_PERFMON, or inherited from such an event
  * @charged: by vpmu_permission_charge()
+ * @entry: in vpmu_device::events
  * @close: the last request about it
  */
 struct vpmu_event {
@@ -83,20 +84,31 @@ struct vpmu_event {
 	bool switches;
 	bool unprivileged;
 	bool charged;
+	struct list_head entry;
 	struct vpmu_control_close close;
 };
 
 /* vpmu_create.c */
 int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
+int vpmu_event_reopen(struct vpmu_event *own);
 
 /* vpmu_event.c */
 void vpmu_event_pin(struct perf_event *event);
 void vpmu_event_unpin(struct perf_event *event);
 void vpmu_event_anchor(struct vpmu_event *own);
+void vpmu_event_lose(struct vpmu_event *own);
+void vpmu_event_idle(struct perf_event *event, bool stops);
 void vpmu_event_read(struct perf_event *event);
 bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event);
 bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply *reply);
+
+/* vpmu_life.c */
+void vpmu_life_add(struct vpmu_event *own);
+void vpmu_life_remove(struct vpmu_event *own);
+
+/* vpmu_call.c */
+int vpmu_call_switch(struct perf_event *event);
 
 /* vpmu_context.c */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);

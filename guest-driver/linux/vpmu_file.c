@@ -336,7 +336,10 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	bool whole = arg & PERF_IOC_FLAG_GROUP;
 	struct vpmu_file *file = filp->private_data;
 	void __user *user = (void __user *)arg;
+	int failure = READ_ONCE(file->failure);
 
+	if (failure && cmd != PERF_EVENT_IOC_ID)
+		return failure;
 	switch (cmd) {
 	case PERF_EVENT_IOC_ENABLE:
 		return vpmu_group_switch(file, whole, true);
@@ -349,7 +352,7 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_PERIOD:
 		return file_period(file, user);
 	case PERF_EVENT_IOC_ID:
-		return put_user(file->id, (u64 __user *)user);
+		return put_user(file->label, (u64 __user *)user);
 	case PERF_EVENT_IOC_SET_OUTPUT:
 		return file_set_output(file, arg);
 	case PERF_EVENT_IOC_PAUSE_OUTPUT:

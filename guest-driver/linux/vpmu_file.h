@@ -72,6 +72,8 @@ struct vpmu_links {
  * @event: the event opened; its children point to it. NULL with @direct; of events of a
  *         CPU looked at with their group held
  * @id: the device's, of @event
+ * @label: the id that programs know it by: the first that it had
+ * @failure: how what is asked of it fails, a negative errno; 0 while the device has it
  * @cpu: of @event, -1 for any
  * @task: of @event, for nothing but comparing; NULL for all on @cpu
  * @waitq: whoever polls
@@ -126,6 +128,8 @@ struct vpmu_file {
 	struct rcu_head rcu;
 	struct perf_event *event;
 	u64 id;
+	u64 label;
+	int failure;
 	int cpu;
 	const struct task_struct *task;
 	wait_queue_head_t waitq;

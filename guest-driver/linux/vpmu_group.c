@@ -89,6 +89,8 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 	struct perf_event *event = leader->event;
 
 	lockdep_assert_held(&leader->group_lock);
+	if (READ_ONCE(leader->failure))
+		return READ_ONCE(leader->failure);
 	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev || leader->direct)
 		return -EINVAL;
 	if (event->cpu != cpu || event->hw.target != task)

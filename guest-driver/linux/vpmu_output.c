@@ -61,7 +61,7 @@ void vpmu_output_unmapped(struct vpmu_file *file)
 {
 	if (file->ring->id == file->id)
 		return;
-	if (vpmu_control_redirect(file->dev, file->id, 0))
+	if (!file->ring->ended && vpmu_control_redirect(file->dev, file->id, 0))
 		dev_err(&file->dev->vdev->dev, "event %llu still writes to the ring of %llu\n",
 			file->id, file->ring->id);
 	vpmu_output_attach(file, NULL);
@@ -100,6 +100,8 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	const __le32 backward = cpu_to_le32(VPMU_OPEN_BACKWARD);
 	int err;
 
+	if (target && READ_ONCE(target->failure))
+		return READ_ONCE(target->failure);
 	/* Those are not the guest's to change, whatever else is wrong. */
 	if (file->operator || (target && target->operator))
 		return -EPERM;

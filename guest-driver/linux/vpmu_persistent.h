@@ -21,6 +21,7 @@ int vpmu_persistent_refresh(struct vpmu_device *dev);
 void vpmu_persistent_notice(struct vpmu_device *dev);
 void vpmu_persistent_init(struct vpmu_device *dev);
 void vpmu_persistent_exit(struct vpmu_device *dev);
+int vpmu_persistent_resume(struct vpmu_device *dev);
 int vpmu_persistent_register(struct vpmu_device *dev);
 void vpmu_persistent_close(struct vpmu_device *dev);
 void vpmu_persistent_unregister(struct vpmu_device *dev);

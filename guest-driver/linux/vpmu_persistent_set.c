@@ -82,6 +82,7 @@ static struct vpmu_file *persistent_adopt(struct vpmu_device *dev,
 	file->direct = true;
 	file->persistent = true;
 	file->id = le64_to_cpu(event->id);
+	file->label = file->id;
 	file->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
 	file->operator = le32_to_cpu(event->flags) & VPMU_PERSISTENT_OPERATOR;
 	file->wanted = event->open;
@@ -237,6 +238,23 @@ void vpmu_persistent_notice(struct vpmu_device *dev)
 }
 
 /**
+ * vpmu_persistent_resume() - compare the list with that of a device that was reset
+ * @dev: the device
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_persistent_resume(struct vpmu_device *dev)
+{
+	int err;
+
+	mutex_lock(&dev->persistent_lock);
+	dev->persistent_closed = false;
+	err = vpmu_persistent_refresh(dev);
+	mutex_unlock(&dev->persistent_lock);
+	return err;
+}
+
+/**
  * vpmu_persistent_register() - find what persistent events there are
  * @dev: the device
  *
@@ -249,10 +267,7 @@ int vpmu_persistent_register(struct vpmu_device *dev)
 	err = vpmu_persistent_pmu_register(dev);
 	if (err)
 		return err;
-	mutex_lock(&dev->persistent_lock);
-	dev->persistent_closed = false;
-	err = vpmu_persistent_refresh(dev);
-	mutex_unlock(&dev->persistent_lock);
+	err = vpmu_persistent_resume(dev);
 	if (err) {
 		vpmu_persistent_close(dev);
 		vpmu_persistent_unregister(dev);

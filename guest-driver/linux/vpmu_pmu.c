@@ -103,13 +103,9 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 static int vpmu_pmu_add(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
-	struct vpmu_event *own = event->pmu_private;
 
-	/*
-	 * An event that cannot count must not seem to run: perf shows it as
-	 * enabled but not running.
-	 */
-	if (!vcpu || vcpu->broken || !own->id)
+	/* One that the device has lost is added: perf core would add no other behind it. */
+	if (!vcpu)
 		return -ENODEV;
 	vpmu_event_pin(event);
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
@@ -124,6 +120,7 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 
 	vpmu_event_unpin(event);
 	vpmu_pmu_stop(event, PERF_EF_UPDATE);
+	vpmu_event_idle(event, true);
 	/* The last time that a task's event is heard of; later than the context's lock is held. */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->gone);

@@ -52,7 +52,7 @@ static size_t read_put_rest(const struct vpmu_file *file, u64 format, u64 *value
 	size_t n = 0;
 
 	if (format & PERF_FORMAT_ID)
-		values[n++] = file->id;
+		values[n++] = file->label;
 	if (format & PERF_FORMAT_LOST)
 		values[n++] = file->totals.lost;
 	return n;

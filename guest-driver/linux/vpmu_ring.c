@@ -378,7 +378,9 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 		return -EINVAL;
 
 	mutex_lock(&file->dev->output_lock);
-	if (file->ended)
+	if (file->failure)
+		err = file->failure;
+	else if (file->ended)
 		err = -ENOENT;
 	else if (file->operator && vma->vm_flags & VM_WRITE)
 		err = -EPERM;

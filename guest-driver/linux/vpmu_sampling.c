@@ -72,7 +72,6 @@
 
 /**
  * struct vpmu_sampler - the ring of an event and of those that inherit it
- * @id: of the event that it was mapped with
  * @type: PERF_SAMPLE_* that the device writes
  * @prompt: the watermark is one record
  * @lock: held by a CPU that replays; only tried
@@ -80,7 +79,6 @@
  * @pages: the metadata page, then the data
  */
 struct vpmu_sampler {
-	u64 id;
 	u64 type;
 	bool prompt;
 	raw_spinlock_t lock;
@@ -291,7 +289,9 @@ int vpmu_sampling_map(struct vpmu_event *own)
 
 	if (!sampler_is_of(own))
 		return 0;
-	sampler->id = own->id;
+	/* After a reset the device begins anew. */
+	clear_page(sampler_metadata(sampler));
+	sampler->tail = 0;
 	return vpmu_control_map(own->dev, own->id, sampler->pages, ARRAY_SIZE(sampler->pages),
 				VPMU_MAP_WRITABLE);
 }

@@ -177,6 +177,42 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
+ * vpmu_task_forgotten() - the device was reset, by which it knows of no page
+ * @dev: the device
+ */
+void vpmu_task_forgotten(struct vpmu_device *dev)
+{
+	unsigned int cpu;
+
+	mutex_lock(&tell_lock);
+	for_each_possible_cpu(cpu)
+		per_cpu(task_page_told, cpu) = false;
+	mutex_unlock(&tell_lock);
+}
+
+/**
+ * vpmu_task_resume() - tell a device that was reset of the pages
+ * @dev: the device
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_task_resume(struct vpmu_device *dev)
+{
+	unsigned int cpu;
+	int err = 0, ret;
+
+	mutex_lock(&tell_lock);
+	if (telling) {
+		for_each_online_cpu(cpu) {
+			ret = task_tell(dev, cpu);
+			err = err ?: ret;
+		}
+	}
+	mutex_unlock(&tell_lock);
+	return err;
+}
+
+/**
  * vpmu_task_init() - allocate the pages
  * @dev: the device
  * @tracepoint: the scheduler's, from vpmu_switch_init()

@@ -256,7 +256,7 @@ static void trace_start(struct perf_event *event, int flags)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	if (vcpu && event->hw.state & PERF_HES_STOPPED)
+	if (vcpu && own->id && event->hw.state & PERF_HES_STOPPED)
 		trace_try(own->trace, vcpu);
 }
 
@@ -276,9 +276,12 @@ static int trace_add(struct perf_event *event, int flags)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
-	if (!vcpu || vcpu->broken || !own->id)
+	if (!vcpu)
 		return -ENODEV;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	/* As in vpmu_pmu_add(). */
+	if (!own->id)
+		return 0;
 	/*
 	 * Without an area nothing must seem to run. With a full one it is added, or perf
 	 * core would try again at each switch instead of disabling it.
@@ -293,6 +296,7 @@ static void trace_del(struct perf_event *event, int flags)
 {
 	vpmu_event_unpin(event);
 	trace_stop(event, PERF_EF_UPDATE);
+	vpmu_event_idle(event, true);
 }
 
 static int trace_event_init(struct perf_event *event)

@@ -15,19 +15,45 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 
-/* Printing is not possible where the scheduler's locks may be held; here it is. */
+/* Nothing can be printed or queued where the scheduler's locks may be held; here it can. */
 static void vcpu_alarm(struct irq_work *work)
 {
 	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, alarm);
 
-	dev_err(&vcpu->dev->vdev->dev,
-		"vCPU queue %u did not answer its kick at once; events on it stand still from now on\n",
+	dev_err(&vcpu->dev->vdev->dev, "vCPU queue %u did not answer its kick at once\n",
 		vcpu->index);
+	vpmu_device_give_up(vcpu->dev);
+}
+
+/**
+ * vpmu_vcpu_open() - commands go to a queue from now on
+ * @vcpu: the queue
+ * @vq: new
+ */
+void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
+{
+	raw_spin_lock_irq(&vcpu->lock);
+	vcpu->vq = vq;
+	virtqueue_disable_cb(vq);
+	vcpu->broken = false;
+	vcpu->closed = false;
+	raw_spin_unlock_irq(&vcpu->lock);
+}
+
+/**
+ * vpmu_vcpu_close() - commands fail from now on
+ * @vcpu: the queue, which is not touched any more when this returns
+ */
+void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
+{
+	raw_spin_lock_irq(&vcpu->lock);
+	vcpu->closed = true;
+	raw_spin_unlock_irq(&vcpu->lock);
 }
 
 /**
  * vpmu_vcpu_init() - prepare a queue
- * @vcpu: its zeroed state, with @vq set
+ * @vcpu: its zeroed state; see vpmu_vcpu_open()
  * @dev: the device
  * @index: which vCPU
  *
@@ -45,7 +71,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	vcpu->replies = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->replies), GFP_KERNEL);
 	if (vpmu_sampling_init(vcpu) || !vcpu->commands || !vcpu->replies)
 		return -ENOMEM;
-	virtqueue_disable_cb(vcpu->vq);
+	vcpu->closed = true;
 	return 0;
 }
 
@@ -70,8 +96,8 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 	int err;
 
 	lockdep_assert_held(&vcpu->lock);
-	if (vcpu->broken)
-		return -EIO;
+	if (vcpu->broken || vcpu->closed)
+		return READ_ONCE(vcpu->dev->lost) ?: -EIO;
 
 	sg_init_one(&out, &vcpu->commands[first], count * sizeof(*vcpu->commands));
 	sg_init_one(&in, &vcpu->replies[first], count * sizeof(*vcpu->replies));

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The virtio device: what is there at probe and gone after remove.
+ *
+ * Programs that have events open do not keep the transport from being unbound, nor does
+ * unbinding wait for them: their events end, and what perf core and they hold of this
+ * driver is kept until they are gone. A device that is bound meanwhile takes its place.
  */
+#include <linux/cpu.h>
 #include <linux/cpuhotplug.h>
 #include <linux/io.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/rcupdate.h>
+#include <linux/reboot.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
+#include <linux/string.h>
 #include <linux/virtio_config.h>
 
 #include "compat.h"
@@ -22,6 +30,20 @@
 static enum cpuhp_state vpmu_online_state;
 /* One: the PMU's name, /dev/vpmu and the task pages are there once. */
 static atomic_t vpmu_present = ATOMIC_INIT(0);
+/* What the last one left for its users; for who has set @vpmu_present, or nobody can. */
+static struct vpmu_device *vpmu_kept;
+
+/**
+ * struct vpmu_transport - a device that was unbound from under users
+ * @entry: in vpmu_device::transports
+ * @vdev: as virtio saw it
+ * @owner: has what frees it
+ */
+struct vpmu_transport {
+	struct list_head entry;
+	struct virtio_device *vdev;
+	struct module *owner;
+};
 
 /**
  * vpmu_device_get() - keep the device from going
@@ -42,15 +64,22 @@ void vpmu_device_put(struct vpmu_device *dev)
 		wake_up_all(&dev->idle);
 }
 
+/* Nothing more is opened. Returns whether somebody uses the device. */
+static bool device_leave(struct vpmu_device *dev)
+{
+	WRITE_ONCE(dev->lost, -ENODEV);
+	/* Either this sees the user that vpmu_event_create() adds, or that sees @lost. */
+	smp_mb();
+	return atomic_read(&dev->users);
+}
+
 /*
  * Nothing opens the device any more, and all that was open is closed, when this
  * returns.
  */
 static void device_drain(struct vpmu_device *dev)
 {
-	WRITE_ONCE(dev->gone, true);
-	/* Either this sees the user that vpmu_pmu_event_init() adds, or that sees @gone. */
-	smp_mb();
+	device_leave(dev);
 	wait_event(dev->idle, !atomic_read(&dev->users));
 	/*
 	 * The last user may still be about to wake this up, and perf core looks at the
@@ -79,13 +108,16 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
  */
 bool vpmu_notices_take(struct vpmu_device *dev)
 {
-	struct virtqueue *vq = dev->event_vq;
 	struct vpmu_notice *notice;
+	struct virtqueue *vq;
 	unsigned long flags;
 	bool taken = false;
 	unsigned int len;
 
 	spin_lock_irqsave(&dev->event_lock, flags);
+	if (dev->event_closed)
+		goto unlock;
+	vq = dev->event_vq;
 	do {
 		virtqueue_disable_cb(vq);
 		while ((notice = virtqueue_get_buf(vq, &len))) {
@@ -98,6 +130,7 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 	/* With none posted a kick would be an exit for nothing. */
 	if (taken)
 		virtqueue_kick(vq);
+unlock:
 	spin_unlock_irqrestore(&dev->event_lock, flags);
 	return taken;
 }
@@ -107,10 +140,8 @@ static void notices_callback(struct virtqueue *vq)
 	vpmu_notices_take(vq->vdev->priv);
 }
 
-static int device_info(struct vpmu_device *dev)
+static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 {
-	struct virtio_device *vdev = dev->vdev;
-	struct vpmu_info *info = &dev->info;
 	u16 shift;
 
 	virtio_cread_le(vdev, struct vpmu_config, version, &info->version);
@@ -147,7 +178,23 @@ static int device_info(struct vpmu_device *dev)
 	return 0;
 }
 
-static int device_queues(struct vpmu_device *dev)
+static void notices_start(struct vpmu_device *dev, struct virtqueue *vq)
+{
+	unsigned int i;
+
+	spin_lock_irq(&dev->event_lock);
+	dev->event_vq = vq;
+	dev->event_closed = false;
+	/* A queue shorter than the array takes what fits. */
+	for (i = 0; i < VPMU_NOTICES; i++)
+		if (notices_post(dev, &dev->notices[i]))
+			break;
+	virtqueue_kick(vq);
+	spin_unlock_irq(&dev->event_lock);
+}
+
+/* Makes the queues, and the device ready to use them. */
+static int device_start(struct vpmu_device *dev)
 {
 	unsigned int i, count = VPMU_QUEUE_VCPU + dev->info.vcpus;
 	vq_callback_t **callbacks;
@@ -170,12 +217,12 @@ static int device_queues(struct vpmu_device *dev)
 	err = vpmu_find_vqs(dev->vdev, count, vqs, callbacks, names);
 	if (err)
 		goto free;
+	virtio_device_ready(dev->vdev);
 	dev->control = vqs[VPMU_QUEUE_CONTROL];
-	dev->event_vq = vqs[VPMU_QUEUE_EVENT];
-	for (i = 0; i < dev->info.vcpus && !err; i++) {
-		dev->vcpus[i].vq = vqs[VPMU_QUEUE_VCPU + i];
-		err = vpmu_vcpu_init(&dev->vcpus[i], dev, i);
-	}
+	vpmu_control_open_queue(dev);
+	notices_start(dev, vqs[VPMU_QUEUE_EVENT]);
+	for (i = 0; i < dev->info.vcpus; i++)
+		vpmu_vcpu_open(&dev->vcpus[i], vqs[VPMU_QUEUE_VCPU + i]);
 free:
 	kfree(names);
 	kfree(callbacks);
@@ -183,10 +230,67 @@ free:
 	return err;
 }
 
-static void device_free(struct vpmu_device *dev)
+/* Ends what goes on by itself, of a device that is closed; then takes its queues. */
+static void device_stop(struct vpmu_device *dev)
 {
 	u32 i;
 
+	for (i = 0; i < dev->info.vcpus; i++)
+		irq_work_sync(&dev->vcpus[i].alarm);
+	cancel_work_sync(&dev->give_up);
+	vpmu_persistent_exit(dev);
+	if (dev->control)
+		dev->vdev->config->del_vqs(dev->vdev);
+	dev->control = NULL;
+}
+
+static void give_up_work(struct work_struct *work)
+{
+	struct vpmu_device *dev = container_of(work, struct vpmu_device, give_up);
+
+	/* One that is being unbound is lost already. */
+	if (!cmpxchg(&dev->lost, 0, -EIO))
+		dev_err(&dev->vdev->dev,
+			"the device does not answer: it is given up, and its events end; bind it again\n");
+	vpmu_life_close(dev, dev->lost);
+	vpmu_life_end(dev, dev->lost);
+}
+
+/**
+ * vpmu_device_give_up() - have the use of a device end that does not answer
+ * @dev: the device
+ *
+ * Whoever waits for it waits no longer, some time later.
+ */
+void vpmu_device_give_up(struct vpmu_device *dev)
+{
+	schedule_work(&dev->give_up);
+}
+
+/*
+ * Another kernel may come, by kexec, to whose memory the device must not write. virtio
+ * itself resets its devices then since 6.15, and in stable kernels.
+ */
+static int device_reboot(struct notifier_block *block, unsigned long action, void *unused)
+{
+	struct vpmu_device *dev = container_of(block, struct vpmu_device, reboot);
+
+	/* The transport of one that is kept has gone. */
+	if (!cmpxchg(&dev->lost, 0, -ENODEV))
+		vpmu_life_close(dev, -ENODEV);
+	return NOTIFY_DONE;
+}
+
+static void device_free(struct vpmu_device *dev)
+{
+	struct vpmu_transport *transport, *next;
+	u32 i;
+
+	list_for_each_entry_safe(transport, next, &dev->transports, entry) {
+		put_device(&transport->vdev->dev);
+		module_put(transport->owner);
+		kfree(transport);
+	}
 	vpmu_permission_exit(dev);
 	if (dev->vcpus)
 		for (i = 0; i < dev->info.vcpus && dev->vcpus[i].dev; i++)
@@ -221,6 +325,13 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 	xa_init_flags(&dev->traces, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->sampled, XA_FLAGS_LOCK_IRQ);
 	init_waitqueue_head(&dev->idle);
+	mutex_init(&dev->events_lock);
+	INIT_LIST_HEAD(&dev->events);
+	INIT_LIST_HEAD(&dev->transports);
+	INIT_WORK(&dev->give_up, give_up_work);
+	dev->reboot.notifier_call = device_reboot;
+	dev->control_closed = -ENODEV;
+	dev->event_closed = true;
 	vpmu_persistent_init(dev);
 	return dev;
 }
@@ -228,13 +339,18 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 /* What needs the configuration space to know its size. */
 static int device_arrays(struct vpmu_device *dev)
 {
+	int err = 0;
+	u32 i;
+
 	dev->vcpus = kcalloc(dev->info.vcpus, sizeof(*dev->vcpus), GFP_KERNEL);
 	dev->notices = kcalloc(VPMU_NOTICES, sizeof(*dev->notices), GFP_KERNEL);
 	dev->catalogue = kvcalloc(dev->info.catalogue_len, sizeof(*dev->catalogue), GFP_KERNEL);
 	dev->cpu_vcpu = alloc_percpu(struct vpmu_vcpu *);
 	if (!dev->vcpus || !dev->notices || !dev->catalogue || !dev->cpu_vcpu)
 		return -ENOMEM;
-	return 0;
+	for (i = 0; i < dev->info.vcpus && !err; i++)
+		err = vpmu_vcpu_init(&dev->vcpus[i], dev, i);
+	return err;
 }
 
 static int device_doorbell(struct vpmu_device *dev)
@@ -255,22 +371,15 @@ static int device_doorbell(struct vpmu_device *dev)
 	return dev->doorbell ? 0 : -ENOMEM;
 }
 
-static void notices_start(struct vpmu_device *dev)
-{
-	unsigned int i;
-
-	/* A queue shorter than the array takes what fits. */
-	for (i = 0; i < VPMU_NOTICES; i++)
-		if (notices_post(dev, &dev->notices[i]))
-			break;
-	virtqueue_kick(dev->event_vq);
-}
-
 static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 {
 	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, node);
-	int err = vpmu_vcpu_discover(dev);
+	int err;
 
+	/* When there is a device again it is asked for all CPUs. */
+	if (READ_ONCE(dev->lost) || READ_ONCE(dev->down))
+		return 0;
+	err = vpmu_vcpu_discover(dev);
 	/* A CPU without a queue is still a CPU: events on it are refused, it is not. */
 	if (err)
 		dev_err(&dev->vdev->dev, "CPU %u: nothing can be counted on it (%d)\n", cpu, err);
@@ -279,47 +388,181 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	return 0;
 }
 
-static int vpmu_probe(struct virtio_device *vdev)
+static void rediscover(void *device)
+{
+	struct vpmu_device *dev = device;
+	int err = vpmu_vcpu_discover(dev);
+
+	if (err)
+		dev_err(&dev->vdev->dev, "CPU %u: nothing can be counted on it (%d)\n",
+			smp_processor_id(), err);
+}
+
+/* Lets a device that was reset know again what it has to, and learns who is where. */
+static int device_restart(struct vpmu_device *dev)
+{
+	int err;
+
+	err = device_start(dev);
+	if (err)
+		return err;
+	cpus_read_lock();
+	on_each_cpu(rediscover, dev, 1);
+	err = vpmu_task_resume(dev);
+	cpus_read_unlock();
+	return err;
+}
+
+/* No event is left, and nothing in this kernel leads here any more. */
+static void device_withdraw(struct vpmu_device *dev)
+{
+	unregister_reboot_notifier(&dev->reboot);
+	device_drain(dev);
+	vpmu_persistent_unregister(dev);
+	vpmu_trace_unregister(dev);
+	vpmu_pmu_unregister(dev);
+	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
+}
+
+/* Of a device that is stopped. */
+static void device_release(struct vpmu_device *dev)
+{
+	if (dev->doorbell)
+		iounmap(dev->doorbell);
+	vpmu_window_exit(dev);
+	vpmu_task_exit(dev);
+	device_free(dev);
+}
+
+/* Lets go of what the last device's users have left, who are gone. */
+static void device_forget(void)
+{
+	struct vpmu_device *dev = vpmu_kept;
+
+	vpmu_kept = NULL;
+	device_withdraw(dev);
+	device_release(dev);
+}
+
+/* Ends all that is open of a device which goes, and keeps what its users hold. */
+static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transport)
+{
+	struct virtio_device *vdev = dev->vdev;
+	struct device *parent = vdev->dev.parent;
+
+	vpmu_life_close(dev, -ENODEV);
+	device_stop(dev);
+	vpmu_life_end(dev, -ENODEV);
+	/* Messages name it, and its features are asked for. */
+	get_device(&vdev->dev);
+	transport->vdev = vdev;
+	transport->owner = parent && parent->driver ? parent->driver->owner : NULL;
+	__module_get(transport->owner);
+	list_add(&transport->entry, &dev->transports);
+	vpmu_kept = dev;
+}
+
+/* Whether a device is what the one before was, as far as its users know. */
+static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *vdev)
+{
+	struct virtio_shm_region region;
+	struct vpmu_info info = dev->info;
+
+	if (vdev->features != dev->vdev->features || device_info(vdev, &info) ||
+	    memcmp(&info, &dev->info, sizeof(info)))
+		return false;
+	if (dev->doorbell_page && (!virtio_get_shm_region(vdev, &region, VPMU_SHM_DOORBELL) ||
+				   region.addr != dev->doorbell_page))
+		return false;
+	return !dev->window || (virtio_get_shm_region(vdev, &region, VPMU_SHM_WINDOW) &&
+				PHYS_PFN(region.addr) == dev->window_pfn &&
+				region.len / VPMU_PAGE_SIZE >= dev->window_pages);
+}
+
+/* Reads the catalogue, which must be what it was. */
+static int device_recall(struct vpmu_device *dev)
+{
+	size_t size = dev->info.catalogue_len * sizeof(*dev->catalogue);
+	void *before = kvmalloc(size, GFP_KERNEL);
+	int err;
+
+	if (!before)
+		return -ENOMEM;
+	memcpy(before, dev->catalogue, size);
+	err = vpmu_control_catalogue(dev);
+	if (!err && memcmp(dev->catalogue, before, size))
+		err = -EBUSY;
+	if (err)
+		memcpy(dev->catalogue, before, size);
+	kvfree(before);
+	return err;
+}
+
+/* Gives the users of a device that went another, of which they can open events. */
+static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
+{
+	struct virtio_device *before = dev->vdev;
+	int err = -EBUSY;
+
+	if (!device_is_same(dev, vdev)) {
+		dev_err(&vdev->dev, "programs still hold events of another device\n");
+		return err;
+	}
+	dev->vdev = vdev;
+	vdev->priv = dev;
+	err = device_restart(dev);
+	if (!err)
+		err = device_recall(dev);
+	if (!err)
+		err = vpmu_persistent_resume(dev);
+	if (err)
+		goto close;
+	WRITE_ONCE(dev->lost, 0);
+	err = vpmu_cdev_register(dev);
+	if (!err)
+		return 0;
+	device_leave(dev);
+	vpmu_persistent_close(dev);
+close:
+	vpmu_life_close(dev, -ENODEV);
+	device_stop(dev);
+	/* Of that one there is a reference. */
+	dev->vdev = before;
+	return err;
+}
+
+static int device_bind(struct virtio_device *vdev)
 {
 	struct vpmu_device *dev;
 	int err;
 
-	if (atomic_cmpxchg(&vpmu_present, 0, 1)) {
-		dev_err(&vdev->dev, "there is a virtio PMU already\n");
-		return -EBUSY;
-	}
 	dev = device_alloc(vdev);
-	if (IS_ERR(dev)) {
-		err = PTR_ERR(dev);
-		goto absent;
-	}
-	err = device_info(dev);
+	if (IS_ERR(dev))
+		return PTR_ERR(dev);
+	err = device_info(vdev, &dev->info);
 	if (err)
 		goto free;
 	err = device_arrays(dev);
 	if (err)
 		goto free;
-	err = device_queues(dev);
-	if (err)
-		goto reset;
 	err = vpmu_task_init(dev, vpmu_switch_init());
 	if (err)
-		goto reset;
-
-	virtio_device_ready(vdev);
-	notices_start(dev);
+		goto release;
+	err = device_start(dev);
+	if (err)
+		goto close;
 	err = vpmu_control_catalogue(dev);
 	if (err)
-		goto reset;
+		goto close;
 	err = device_doorbell(dev);
 	if (err)
-		goto reset;
+		goto close;
 	err = vpmu_window_init(dev);
 	if (err)
-		goto reset;
+		goto close;
 	err = cpuhp_state_add_instance(vpmu_online_state, &dev->node);
 	if (err)
-		goto reset;
+		goto close;
 	err = vpmu_pmu_register(dev);
 	if (err)
 		goto offline;
@@ -333,6 +576,7 @@ static int vpmu_probe(struct virtio_device *vdev)
 	err = vpmu_cdev_register(dev);
 	if (err)
 		goto forget;
+	register_reboot_notifier(&dev->reboot);
 	dev_info(&vdev->dev, "%u vCPUs, %u events to choose from\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
 	return 0;
@@ -349,48 +593,93 @@ unregister:
 	vpmu_pmu_unregister(dev);
 offline:
 	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
-reset:
-	virtio_reset_device(vdev);
-	vpmu_control_exit(dev);
-	vpmu_persistent_exit(dev);
-	vdev->config->del_vqs(vdev);
-	if (dev->doorbell)
-		iounmap(dev->doorbell);
-	vpmu_window_exit(dev);
-	vpmu_task_exit(dev);
+close:
+	vpmu_life_close(dev, -ENODEV);
+	device_stop(dev);
+release:
+	device_release(dev);
+	return err;
 free:
 	device_free(dev);
-absent:
-	atomic_set(&vpmu_present, 0);
+	return err;
+}
+
+static int vpmu_probe(struct virtio_device *vdev)
+{
+	int err;
+
+	if (atomic_cmpxchg(&vpmu_present, 0, 1)) {
+		dev_err(&vdev->dev, "there is a virtio PMU already\n");
+		return -EBUSY;
+	}
+	if (vpmu_kept && !atomic_read(&vpmu_kept->users))
+		device_forget();
+	if (vpmu_kept) {
+		err = device_rebind(vpmu_kept, vdev);
+		if (!err)
+			vpmu_kept = NULL;
+	} else {
+		err = device_bind(vdev);
+	}
+	if (err)
+		atomic_set(&vpmu_present, 0);
 	return err;
 }
 
 static void vpmu_remove(struct virtio_device *vdev)
 {
+	struct vpmu_transport *transport;
 	struct vpmu_device *dev = vdev->priv;
 
-	/*
-	 * The module cannot be unloaded while an event or /dev/vpmu is open, but the
-	 * transport can be taken away. Then this waits until they are closed.
-	 */
+	/* Small, and nobody asks a remove whether it worked. */
+	transport = kzalloc(sizeof(*transport), GFP_KERNEL | __GFP_NOFAIL);
 	vpmu_cdev_unregister(dev);
+	device_leave(dev);
 	vpmu_persistent_close(dev);
-	device_drain(dev);
-	vpmu_persistent_unregister(dev);
-	vpmu_trace_unregister(dev);
-	vpmu_pmu_unregister(dev);
-	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
-
-	virtio_reset_device(vdev);
-	vpmu_control_exit(dev);
-	vpmu_persistent_exit(dev);
-	vdev->config->del_vqs(vdev);
-	if (dev->doorbell)
-		iounmap(dev->doorbell);
-	vpmu_window_exit(dev);
-	vpmu_task_exit(dev);
-	device_free(dev);
+	if (device_leave(dev)) {
+		device_keep(dev, transport);
+	} else {
+		kfree(transport);
+		device_withdraw(dev);
+		vpmu_life_close(dev, -ENODEV);
+		device_stop(dev);
+		device_release(dev);
+	}
 	atomic_set(&vpmu_present, 0);
+}
+
+/* The machine is about to sleep, or to be copied to a disk. */
+static int vpmu_freeze(struct virtio_device *vdev)
+{
+	struct vpmu_device *dev = vdev->priv;
+
+	vpmu_life_pause(dev);
+	device_stop(dev);
+	return 0;
+}
+
+/* It goes on. virtio has reset the device, and negotiated what it had. */
+static int vpmu_restore(struct virtio_device *vdev)
+{
+	struct vpmu_device *dev = vdev->priv;
+	int err;
+
+	err = device_restart(dev);
+	if (err) {
+		dev_err(&vdev->dev, "the device does not go on, and its events end (%d)\n", err);
+		WRITE_ONCE(dev->lost, -EIO);
+		vpmu_life_close(dev, -EIO);
+		vpmu_life_end(dev, -EIO);
+		WRITE_ONCE(dev->down, false);
+		return err;
+	}
+	/* One that was given up is as good as new. */
+	WRITE_ONCE(dev->lost, 0);
+	vpmu_life_resume(dev);
+	err = vpmu_persistent_resume(dev);
+	if (err)
+		dev_err(&vdev->dev, "persistent events cannot be listed (%d)\n", err);
+	return 0;
 }
 
 static const unsigned int vpmu_features[] = {
@@ -411,14 +700,14 @@ static struct virtio_driver vpmu_driver = {
 	.driver = {
 		.name = "virtio_pmu",
 		.owner = THIS_MODULE,
-		/* Unbinding by hand would only wait for open events; see vpmu_remove(). */
-		.suppress_bind_attrs = true,
 	},
 	.id_table = vpmu_ids,
 	.feature_table = vpmu_features,
 	.feature_table_size = ARRAY_SIZE(vpmu_features),
 	.probe = vpmu_probe,
 	.remove = vpmu_remove,
+	.freeze = vpmu_freeze,
+	.restore = vpmu_restore,
 };
 
 static int __init vpmu_init(void)
@@ -440,6 +729,8 @@ module_init(vpmu_init);
 static void __exit vpmu_exit(void)
 {
 	unregister_virtio_driver(&vpmu_driver);
+	if (vpmu_kept)
+		device_forget();
 	cpuhp_remove_multi_state(vpmu_online_state);
 }
 module_exit(vpmu_exit);

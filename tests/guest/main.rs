@@ -26,6 +26,7 @@ mod counting;
 mod cpu;
 mod doorbell;
 mod doors;
+mod driver_life;
 mod ensure;
 mod fields;
 mod flush;
@@ -171,6 +172,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "persist-vperf" => Some(vperf_persist::TESTS.to_vec()),
         "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
         "region-vperf" => Some(vperf_region::TESTS.to_vec()),
+        "driver-life" => Some(driver_life::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),

@@ -17,6 +17,23 @@ fn checked(result: i32) -> io::Result<i32> {
     }
 }
 
+/// Unloads a module, if nobody uses it.
+pub(crate) fn unload(module: &CStr) -> io::Result<()> {
+    // SAFETY: a string that lives through the call, and a number.
+    let done = unsafe { libc::syscall(libc::SYS_delete_module, module.as_ptr(), libc::O_NONBLOCK) };
+    checked(i32::try_from(done).map_err(io::Error::other)?)?;
+    Ok(())
+}
+
+/// Loads the module in `file`, without parameters.
+pub(crate) fn load(file: BorrowedFd<'_>) -> io::Result<()> {
+    let none = c"";
+    // SAFETY: an open file, a string that lives through the call, and a number.
+    let done = unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), none.as_ptr(), 0) };
+    checked(i32::try_from(done).map_err(io::Error::other)?)?;
+    Ok(())
+}
+
 /// The signal that the tests ask for: one that queues, so that each arrives.
 pub(crate) fn signal() -> i32 {
     libc::SIGRTMIN() + 3

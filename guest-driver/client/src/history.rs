@@ -85,7 +85,7 @@ impl<'a> History<'a> {
     ///
     /// # Errors
     /// [`HistoryError::Event`] if the event cannot be flushed, [`HistoryError::Ring`]. One in
-    /// error is read as far as it came.
+    /// error, or whose CPU is offline, is read as far as it came.
     pub fn read(&self) -> Result<Past, HistoryError> {
         self.past(None)
     }
@@ -110,10 +110,15 @@ impl<'a> History<'a> {
     }
 }
 
-/// An event in error has nothing more to write: what it recorded before can be read.
+/// An event in error has nothing more to write, nor has one whose CPU is offline: what it recorded
+/// before can be read.
 fn settled(flushed: Result<(), EventError>) -> Result<(), EventError> {
     match flushed {
-        Err(EventError::Flush(error)) if error.raw_os_error() == Some(libc::EIO) => Ok(()),
+        Err(EventError::Flush(error))
+            if matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV)) =>
+        {
+            Ok(())
+        }
         flushed => flushed,
     }
 }

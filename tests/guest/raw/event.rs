@@ -124,6 +124,11 @@ impl Event {
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
+    /// One descriptor more.
+    pub(crate) fn duplicate(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
     /// What poll(2) says within `millis`; zero if nothing.
     pub(crate) fn poll(&self, millis: i32) -> io::Result<i16> {
         let mut fd = libc::pollfd {

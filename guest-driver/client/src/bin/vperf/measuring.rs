@@ -98,12 +98,12 @@ impl Measuring {
     }
 
     /// Stops counting. What children that live on inherited cannot be stopped: it counts up
-    /// to its reading.
+    /// to its reading. What has gone with its CPU has stopped.
     pub(crate) fn stop(&self, opened: &[Opened]) -> Result<(), TargetError> {
         for opened in opened {
             match opened.event.disable() {
                 Err(EventError::Disable(error))
-                    if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                    if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENODEV)) => {}
                 result => result?,
             }
         }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::Args;
 use vpmu_client::device::DeviceError;
 use vpmu_client::error::chain;
-use vpmu_client::{Event, EventAttr, Reading, Vpmu};
+use vpmu_client::{EventAttr, Reading, Vpmu};
 
 use crate::counts::{Count, Counts};
 use crate::events::{Chosen, EventArgs, EventsError};
@@ -173,9 +173,11 @@ fn open_all(
 }
 
 /// The `index`th event, at its places in order.
-fn of(opened: &[Opened], index: usize) -> Vec<&Event> {
-    let of_index = opened.iter().filter(|opened| opened.index == index);
-    of_index.map(|opened| &opened.event).collect()
+fn of(opened: &[Opened], index: usize) -> Vec<&Opened> {
+    opened
+        .iter()
+        .filter(|opened| opened.index == index)
+        .collect()
 }
 
 /// Opens a member of a group, whose leader is at the same places. It is enabled from the first:
@@ -185,7 +187,7 @@ fn open_members(
     target: &Target,
     index: usize,
     event: &Chosen,
-    leaders: &[&Event],
+    leaders: &[&Opened],
 ) -> Result<Vec<Opened>, vpmu_client::Error> {
     target.open(index, &event.attr, |place, attr| {
         let attr = EventAttr {
@@ -193,8 +195,8 @@ fn open_members(
             enable_on_exec: false,
             ..attr.clone()
         };
-        match leaders.get(place) {
-            Some(leader) => vpmu.open_member(&attr, leader),
+        match leaders.iter().find(|leader| leader.place == place) {
+            Some(leader) => vpmu.open_member(&attr, &leader.event),
             None => vpmu.open_event(&attr),
         }
     })

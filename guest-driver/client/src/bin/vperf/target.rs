@@ -1,5 +1,6 @@
 //! What is measured, and for how long: a command, tasks that run already, or CPUs.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -90,6 +91,21 @@ pub(crate) struct Opened {
     /// The task or CPU, numbered from 0; for all events the same.
     pub(crate) place: usize,
     pub(crate) event: Event,
+}
+
+/// Whether an event was refused because its CPU has gone offline, or another's device went.
+pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let code = error
+            .downcast_ref::<io::Error>()
+            .map(io::Error::raw_os_error);
+        if code == Some(Some(libc::ENODEV)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Where events are opened.
@@ -236,7 +252,8 @@ fn cpu_list(text: &str) -> Option<Vec<u32>> {
 impl Target {
     /// Opens the `index`th event through `door`, which is told the place's number, everywhere
     /// it shall be; at the same places in the same order for all events. A command's exec
-    /// enables it, elsewhere [`Target::start`] does.
+    /// enables it, elsewhere [`Target::start`] does. A CPU that has gone offline since is left
+    /// out, unless there is no other.
     pub(crate) fn open(
         &self,
         index: usize,
@@ -262,17 +279,27 @@ impl Target {
                 .map(|cpu| attr.clone().on_cpu(cpu))
                 .collect(),
         };
-        attrs
-            .iter()
-            .enumerate()
-            .map(|(place, attr)| {
-                Ok(Opened {
+        let mut opened = Vec::new();
+        let mut away = None;
+        for (place, attr) in attrs.iter().enumerate() {
+            match door(place, attr) {
+                Ok(event) => opened.push(Opened {
                     index,
                     place,
-                    event: door(place, attr)?,
-                })
-            })
-            .collect()
+                    event,
+                }),
+                Err(error) if self.are_cpus() && is_away(&error) => away = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        match away {
+            Some(error) if opened.is_empty() => Err(error),
+            _ => Ok(opened),
+        }
+    }
+
+    fn are_cpus(&self) -> bool {
+        matches!(self.places, Places::Cpus(_))
     }
 
     /// Begins to follow what the measured tasks do.
@@ -312,14 +339,18 @@ impl Target {
             .collect()
     }
 
-    /// Starts to measure: enables what is not yet, in this order, and lets the command go.
+    /// Starts to measure: enables what is not yet, in this order, and lets the command go. Of
+    /// CPUs that have gone offline nothing is measured.
     pub(crate) fn start<'a>(
         self,
         opened: impl IntoIterator<Item = &'a Opened>,
     ) -> Result<Measuring, TargetError> {
         if !matches!(self.places, Places::Child(_)) {
             for opened in opened {
-                opened.event.enable()?;
+                match opened.event.enable() {
+                    Err(error) if self.are_cpus() && is_away(&error) => {}
+                    result => result?,
+                }
             }
         }
         let child = self.held.map(Held::release).transpose()?;

@@ -17,7 +17,7 @@ use crate::format::grouped;
 use crate::os::Signals;
 use crate::recording::say;
 use crate::symbols::{KernelFunctions, Programs};
-use crate::target::TargetError;
+use crate::target::{TargetError, is_away};
 
 /// How long samples may lie in a ring before they are shown.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -98,6 +98,15 @@ pub(super) fn run(args: &AttachArgs) -> Result<(), PersistError> {
         source,
     };
     let mut reader = Reader::new(&event, &listed).map_err(history)?;
+    // From the next call on the event ends with this program, whatever comes in between.
+    if let Err(error) = event.flush()
+        && is_away(&error)
+    {
+        return Err(PersistError::Away {
+            name: name(),
+            cpu: listed.cpu,
+        });
+    }
     event.attach()?;
     let mut shown = Shown::new(&vpmu, std::slice::from_ref(&listed));
     let mut text = args.output.is_none().then(|| Text {

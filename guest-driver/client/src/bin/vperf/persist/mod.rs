@@ -79,6 +79,10 @@ pub(crate) enum PersistError {
         "{name:?} has no ring that anybody mapped: it only counts, `vperf persist ls` shows how much"
     )]
     NoRing { name: String },
+    #[error(
+        "{name:?} counts CPU {cpu}, which is offline: put it online first (echo 1 > /sys/devices/system/cpu/cpu{cpu}/online), or see what the event holds by `vperf persist dump {name}`"
+    )]
+    Away { name: String, cpu: u32 },
     #[error("event {name:?}")]
     History { name: String, source: HistoryError },
     #[error("event {name:?}")]

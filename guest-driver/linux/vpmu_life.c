@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The device goes, or the machine sleeps: what becomes of the events that are open.
+ *
+ * A reset takes all from the device but persistent events. Where the device does not come
+ * back for its users, because it does not answer or its transport went, open events end:
+ * no program waits for the device any more, and the memory of its rings stays until it is
+ * unmapped. Where the machine slept, events that only count are opened again and go on.
+ *
+ * Whoever waits for an answer may hold any lock. So the device is closed without one, by
+ * which all waits end, and locks are taken afterwards.
+ *
+ * Lock order: events_lock, then a context's or output_lock, which goes before notice_lock.
+ */
+#include <linux/fs.h>
+#include <linux/kref.h>
+#include <linux/perf_event.h>
+#include <linux/rcupdate.h>
+#include <linux/virtio_config.h>
+
+#include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
+#include "vpmu_ring.h"
+
+/**
+ * vpmu_life_close() - reset the device, and leave it alone from then on
+ * @dev: the device
+ * @err: how requests fail then, those that wait included: a negative errno
+ *
+ * When this returns no queue is touched any more. It can be called again.
+ */
+void vpmu_life_close(struct vpmu_device *dev, int err)
+{
+	u32 i;
+
+	for (i = 0; i < dev->info.vcpus; i++)
+		vpmu_vcpu_close(&dev->vcpus[i]);
+	spin_lock_irq(&dev->event_lock);
+	dev->event_closed = true;
+	spin_unlock_irq(&dev->event_lock);
+	/* Before the requests fail: their senders free what the device could write to. */
+	virtio_reset_device(dev->vdev);
+	vpmu_control_close_queue(dev, err);
+	vpmu_task_forgotten(dev);
+}
+
+/* The event of a file has ended, and all that it wrote to stays as it is. */
+static void file_lose(struct vpmu_file *file, int err)
+{
+	struct vpmu_device *dev = file->dev;
+	struct vpmu_ring *ring;
+
+	mutex_lock(&dev->output_lock);
+	WRITE_ONCE(file->failure, err);
+	file->ended = true;
+	if (list_empty(&file->persist))
+		file->persistent = false;
+	ring = file->ring;
+	if (ring) {
+		ring->ended = true;
+		if (ring->id == file->id)
+			ring->kept = false;
+	}
+	mutex_unlock(&dev->output_lock);
+
+	WRITE_ONCE(file->error, true);
+	spin_lock_irq(&dev->notice_lock);
+	wake_up_all(&file->waitq);
+	kill_fasync(&file->fasync, SIGIO, POLL_HUP);
+	spin_unlock_irq(&dev->notice_lock);
+}
+
+/* The file of the next id from *@id on that there is, for vpmu_file_put(); or NULL. */
+static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
+{
+	struct vpmu_file *file;
+
+	rcu_read_lock();
+	file = xa_find(&dev->files, id, ULONG_MAX, XA_PRESENT);
+	while (file && !kref_get_unless_zero(&file->ref))
+		file = xa_find_after(&dev->files, id, ULONG_MAX, XA_PRESENT);
+	rcu_read_unlock();
+	return file;
+}
+
+/**
+ * vpmu_life_end() - all open events end
+ * @dev: the device, closed
+ * @err: how what is asked of them fails from now on
+ */
+void vpmu_life_end(struct vpmu_device *dev, int err)
+{
+	struct vpmu_event *own;
+	struct vpmu_file *file;
+	unsigned long id;
+
+	for (id = 0; (file = file_next(dev, &id)); id++) {
+		file_lose(file, err);
+		xa_erase_irq(&dev->files, id);
+		vpmu_file_put(file);
+	}
+	mutex_lock(&dev->events_lock);
+	list_for_each_entry(own, &dev->events, entry)
+		vpmu_event_lose(own);
+	mutex_unlock(&dev->events_lock);
+}
+
+/**
+ * vpmu_life_add() - an event is known to perf core
+ * @own: the event
+ */
+void vpmu_life_add(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+
+	mutex_lock(&dev->events_lock);
+	list_add_tail(&own->entry, &dev->events);
+	if (READ_ONCE(dev->lost))
+		vpmu_event_lose(own);
+	mutex_unlock(&dev->events_lock);
+}
+
+/**
+ * vpmu_life_remove() - it is no more
+ * @own: the event
+ */
+void vpmu_life_remove(struct vpmu_event *own)
+{
+	mutex_lock(&own->dev->events_lock);
+	list_del(&own->entry);
+	mutex_unlock(&own->dev->events_lock);
+}
+
+/* Has what counts stopped, or started, on the CPUs where it is. */
+static void events_switch(struct vpmu_device *dev)
+{
+	struct vpmu_event *own;
+
+	lockdep_assert_held(&dev->events_lock);
+	list_for_each_entry(own, &dev->events, entry)
+		if (own->id && !own->trace && own->event->ctx &&
+		    READ_ONCE(own->event->state) == PERF_EVENT_STATE_ACTIVE)
+			vpmu_call_switch(own->event);
+}
+
+/**
+ * vpmu_life_pause() - the machine is about to sleep
+ * @dev: the device, which is closed when this returns
+ *
+ * Programs are stopped already. What was counted until now is perf core's.
+ */
+void vpmu_life_pause(struct vpmu_device *dev)
+{
+	WRITE_ONCE(dev->down, true);
+	mutex_lock(&dev->events_lock);
+	events_switch(dev);
+	mutex_unlock(&dev->events_lock);
+	vpmu_life_close(dev, -ENODEV);
+}
+
+/*
+ * Whether a new event of the device's can take the place of one that a reset ended: not
+ * where programs know it by what they have mapped, or others start and stop it.
+ */
+static bool event_can_go_on(const struct vpmu_event *own)
+{
+	const struct vpmu_file *file = own->file;
+
+	if (own->trace)
+		return false;
+	if (!file)
+		return true;
+	return !file->period && !file->trace && !file->ring && !file->links.anchored &&
+	       !file->links.actor[VPMU_STARTER] && !file->links.actor[VPMU_STOPPER];
+}
+
+/* Of those without a perf event, the ones that were not persistent any more end. */
+static void files_end(struct vpmu_device *dev)
+{
+	struct vpmu_file *file;
+	unsigned long id;
+
+	for (id = 0; (file = file_next(dev, &id)); id++) {
+		if (file->direct && !file->persistent) {
+			file_lose(file, -EIO);
+			xa_erase_irq(&dev->files, id);
+		}
+		vpmu_file_put(file);
+	}
+}
+
+/**
+ * vpmu_life_resume() - the machine has slept
+ * @dev: the device, with new queues
+ */
+void vpmu_life_resume(struct vpmu_device *dev)
+{
+	struct vpmu_event *own;
+
+	mutex_lock(&dev->events_lock);
+	list_for_each_entry(own, &dev->events, entry) {
+		if (!own->id || (event_can_go_on(own) && !vpmu_event_reopen(own)))
+			continue;
+		if (own->file)
+			file_lose(own->file, -EIO);
+		vpmu_event_lose(own);
+	}
+	WRITE_ONCE(dev->down, false);
+	events_switch(dev);
+	mutex_unlock(&dev->events_lock);
+	files_end(dev);
+}

@@ -1,0 +1,16 @@
+//! The driver's life: a device that falls silent, a transport that is unbound, a machine that
+//! sleeps, a module that is reloaded, with programs that use it all the while.
+
+tests::guest_tests! {
+    "driver-life" appending "iomem=relaxed";
+    mute_device_is_given_up_and_bound_again,
+    mute_device_without_events_fails_an_open,
+    killed_task_leaves_a_mute_device,
+    unbinding_ends_open_events_and_returns,
+    unbinding_and_binding_while_programs_open_and_close,
+    counts_go_on_after_a_hibernation,
+    rings_and_traces_end_with_a_hibernation,
+    vperf_records_on_when_a_cpu_goes,
+    vperf_reads_a_persistent_event_whose_cpu_is_offline,
+    module_reloads_while_programs_open_and_close,
+}

@@ -1,0 +1,646 @@
+//! The driver's life: the device goes away, falls silent, or sleeps, with everything open.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use crate::areas::Area;
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::TID;
+use crate::pages::{DATA_HEAD, Pages, READ_WRITE};
+use crate::persisting::{Doomed, fresh, persistent, sequence, tell};
+use crate::programs::{text, vperf};
+use crate::raw::{
+    Device, EXIT_ALL, Event, FORMAT_ENABLED, FORMAT_GROUP, FORMAT_ID, FORMAT_RUNNING, How,
+    KIND_EXIT_TRACE, KIND_MARK, kernels, kernels_own, refused, silent,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "mute_device_is_given_up_and_bound_again",
+        mute_device_is_given_up_and_bound_again,
+    ),
+    (
+        "mute_device_without_events_fails_an_open",
+        mute_device_without_events_fails_an_open,
+    ),
+    (
+        "killed_task_leaves_a_mute_device",
+        killed_task_leaves_a_mute_device,
+    ),
+    (
+        "unbinding_ends_open_events_and_returns",
+        unbinding_ends_open_events_and_returns,
+    ),
+    (
+        "unbinding_and_binding_while_programs_open_and_close",
+        unbinding_and_binding_while_programs_open_and_close,
+    ),
+    (
+        "counts_go_on_after_a_hibernation",
+        counts_go_on_after_a_hibernation,
+    ),
+    (
+        "rings_and_traces_end_with_a_hibernation",
+        rings_and_traces_end_with_a_hibernation,
+    ),
+    (
+        "vperf_records_on_when_a_cpu_goes",
+        vperf_records_on_when_a_cpu_goes,
+    ),
+    (
+        "vperf_reads_a_persistent_event_whose_cpu_is_offline",
+        vperf_reads_a_persistent_event_whose_cpu_is_offline,
+    ),
+    (
+        "module_reloads_while_programs_open_and_close",
+        module_reloads_while_programs_open_and_close,
+    ),
+];
+
+/// The mark that the tests count.
+const VALUE: u64 = 77;
+const SECONDS: &str = "/sys/module/virtio_pmu/parameters/answer_seconds";
+const DRIVER: &str = "/sys/bus/platform/drivers/virtio-mmio";
+const CPU1: &str = "/sys/devices/system/cpu/cpu1/online";
+const MODULE: &str = "/lib/modules/virtio_pmu.ko";
+/// The device status, among the registers of virtio-mmio.
+const STATUS: u64 = 0x70;
+const GONE: i16 = libc::POLLHUP | libc::POLLERR;
+
+/// The transport's platform device.
+fn transport() -> Result<String, Box<dyn std::error::Error>> {
+    let path = fs::canonicalize("/sys/bus/virtio/devices/virtio0")?;
+    let name = path.parent().and_then(|parent| parent.file_name());
+    Ok(name
+        .ok_or("the device has no parent")?
+        .to_string_lossy()
+        .into_owned())
+}
+
+fn unbind(transport: &str) -> io::Result<()> {
+    fs::write(PathBuf::from(DRIVER).join("unbind"), transport)
+}
+
+fn bind(transport: &str) -> io::Result<()> {
+    fs::write(PathBuf::from(DRIVER).join("bind"), transport)
+}
+
+/// Resets the device behind the driver: it forgets its queues, and answers nothing from then on.
+fn mute() -> Outcome {
+    let name = transport()?;
+    let map = fs::read_to_string("/proc/iomem")?;
+    let line = map
+        .lines()
+        .find(|line| line.contains(&name))
+        .ok_or("the transport has no registers")?;
+    let base = line.trim().split('-').next().unwrap_or_default();
+    let status = u64::from_str_radix(base, 16)? + STATUS;
+    let written = Command::new("devmem")
+        .args([format!("{status:#x}"), "32".into(), "0".into()])
+        .status()?;
+    ensure!(written.success(), "the status was not written: {written}");
+    Ok(())
+}
+
+fn module(command: &str, what: &str) -> io::Result<bool> {
+    let status = Command::new(command)
+        .arg(what)
+        .stderr(Stdio::null())
+        .status()?;
+    Ok(status.success())
+}
+
+/// The kernel has complained of nothing.
+fn ensure_no_complaint() -> Outcome {
+    let log = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout);
+    for word in [
+        "WARNING:",
+        "BUG:",
+        "Oops",
+        "refcount",
+        "are lost",
+        "blocked for",
+    ] {
+        let line = log.lines().find(|line| line.contains(word));
+        ensure!(line.is_none(), "the kernel says {line:?}");
+    }
+    Ok(())
+}
+
+/// An event's answers, from a thread that polls it without a limit.
+fn poller(event: &Event) -> io::Result<Receiver<io::Result<i16>>> {
+    let event = event.duplicate()?;
+    let (tell, told) = channel();
+    thread::spawn(move || {
+        // The test may have failed and gone.
+        let _ = tell.send(event.poll(-1));
+    });
+    Ok(told)
+}
+
+/// Everything that a program can have open: both doors, rings, an area, a persistent event.
+struct Open {
+    device: Device,
+    counting: Event,
+    of_cpu: Event,
+    sampling: Event,
+    ring: Pages,
+    trace: Event,
+    trace_ring: Pages,
+    _area: Area,
+    persistent: Event,
+    window: Pages,
+    perf: Event,
+    perf_of_cpu: Event,
+}
+
+impl Open {
+    fn new() -> Result<Self, Box<dyn std::error::Error>> {
+        let device = fresh()?;
+        cpu::pin(1)?;
+        let counting = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+        let of_cpu = device.start(&device.attr(KIND_MARK, VALUE), How::on_cpu(1))?;
+        let sampling = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
+        let ring = Pages::map(&sampling, 1, READ_WRITE)?;
+        let trace = device.start(&silent(device.attr(KIND_EXIT_TRACE, EXIT_ALL)), How::OWN)?;
+        let trace_ring = Pages::map(&trace, 1, READ_WRITE)?;
+        let area = Area::map(&trace, &trace_ring, 1, READ_WRITE)?;
+        let (persistent, _) = persistent(&device, &sequence(&device), 1, "survivor")?;
+        let window = Pages::map(&persistent, 1, READ_WRITE)?;
+        let mut attr = device.attr(KIND_MARK, VALUE);
+        attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
+        let perf = kernels_own(&attr)?;
+        let perf_of_cpu = kernels(&attr, How::on_cpu(1))?;
+        perf.enable(0)?;
+        perf_of_cpu.enable(0)?;
+        Ok(Self {
+            device,
+            counting,
+            of_cpu,
+            sampling,
+            ring,
+            trace,
+            trace_ring,
+            _area: area,
+            persistent,
+            window,
+            perf,
+            perf_of_cpu,
+        })
+    }
+
+    /// Five marks are counted by all.
+    fn ensure_counts(&self) -> Outcome {
+        self.device.place(VALUE, 5)?;
+        for event in [&self.counting, &self.of_cpu, &self.perf, &self.perf_of_cpu] {
+            ensure_eq!(event.count()?, 5, "marks");
+        }
+        self.sampling.flush(0)?;
+        ensure_eq!(self.sampling.poll(-1)?, libc::POLLIN, "the wakeup");
+        Ok(())
+    }
+
+    /// All of it has ended, and nothing waits.
+    fn ensure_ended(&self, errno: i32) -> Outcome {
+        let own = [
+            &self.counting,
+            &self.of_cpu,
+            &self.sampling,
+            &self.trace,
+            &self.persistent,
+        ];
+        for (index, event) in own.iter().enumerate() {
+            ensure_eq!(event.read()?, [0_u64; 0], "reading {index}");
+            ensure_eq!(event.poll(0)?, GONE, "polling {index}");
+            ensure_eq!(refused(event.enable(0)), Some(errno), "enabling {index}");
+            ensure_eq!(refused(event.disable(0)), Some(errno), "disabling {index}");
+            ensure_eq!(refused(event.flush(0)), Some(errno), "flushing {index}");
+            let map = Pages::map(event, 1, READ_WRITE);
+            ensure_eq!(refused(map), Some(errno), "mapping {index}");
+        }
+        for event in [&self.perf, &self.perf_of_cpu] {
+            // As perf shows what is not counted.
+            ensure_eq!(event.read()?.get(2), Some(&0), "time running");
+        }
+        let open = self
+            .device
+            .open_event(&self.device.attr(KIND_MARK, VALUE), How::OWN);
+        ensure_eq!(refused(open), Some(errno), "opening by the old descriptor");
+        let open = kernels_own(&self.device.attr(KIND_MARK, VALUE));
+        ensure_eq!(refused(open), Some(errno), "opening by perf's door");
+        ensure_eq!(refused(self.device.mark(VALUE)), Some(errno), "a mark");
+        Ok(())
+    }
+
+    /// What the rings hold can be read.
+    fn ensure_readable(&mut self, samples: usize) -> Outcome {
+        ensure_eq!(self.ring.take()?.len(), samples, "samples left");
+        for pages in [&self.ring, &self.trace_ring, &self.window] {
+            ensure!(
+                pages.load(DATA_HEAD) < 1 << 20,
+                "the head of a ring that has ended"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A new program's event counts, samples and wakes.
+fn ensure_works() -> Outcome {
+    let device = fresh()?;
+    let event = device.start(&device.marks(VALUE, 1, TID), How::OWN)?;
+    let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let perf = kernels_own(&device.attr(KIND_MARK, VALUE))?;
+    perf.enable(0)?;
+    device.place(VALUE, 7)?;
+    ensure_eq!(event.count()?, 7, "marks of a new event");
+    ensure_eq!(perf.count()?, 7, "marks of a new event of perf's door");
+    event.flush(0)?;
+    ensure_eq!(event.poll(-1)?, libc::POLLIN, "the new event's wakeup");
+    ensure_eq!(ring.take()?.len(), 7, "samples of a new event");
+    Ok(())
+}
+
+fn mute_device_is_given_up_and_bound_again() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "1")?;
+    let mut open = Open::new()?;
+    open.ensure_counts()?;
+    let told = poller(&open.persistent)?;
+    mute()?;
+    // However it is found out: by a command, or by this request.
+    let refusal = refused(
+        open.device
+            .open_event(&open.device.attr(KIND_MARK, VALUE), How::OWN),
+    );
+    ensure_eq!(refusal, Some(libc::EIO), "opening an event");
+    ensure_eq!(told.recv()??, GONE, "who polls");
+    open.ensure_ended(libc::EIO)?;
+    open.ensure_readable(5)?;
+    let other = Device::open();
+    ensure_eq!(refused(other), Some(libc::EIO), "opening the device");
+    unbind(&name)?;
+    bind(&name)?;
+    ensure_works()?;
+    open.ensure_readable(0)?;
+    drop(open);
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+fn mute_device_without_events_fails_an_open() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "1")?;
+    let device = fresh()?;
+    mute()?;
+    for turn in 0..3 {
+        let open = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN);
+        ensure_eq!(refused(open), Some(libc::EIO), "turn {turn}");
+    }
+    drop(device);
+    ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
+    ensure!(module("insmod", MODULE)?, "not loaded again");
+    ensure!(transport()? == name, "another transport");
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+fn killed_task_leaves_a_mute_device() -> Outcome {
+    let name = transport()?;
+    fs::write(SECONDS, "3600")?;
+    mute()?;
+    let mut doomed = Doomed::start(|parent| {
+        let device = Device::open()?;
+        tell(parent, std::process::id().into())?;
+        device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+        Ok(())
+    })?;
+    let stat = format!("/proc/{}/stat", doomed.hear()?);
+    // Until it waits for the answer that never comes.
+    while !fs::read_to_string(&stat)?.contains(") D ") {
+        os::yield_cpu();
+    }
+    doomed.kill()?;
+    fs::write(SECONDS, "1")?;
+    unbind(&name)?;
+    bind(&name)?;
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+fn unbinding_ends_open_events_and_returns() -> Outcome {
+    let name = transport()?;
+    let mut open = Open::new()?;
+    open.ensure_counts()?;
+    let told = poller(&open.persistent)?;
+    unbind(&name)?;
+    ensure_eq!(told.recv()??, GONE, "who polls");
+    open.ensure_ended(libc::ENODEV)?;
+    open.ensure_readable(5)?;
+    let other = Device::open();
+    ensure_eq!(refused(other), Some(libc::ENOENT), "opening the device");
+    ensure!(
+        !module("rmmod", "virtio_pmu")?,
+        "unloaded while events were open"
+    );
+    for round in 0..3 {
+        bind(&name)?;
+        ensure_works()?;
+        ensure_eq!(
+            open.counting.read()?,
+            [0_u64; 0],
+            "round {round}: what ended"
+        );
+        let refusal = refused(open.sampling.output_to(open.counting.as_raw_fd()));
+        ensure_eq!(refusal, Some(libc::ENODEV), "round {round}: redirecting it");
+        unbind(&name)?;
+    }
+    // The last to leave leaves nothing, whether there is a device or not.
+    drop(open);
+    ensure!(module("rmmod", "virtio_pmu")?, "not unloaded");
+    ensure!(module("insmod", MODULE)?, "not loaded again");
+    bind(&name)?;
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// Opens, counts and closes by both doors; true if all of that worked.
+fn turn() -> bool {
+    let once = || -> io::Result<bool> {
+        let device = Device::open()?;
+        let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
+        let _ring = Pages::map(&event, 1, READ_WRITE)?;
+        let perf = kernels_own(&device.attr(KIND_MARK, VALUE))?;
+        perf.enable(0)?;
+        device.place(VALUE, 3)?;
+        Ok(event.count()? == 3 && perf.count()? == 3)
+    };
+    once().unwrap_or(false)
+}
+
+fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
+    let name = transport()?;
+    let stop = AtomicBool::new(false);
+    let worked = thread::scope(|scope| -> Result<usize, Box<dyn std::error::Error>> {
+        let programs: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut worked = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        worked += usize::from(turn());
+                    }
+                    worked
+                })
+            })
+            .collect();
+        let done = (0..15).try_for_each(|_| {
+            unbind(&name)?;
+            bind(&name)
+        });
+        stop.store(true, Ordering::Relaxed);
+        let mut worked = 0;
+        for program in programs {
+            worked += program.join().map_err(|_| "a program panicked")?;
+        }
+        done?;
+        Ok(worked)
+    })?;
+    println!("{worked} turns of a program were not disturbed");
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+fn module_reloads_while_programs_open_and_close() -> Outcome {
+    let (mut refusals, mut worked) = (0, 0);
+    for round in 0..30 {
+        thread::scope(|scope| -> Outcome {
+            let programs: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
+            // At the latest when both have ended.
+            while refused(os::unload(c"virtio_pmu")).is_some() {
+                refusals += 1;
+            }
+            for program in programs {
+                worked += usize::from(program.join().map_err(|_| "a program panicked")?);
+            }
+            os::load(File::open(MODULE)?.as_fd())
+                .map_err(|error| format!("round {round}: loading: {error}"))?;
+            Ok(())
+        })?;
+    }
+    ensure!(
+        refusals > 0 && worked > 0,
+        "{refusals} unloadings refused, {worked} programs served: nothing was shown"
+    );
+    ensure_works()?;
+    ensure_no_complaint()
+}
+
+/// Takes CPU 1 away, or brings it back.
+fn set_online(online: bool) -> io::Result<()> {
+    fs::write(CPU1, if online { "1" } else { "0" })
+}
+
+fn vperf_records_on_when_a_cpu_goes() -> Outcome {
+    cpu::pin(0)?;
+    for tool in [&["record", "-c", "1"][..], &["stat"]] {
+        // Offline when vperf stops the event, and reads it.
+        let command = format!("guest-tests mark {VALUE} 3; echo 0 > {CPU1}");
+        let event = format!("mark={VALUE}");
+        let measured = ["-e", &event, "-a", "--", "sh", "-c", &command];
+        let output = vperf(&[tool, &measured[..]].concat());
+        set_online(true)?;
+        let output = output?;
+        let said = text(&output.stderr) + &text(&output.stdout);
+        ensure!(output.status.success(), "{tool:?}: {said}");
+        // All on CPU 0, by which both run.
+        let counted = ["vperf: 3 samples written", "3 "];
+        let mut lines = said.lines().map(str::trim_start);
+        ensure!(
+            lines.any(|line| counted.iter().any(|counted| line.starts_with(counted))),
+            "{tool:?}: {said}"
+        );
+    }
+    // Whenever it goes, be it between the opening and the enabling of its event.
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Outcome {
+        let flips = scope.spawn(|| -> io::Result<()> {
+            while !stop.load(Ordering::Relaxed) {
+                set_online(false)?;
+                set_online(true)?;
+            }
+            Ok(())
+        });
+        let done = (0..10).try_for_each(|turn| -> Outcome {
+            let output = vperf(&["record", "-e", "mark", "-c", "1", "-a", "--", "true"])?;
+            let said = text(&output.stderr);
+            ensure!(output.status.success(), "turn {turn}: {said}");
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        flips.join().map_err(|_| "a thread panicked")??;
+        done
+    })?;
+    ensure_no_complaint()
+}
+
+fn vperf_reads_a_persistent_event_whose_cpu_is_offline() -> Outcome {
+    let device = fresh()?;
+    cpu::pin(1)?;
+    let event = format!("mark={VALUE}");
+    let made = vperf(&[
+        "persist", "new", "-e", &event, "-C", "1", "--name", "absent",
+    ])?;
+    ensure!(made.status.success(), "{}", text(&made.stderr));
+    device.place(VALUE, 3)?;
+    cpu::pin(0)?;
+    set_online(false)?;
+    let away = (|| -> Outcome {
+        let dump = vperf(&["persist", "dump", "absent"])?;
+        ensure!(dump.status.success(), "dump: {}", text(&dump.stderr));
+        let lines = text(&dump.stdout);
+        ensure_eq!(lines.matches("absent").count(), 3, "samples shown: {lines}");
+        let attach = vperf(&["persist", "attach", "absent"])?;
+        let said = text(&attach.stderr);
+        ensure_eq!(attach.status.code(), Some(125), "attach: {said}");
+        ensure!(
+            said.contains("cpu1/online"),
+            "attach names no remedy: {said}"
+        );
+        let list = vperf(&["persist", "ls"])?;
+        ensure!(text(&list.stdout).contains("absent"), "the event has ended");
+        Ok(())
+    })();
+    set_online(true)?;
+    away?;
+    cpu::pin(1)?;
+    device.place(VALUE, 2)?;
+    let dump = text(&vperf(&["persist", "dump", "absent"])?.stdout);
+    ensure_eq!(dump.matches("absent").count(), 5, "samples: {dump}");
+    ensure!(
+        vperf(&["persist", "rm", "absent"])?.status.success(),
+        "the event does not end"
+    );
+    ensure_no_complaint()
+}
+
+/// Writes the memory's image, for which the devices are stopped and started; without a place for
+/// it on a disk the kernel then goes on.
+fn hibernate() -> Outcome {
+    let written = fs::write("/sys/power/state", "disk");
+    let errno = written.err().and_then(|error| error.raw_os_error());
+    let log = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&log.stdout);
+    ensure!(
+        log.contains("Need to copy"),
+        "no image was made ({errno:?}): {}",
+        log.lines().rev().take(12).collect::<Vec<_>>().join(" | ")
+    );
+    Ok(())
+}
+
+fn counts_go_on_after_a_hibernation() -> Outcome {
+    let device = fresh()?;
+    // The one that stays: of one that goes perf core ends the events.
+    cpu::pin(0)?;
+    let own = device.start(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+    let id = own.id()?;
+    let of_cpu = device.start(&device.attr(KIND_MARK, VALUE), How::on_cpu(0))?;
+    let off = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+    let mut inherited = device.attr(KIND_MARK, VALUE);
+    inherited.set_inherit(1);
+    let family = device.start(&inherited, How::OWN)?;
+    let mut grouped = device.attr(KIND_MARK, VALUE);
+    grouped.read_format = FORMAT_GROUP | FORMAT_ID;
+    let leader = device.open_event(&grouped, How::OWN)?;
+    let member = device.start(&device.attr(KIND_MARK, 1), How::OWN.led_by(leader.as_fd()))?;
+    leader.enable(0)?;
+    let mut attr = device.attr(KIND_MARK, VALUE);
+    attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
+    let perf = kernels_own(&attr)?;
+    let perf_of_cpu = kernels(&attr, How::on_cpu(0))?;
+    perf.enable(0)?;
+    perf_of_cpu.enable(0)?;
+    let (kept, kept_id) = persistent(&device, &sequence(&device), 0, "sleeper")?;
+    let window = Pages::map(&kept, 1, READ_WRITE)?;
+
+    let (order, orders) = channel();
+    let (tell, told) = channel();
+    thread::scope(|scope| -> Outcome {
+        // A task that inherited is in the middle of its life.
+        let servant = &device;
+        scope.spawn(move || {
+            let mut placed = orders.into_iter().map(|times| servant.place(VALUE, times));
+            placed.try_for_each(|done| tell.send(done))
+        });
+        order.send(4)?;
+        told.recv()??;
+        device.place(VALUE, 3)?;
+        hibernate()?;
+        device.place(VALUE, 5)?;
+        order.send(6)?;
+        told.recv()??;
+        drop(order);
+        Ok(())
+    })?;
+    device.place(1, 2)?;
+    ensure_eq!(own.count()?, 8, "a task's event");
+    ensure_eq!(own.id()?, id, "its id");
+    ensure_eq!(off.count()?, 0, "an event that is off");
+    ensure_eq!(family.count()?, 4 + 3 + 5 + 6, "an inherited event");
+    ensure_eq!(perf.count()?, 8, "a task's event of perf's door");
+    let reading = leader.read()?;
+    ensure_eq!(
+        reading,
+        [2, 8, leader.id()?, 2, member.id()?],
+        "a group's reading"
+    );
+    ensure_eq!(of_cpu.count()?, 4 + 3 + 5 + 6, "a CPU's event");
+    ensure_eq!(
+        perf_of_cpu.count()?,
+        4 + 3 + 5 + 6,
+        "a CPU's event of perf's door"
+    );
+    ensure_eq!(kept.id()?, kept_id, "the persistent event's id");
+    ensure!(kept.count()? >= 8, "the persistent event's count");
+    ensure!(window.load(DATA_HEAD) > 0, "the persistent event's ring");
+    off.enable(0)?;
+    device.place(VALUE, 2)?;
+    ensure_eq!(off.count()?, 2, "an event that was enabled afterwards");
+    own.reset(0)?;
+    device.place(VALUE, 3)?;
+    ensure_eq!(own.count()?, 3, "an event that was reset afterwards");
+    drop((kept, window));
+    ensure_works()?;
+    hibernate()?;
+    ensure_eq!(own.count()?, 3 + 7, "after one more");
+    ensure_no_complaint()
+}
+
+fn rings_and_traces_end_with_a_hibernation() -> Outcome {
+    let mut open = Open::new()?;
+    open.ensure_counts()?;
+    let told = poller(&open.sampling)?;
+    hibernate()?;
+    ensure_eq!(told.recv()??, GONE, "who polls");
+    for event in [&open.sampling, &open.trace] {
+        ensure_eq!(event.read()?, [0_u64; 0], "what has a ring");
+        ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling it");
+    }
+    ensure_eq!(open.ring.take()?.len(), 5, "samples left");
+    open.device.place(VALUE, 2)?;
+    for event in [&open.counting, &open.perf] {
+        ensure_eq!(event.count()?, 7, "what counts beside it");
+    }
+    open.persistent.flush(0)?;
+    drop(open);
+    ensure_works()?;
+    ensure_no_complaint()
+}
