@@ -1,7 +1,7 @@
 //! The distribution's own `perf`, which knows nothing of us, in a stock guest.
 
 tests::guest_tests! {
-    "stock-perf" on both kernels with images::foreign::perf:
+    "stock-perf" with images::foreign::perf:
     list_shows_every_event,
     port_writes_count_exactly,
     marks_count_by_number_and_by_name,
