@@ -6,6 +6,7 @@
 #define _VPMU_COMPAT_H
 
 #include <linux/err.h>
+#include <linux/filter.h>
 #include <linux/hrtimer.h>
 #include <linux/irq_work.h>
 #include <linux/limits.h>
@@ -202,17 +203,57 @@ static inline void vpmu_sample_chain(struct perf_sample_data *data,
 }
 
 /**
+ * vpmu_bpf_passes() - run the BPF program of an event
+ * @event: the event
+ * @data: its sample
+ * @regs: the registers of the sample
+ *
+ * Before 6.10 such a program is the event's overflow handler.
+ *
+ * Return: false if there is one, and it wants no record.
+ */
+static inline bool vpmu_bpf_passes(struct perf_event *event, struct perf_sample_data *data,
+				   struct pt_regs *regs)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0) && defined(CONFIG_BPF_SYSCALL)
+	struct bpf_perf_event_data_kern context = {
+		.regs = perf_arch_bpf_user_pt_regs(regs),
+		.data = data,
+		.event = event,
+	};
+	struct bpf_prog *program;
+	u32 passes = 1;
+
+	rcu_read_lock();
+	program = READ_ONCE(event->prog);
+	if (program && program->type == BPF_PROG_TYPE_PERF_EVENT)
+		passes = bpf_prog_run(program, &context);
+	rcu_read_unlock();
+	return passes;
+#else
+	return true;
+#endif
+}
+
+/**
  * vpmu_overflow() - hand an overflow to perf core
  * @event: the event
  * @data: its sample
  * @regs: the registers of the sample
  *
  * What perf_event_overflow() does last, which is not exported.
+ *
+ * Return: false if the event's BPF program wants no record.
  */
-static inline void vpmu_overflow(struct perf_event *event, struct perf_sample_data *data,
+static inline bool vpmu_overflow(struct perf_event *event, struct perf_sample_data *data,
 				 struct pt_regs *regs)
 {
-	READ_ONCE(event->overflow_handler)(event, data, regs);
+	perf_overflow_handler_t handler = READ_ONCE(event->overflow_handler);
+
+	if (!vpmu_bpf_passes(event, data, regs))
+		return false;
+	handler(event, data, regs);
+	return true;
 }
 
 /**

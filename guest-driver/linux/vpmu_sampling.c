@@ -503,6 +503,7 @@ static void replay_sample(struct vpmu_event *own, struct vpmu_replay *replay, si
 {
 	struct perf_event *event = own->event;
 	u32 tid = upper_32_bits(replay->record[2]);
+	bool passes;
 
 	if (!replay_parse(own, replay, len) || replay_is_late(event, &replay->regs, tid)) {
 		atomic64_inc(&event->lost_samples);
@@ -510,10 +511,11 @@ static void replay_sample(struct vpmu_event *own, struct vpmu_replay *replay, si
 	}
 	if (replay_is_excluded(event, &replay->regs))
 		return;
-	replay_account(event);
 	replay_turn_group(replay, event, true);
-	vpmu_overflow(event, &replay->data, &replay->regs);
+	passes = vpmu_overflow(event, &replay->data, &replay->regs);
 	replay_turn_group(replay, event, false);
+	if (passes)
+		replay_account(event);
 }
 
 /* Replays what lies in the ring up to @head, and shows that there is room. */

@@ -1,6 +1,7 @@
 //! The perf core door: the same device through `perf_event_open(2)`, counting.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread;
 
@@ -9,6 +10,7 @@ use vpmu_client::{EventAttr, Record, Vpmu};
 
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
+use crate::os;
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -32,6 +34,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "calls_on_perf_events_take_events_of_the_device",
         calls_on_perf_events_take_events_of_the_device,
+    ),
+    (
+        "bpf_program_runs_for_each_sample",
+        bpf_program_runs_for_each_sample,
     ),
     (
         "period_of_a_perf_event_changes_at_once",
@@ -277,5 +283,28 @@ fn period_of_a_perf_event_changes_at_once() -> Outcome {
         ensure_eq!(seen, samples, "samples with a period of {period}");
     }
     ensure_eq!(event.read()?.value, 40, "the count");
+    Ok(())
+}
+
+fn bpf_program_runs_for_each_sample() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    for records in [true, false] {
+        let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(2))?;
+        let mut ring = event.map(8)?;
+        let counter = os::BpfCounter::load(records)?;
+        counter.attach(event.as_fd())?;
+        event.enable()?;
+        for _ in 0..60 {
+            vpmu.mark(8)?;
+        }
+        vpmu.flush_perf(&event)?;
+        ensure_eq!(counter.runs()?, 30, "runs of the program");
+        let mut samples = 0;
+        while ring.next_record()?.is_some() {
+            samples += 1;
+        }
+        let expected = if records { 30 } else { 0 };
+        ensure_eq!(samples, expected, "records, wanted: {records}");
+    }
     Ok(())
 }

@@ -318,6 +318,88 @@ pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A BPF program that counts how often it runs.
+#[derive(Debug)]
+pub(crate) struct BpfCounter {
+    map: OwnedFd,
+    program: OwnedFd,
+}
+
+impl BpfCounter {
+    /// A program of perf events; `records` says whether it lets the events make records.
+    pub(crate) fn load(records: bool) -> io::Result<Self> {
+        const MAP_CREATE: i32 = 0;
+        const PROG_LOAD: i32 = 5;
+        const PERF_EVENT: u32 = 7;
+        // An array of one element: its type, the sizes of keys and values, their number.
+        let map = bpf(MAP_CREATE, &[2 | 4 << 32, 8 | 1 << 32])?;
+        // SAFETY: just opened, and nobody else knows it.
+        let map = unsafe { OwnedFd::from_raw_fd(map) };
+        // An instruction: the code, the registers, the offset, the constant.
+        let instruction = |code: u64, to: u64, from: u64, offset: u16, value: u32| {
+            code | to << 8 | from << 12 | u64::from(offset) << 16 | u64::from(value) << 32
+        };
+        let minus_four = u32::MAX - 3;
+        let map_number = map.as_raw_fd().cast_unsigned();
+        let code = [
+            // The key 0 on the stack, where r2 points to.
+            instruction(0x62, 10, 0, u16::MAX - 3, 0),
+            instruction(0xbf, 2, 10, 0, 0),
+            instruction(0x07, 2, 0, 0, minus_four),
+            instruction(0x18, 1, 1, 0, map_number),
+            0,
+            // r0: the element, or null, which would skip the addition.
+            instruction(0x85, 0, 0, 0, 1),
+            instruction(0x15, 0, 0, 2, 0),
+            instruction(0xb7, 1, 0, 0, 1),
+            instruction(0xdb, 0, 1, 0, 0),
+            instruction(0xb7, 0, 0, 0, records.into()),
+            instruction(0x95, 0, 0, 0, 0),
+        ];
+        let words = [
+            u64::from(PERF_EVENT) | (code.len() as u64) << 32,
+            code.as_ptr().expose_provenance() as u64,
+            c"GPL".as_ptr().expose_provenance() as u64,
+        ];
+        let program = bpf(PROG_LOAD, &words)?;
+        // SAFETY: as above.
+        let program = unsafe { OwnedFd::from_raw_fd(program) };
+        Ok(Self { map, program })
+    }
+
+    /// Has it run at each overflow of an event.
+    pub(crate) fn attach(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        const SET_BPF: u64 = 0x4004_2408;
+        let program = self.program.as_raw_fd();
+        // SAFETY: takes a descriptor, no memory.
+        checked(unsafe { libc::ioctl(event.as_raw_fd(), SET_BPF, program) })?;
+        Ok(())
+    }
+
+    /// How often it has run.
+    pub(crate) fn runs(&self) -> io::Result<u64> {
+        const LOOKUP: i32 = 1;
+        let (key, mut value) = (0_u32, 0_u64);
+        bpf(
+            LOOKUP,
+            &[
+                self.map.as_raw_fd().cast_unsigned().into(),
+                (&raw const key).expose_provenance() as u64,
+                (&raw mut value).expose_provenance() as u64,
+            ],
+        )?;
+        // SAFETY: the kernel wrote it through the address above.
+        Ok(unsafe { (&raw const value).read_volatile() })
+    }
+}
+
+/// `bpf(2)` with the first words of its attributes; the others are zero.
+fn bpf(call: i32, words: &[u64]) -> io::Result<i32> {
+    // SAFETY: the kernel reads so many bytes, and reaches what they point to, in the call alone.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, call, words.as_ptr(), size_of_val(words)) };
+    checked(i32::try_from(result).map_err(io::Error::other)?)
+}
+
 /// Sets `kernel.perf_event_paranoid`.
 pub(crate) fn set_paranoid(level: i32) -> io::Result<()> {
     fs::write(PARANOID, level.to_string())
