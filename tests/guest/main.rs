@@ -177,7 +177,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "hammer" => Some(hammer::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
         "baseline" => Some(baseline::TESTS.to_vec()),
-        "stock-perf" => Some([stock_perf::TESTS, perf_record::TESTS].concat()),
+        "stock-perf" => Some(stock_perf::TESTS.to_vec()),
+        "stock-record" => Some(perf_record::TESTS.to_vec()),
         _ => None,
     }
 }
