@@ -13,6 +13,7 @@ tests::guest_tests! {
     perf_events_start_and_stop_each_other,
     flush_of_a_perf_event_shows_its_samples,
     calls_on_perf_events_take_events_of_the_device,
+    refresh_of_a_perf_event_ends_its_samples,
     bpf_program_runs_for_each_sample,
     period_of_a_perf_event_changes_at_once,
     sysfs_lists_what_the_catalogue_lists,

@@ -46,6 +46,7 @@ struct vpmu_vcpu;
  * @sampling: among those active on a vCPU, or just stopped there
  * @period: as the device has it
  * @freq: @period is a frequency
+ * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and it was not started since
  * @engine: who makes its samples, VPMU_ENGINE_*
  * @tracks: of these: holds a reference on vpmu_task
  * @switches: holds a reference on vpmu_switch
@@ -79,6 +80,7 @@ struct vpmu_event {
 	struct list_head sampling;
 	u64 period;
 	bool freq;
+	bool ended;
 	u32 engine;
 	bool tracks;
 	bool switches;

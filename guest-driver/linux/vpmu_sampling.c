@@ -438,16 +438,18 @@ static bool replay_parse(struct vpmu_event *own, struct vpmu_replay *replay, siz
 static void replay_account(struct perf_event *event)
 {
 	struct fasync_struct **fasync = &(event->parent ?: event)->fasync;
+	struct vpmu_event *own = event->pmu_private;
 
 	event->pending_kill = POLL_IN;
 	if (atomic_read(&event->event_limit) && atomic_dec_and_test(&event->event_limit)) {
 		event->pending_kill = POLL_HUP;
+		own->ended = true;
 		vpmu_aux_disable(event);
+	} else if (!READ_ONCE(*fasync)) {
+		return;
 	}
-	if (READ_ONCE(*fasync)) {
-		event->pending_wakeup = 1;
-		irq_work_queue(&event->pending_irq);
-	}
+	event->pending_wakeup = 1;
+	irq_work_queue(&event->pending_irq);
 }
 
 /* Of an event that the device cannot keep out of a mode. */
@@ -509,7 +511,7 @@ static void replay_sample(struct vpmu_event *own, struct vpmu_replay *replay, si
 		atomic64_inc(&event->lost_samples);
 		return;
 	}
-	if (replay_is_excluded(event, &replay->regs))
+	if (own->ended || replay_is_excluded(event, &replay->regs))
 		return;
 	replay_turn_group(replay, event, true);
 	passes = vpmu_overflow(event, &replay->data, &replay->regs);
@@ -579,6 +581,7 @@ static void replay_all(struct vpmu_vcpu *vcpu)
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
+	own->ended = false;
 	/* One that is stopped and started at once may not have been settled. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt && !hrtimer_is_queued(&vcpu->replay_timer))

@@ -36,6 +36,10 @@ pub(crate) const TESTS: &[Test] = &[
         calls_on_perf_events_take_events_of_the_device,
     ),
     (
+        "refresh_of_a_perf_event_ends_its_samples",
+        refresh_of_a_perf_event_ends_its_samples,
+    ),
+    (
         "bpf_program_runs_for_each_sample",
         bpf_program_runs_for_each_sample,
     ),
@@ -305,6 +309,25 @@ fn bpf_program_runs_for_each_sample() -> Outcome {
         }
         let expected = if records { 30 } else { 0 };
         ensure_eq!(samples, expected, "records, wanted: {records}");
+    }
+    Ok(())
+}
+
+fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = pmu.open_event(&mark_attr(&pmu, 8)?.sampling(1))?;
+    let mut ring = event.map(8)?;
+    for granted in [3, 1, 7] {
+        event.refresh(granted)?;
+        for _ in 0..granted * 2 {
+            vpmu.mark(8)?;
+        }
+        vpmu.flush_perf(&event)?;
+        let mut samples = 0;
+        while ring.next_record()?.is_some() {
+            samples += 1;
+        }
+        ensure_eq!(samples, granted, "samples");
     }
     Ok(())
 }
