@@ -347,6 +347,25 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	return 0;
 }
 
+/*
+ * A new task goes without an event that it inherits. Perf core takes its context for one
+ * like those of the others, and would swap them at a switch.
+ */
+static void event_miss(struct perf_event *parent)
+{
+	struct vpmu_event *own = parent->pmu_private;
+	struct perf_event *child;
+
+	mutex_lock(&parent->child_mutex);
+	WRITE_ONCE(own->incomplete, true);
+	local_irq_disable();
+	vpmu_event_anchor(own);
+	list_for_each_entry(child, &parent->child_list, child_list)
+		vpmu_event_anchor(child->pmu_private);
+	local_irq_enable();
+	mutex_unlock(&parent->child_mutex);
+}
+
 /**
  * vpmu_event_create() - make the device's part of a perf event
  * @dev: the device
@@ -383,9 +402,11 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	 * An error here would make the fork fail that inherits the event. It is
 	 * kept and never runs instead, which its times show.
 	 */
-	if (err)
+	if (err) {
+		event_miss(event->parent);
 		dev_warn_ratelimited(&dev->vdev->dev,
 				     "an inherited event is not counted in a new task (%d)\n", err);
+	}
 
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	event->pmu_private = own;

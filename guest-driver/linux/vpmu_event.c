@@ -180,10 +180,17 @@ static bool event_names_task(const struct vpmu_event *own)
 	return own->trace || own->sampler || (own->file && own->file->tracks);
 }
 
-/* Nor is one that is started and stopped: whether it is, is its task's alone. */
+/*
+ * Nor is one that is started and stopped: whether it is, is its task's alone. Nor one of
+ * a family that the device has not all of: a task without would get one of a task with.
+ */
 static bool event_is_anchored(const struct vpmu_event *own)
 {
-	return own->file && READ_ONCE(own->file->links.anchored);
+	const struct perf_event *parent = own->event->parent;
+	const struct vpmu_event *first = parent ? parent->pmu_private : own;
+
+	return READ_ONCE(first->incomplete) ||
+	       (own->file && READ_ONCE(own->file->links.anchored));
 }
 
 /**
@@ -201,8 +208,8 @@ void vpmu_event_pin(struct perf_event *event)
 }
 
 /**
- * vpmu_event_anchor() - an event is linked: should it be in its context, it is pinned now
- * @own: the event; notice_lock is held, by which it stays
+ * vpmu_event_anchor() - an event is anchored: should it be in its context, it is pinned now
+ * @own: the event, which stays meanwhile; interrupts are off
  */
 void vpmu_event_anchor(struct vpmu_event *own)
 {

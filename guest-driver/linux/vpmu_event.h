@@ -39,6 +39,7 @@ struct vpmu_vcpu;
  * @file: the door that it came through, NULL for perf core's
  * @family: in @file->family
  * @turn: the last call that has reached it, see vpmu_call_group()
+ * @incomplete: a task has inherited it that the device had no room for
  * @pinned: it keeps perf core from swapping its context
  * @flushed: how its last VPMU_COMMAND_FLUSH went
  * @trace: of perf core's traces: what it writes to
@@ -73,6 +74,7 @@ struct vpmu_event {
 	struct vpmu_file *file;
 	struct list_head family;
 	u64 turn;
+	bool incomplete;
 	bool pinned;
 	int flushed;
 	struct vpmu_trace *trace;
