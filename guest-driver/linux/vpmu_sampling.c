@@ -581,7 +581,18 @@ static void replay_all(struct vpmu_vcpu *vcpu)
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	own->ended = false;
+	struct perf_event *event = own->event;
+
+	/*
+	 * The limit was found to be used up as the event left its CPU: what disables it then
+	 * waits until it is back.
+	 */
+	if (event->pending_disable) {
+		vpmu_aux_disable(event);
+		irq_work_queue(&event->pending_irq);
+	} else {
+		own->ended = false;
+	}
 	/* One that is stopped and started at once may not have been settled. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt && !hrtimer_is_queued(&vcpu->replay_timer))
