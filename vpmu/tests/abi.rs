@@ -420,6 +420,7 @@ fn every_constant_is_compared() {
     // Of the headers alone: how programs call the driver.
     let for_programs = [
         "CONFIG_KIND_SHIFT",
+        "CONFIG1_PAUSED",
         "IOC_MAGIC",
         "IOC_INFO",
         "IOC_OPEN",
@@ -432,6 +433,7 @@ fn every_constant_is_compared() {
         "IOC_ATTACH",
         "IOC_SET_STARTER",
         "IOC_SET_STOPPER",
+        "IOC_PERF",
         "ATTR_SIZE",
         "FLAG_PERSISTENT",
         "FLAG_ENABLE_ON_STARTER",
