@@ -27,16 +27,29 @@ static int event_publish(struct vpmu_event *own)
 	return 0;
 }
 
+/**
+ * vpmu_event_unpublish() - nobody finds an event by the device's id any more
+ * @own: the event
+ */
+void vpmu_event_unpublish(struct vpmu_event *own)
+{
+	struct vpmu_device *dev = own->dev;
+
+	if (!own->id)
+		return;
+	if (own->file)
+		xa_erase_irq(&dev->files, own->id);
+	if (own->trace)
+		xa_erase_irq(&dev->traces, own->id);
+	if (own->sampler && !own->event->parent)
+		xa_erase_irq(&dev->sampled, own->id);
+}
+
 static void event_withdraw(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
 
-	if (own->file && own->id)
-		xa_erase_irq(&dev->files, own->id);
-	if (own->trace && own->id)
-		xa_erase_irq(&dev->traces, own->id);
-	if (own->sampler && own->id && !own->event->parent)
-		xa_erase_irq(&dev->sampled, own->id);
+	vpmu_event_unpublish(own);
 	/* Who has found it looks at it with this held. */
 	spin_lock_irq(&dev->notice_lock);
 	if (own->file)
@@ -149,7 +162,7 @@ static void event_request_trace(const struct perf_event *event, struct vpmu_open
 	request->parent = cpu_to_le64(parent->id);
 }
 
-/* What perf core's attr asks for in samples. */
+/* Asks for the samples of perf core's attr. */
 static void event_request_sampling(const struct perf_event *event, const struct vpmu_event *own,
 				   struct vpmu_open_request *request)
 {
@@ -240,7 +253,7 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 		err = vpmu_sampling_map(own);
 	if (!err)
 		return 0;
-	event_withdraw(own);
+	vpmu_event_unpublish(own);
 	if (vpmu_control_close(dev, own->id))
 		own->sampler = NULL;
 	own->id = 0;
@@ -260,10 +273,7 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	struct vpmu_file *file = own->file;
 	int err;
 
-	if (file)
-		xa_erase_irq(&own->dev->files, own->id);
-	if (own->sampler && !own->event->parent)
-		xa_erase_irq(&own->dev->sampled, own->id);
+	vpmu_event_unpublish(own);
 	own->id = 0;
 	own->count = 0;
 	own->enabled_ns = 0;

@@ -245,22 +245,15 @@ void vpmu_event_unpin(struct perf_event *event)
 void vpmu_event_lose(struct vpmu_event *own)
 {
 	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
-	struct vpmu_device *dev = own->dev;
-	u64 id = own->id;
 
-	/* One that is being made is in no context yet. */
+	vpmu_event_unpublish(own);
+	/* An event that is being made has no context yet. */
 	if (ctx)
 		raw_spin_lock_irq(&ctx->lock);
 	event_lost(own->event, own, 0);
 	WRITE_ONCE(own->id, 0);
 	if (ctx)
 		raw_spin_unlock_irq(&ctx->lock);
-	if (id && own->file)
-		xa_erase_irq(&dev->files, id);
-	if (id && own->trace)
-		xa_erase_irq(&dev->traces, id);
-	if (id && own->sampler && !own->event->parent)
-		xa_erase_irq(&dev->sampled, id);
 }
 
 /**

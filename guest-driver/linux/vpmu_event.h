@@ -95,6 +95,7 @@ struct vpmu_event {
 /* vpmu_create.c */
 int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
 int vpmu_event_reopen(struct vpmu_event *own);
+void vpmu_event_unpublish(struct vpmu_event *own);
 
 /* vpmu_event.c */
 void vpmu_event_pin(struct perf_event *event);
