@@ -241,7 +241,7 @@ static inline bool vpmu_bpf_passes(struct perf_event *event, struct perf_sample_
  * @data: its sample
  * @regs: the registers of the sample
  *
- * What perf_event_overflow() does last, which is not exported.
+ * perf_event_overflow() ends with this call, but is not exported.
  *
  * Return: false if the event's BPF program wants no record.
  */

@@ -294,7 +294,7 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	return ret && ends && READ_ONCE(dev->control_closed) ? 0 : ret;
 }
 
-/* What a request to open came back with: 0 or a negative errno. */
+/* The result of a request to open: 0 or a negative errno. */
 static int open_result(const struct control_open *open)
 {
 	int ret = open->request.ret;
@@ -335,7 +335,7 @@ static void open_answered(struct vpmu_control_request *request)
  * @id: the event's, on success
  * @engine: who makes its samples, on success
  *
- * What a killed task does not wait for any more is closed when it has been opened.
+ * If the task is killed meanwhile, the event is closed as soon as the device has opened it.
  *
  * Return: 0; -EINTR if the task was killed; or a negative errno, the device's own included.
  */

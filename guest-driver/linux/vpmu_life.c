@@ -175,7 +175,7 @@ static bool event_can_go_on(const struct vpmu_event *own)
 	       !file->links.actor[VPMU_STARTER] && !file->links.actor[VPMU_STOPPER];
 }
 
-/* Of those without a perf event, the ones that were not persistent any more end. */
+/* Ends events without a perf event that are attached again: a reset has ended them. */
 static void files_end(struct vpmu_device *dev)
 {
 	struct vpmu_file *file;

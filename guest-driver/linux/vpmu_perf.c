@@ -101,7 +101,7 @@ put:
  * @dev: the device
  * @arg: a struct vpmu_perf
  *
- * Return: 0; -EBADF for a descriptor that is no event of perf core's on this device;
+ * Return: 0; -EBADF for a descriptor that is not a perf event of this device;
  * -EOPNOTSUPP for a call that such events do not have; else as the call on /dev/vpmu.
  */
 int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)

@@ -104,7 +104,7 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 
-	/* One that the device has lost is added: perf core would add no other behind it. */
+	/* Add lost events, too: perf core stops at the first event that cannot be added. */
 	if (!vcpu)
 		return -ENODEV;
 	vpmu_event_pin(event);

@@ -13,8 +13,8 @@
  * something that is read at the replay, such as the user's stack, has a watermark of
  * one record.
  *
- * What perf core does around the handler for other PMUs is static there: throttling is
- * the device's, the limit of PERF_EVENT_IOC_REFRESH and signals are handled here.
+ * Perf core wraps the handler in functions that it does not export. In their place the
+ * device throttles, and this file handles the limit of PERF_EVENT_IOC_REFRESH and signals.
  */
 #include <linux/bits.h>
 #include <linux/cpumask.h>
@@ -434,7 +434,7 @@ static bool replay_parse(struct vpmu_event *own, struct vpmu_replay *replay, siz
 	return true;
 }
 
-/* As perf core does behind a handler: signals for whoever asked, and the limit of REFRESH. */
+/* Sends signals and counts down the limit of REFRESH, as perf core does after a handler. */
 static void replay_account(struct perf_event *event)
 {
 	struct fasync_struct **fasync = &(event->parent ?: event)->fasync;
