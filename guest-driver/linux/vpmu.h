@@ -7,7 +7,7 @@
  *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
  *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
  *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
- *   vpmu_sampling door one's samples
+ *   vpmu_sampling door one's samples         vpmu_replay records become perf core's
  *   vpmu_create   events of either door
  *   vpmu_event    an event's state, count and times
  *   vpmu_context  scheduling before 6.2      vpmu_switch one kick for two tasks
@@ -20,6 +20,7 @@
  *   vpmu_output   which ring an event writes to, and who is woken
  *   vpmu_window   rings in the host's memory
  *   vpmu_persistent, _set, _list, _pmu  events that outlive their descriptors, and us
+ *   vpmu_view     such events as perf core sees them
  *   vpmu_direct   what such events do, which are none of perf core's
  *   vpmu_request  the device's words in perf's
  *   vpmu_link     which events start and stop which
@@ -86,9 +87,10 @@ struct vpmu_replay;
  * @service: brings vpmu_trace_service() there
  * @sampling: perf core's events that sample and are active on this CPU, which alone looks at them
  * @stopped: those that have just been stopped, whose last samples are to be replayed
+ * @views: views of persistent events that are active on this CPU, likewise
  * @replay: what samples are replayed with
  * @replay_call: brings a replay to this CPU
- * @replay_timer: replays now and then while there are events in @sampling
+ * @replay_timer: replays now and then while there are events in @sampling or @views
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -108,6 +110,7 @@ struct vpmu_vcpu {
 	call_single_data_t service;
 	struct list_head sampling;
 	struct list_head stopped;
+	struct list_head views;
 	struct vpmu_replay *replay;
 	call_single_data_t replay_call;
 	struct hrtimer replay_timer;

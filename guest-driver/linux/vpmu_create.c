@@ -12,6 +12,7 @@
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
+#include "vpmu_view.h"
 
 /* Who owns it, and who finds it by the device's id. */
 static int event_publish(struct vpmu_event *own)
@@ -122,6 +123,8 @@ static void event_destroy(struct perf_event *event)
 	/* Pages of an area are given back next. */
 	if (own->trace)
 		vpmu_area_close(own);
+	if (own->view)
+		vpmu_view_close(own->view);
 	if (own->file && event->parent)
 		vpmu_output_gone(own->file);
 	event_free(own, !own->trace && own->id);
@@ -201,43 +204,60 @@ static int event_exclude(const struct perf_event *event, struct vpmu_event *own,
 	return 0;
 }
 
+/**
+ * vpmu_event_request() - ask the device for an event
+ * @own: the event
+ * @request: filled in
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request)
+{
+	struct perf_event *event = own->event;
+	u64 config = event->hw.config;
+	struct vpmu_vcpu *vcpu;
+	u32 flags;
+	int err;
+
+	*request = (struct vpmu_open_request) {};
+	if (own->file)
+		event_request_file(event, own->file, request);
+	if (own->trace)
+		event_request_trace(event, request);
+	if (own->sampler)
+		event_request_sampling(event, own, request);
+	if (event->attr.config1 & VPMU_CONFIG1_PAUSED)
+		request->flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
+	if (!own->file)
+		request->leader = cpu_to_le64(vpmu_sampling_leader(event));
+	flags = le32_to_cpu(request->flags);
+	request->kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
+	request->config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
+	if (own->task) {
+		request->context = cpu_to_le32(VPMU_CONTEXT_TASK);
+		flags |= VPMU_OPEN_ENABLED;
+	} else {
+		vcpu = *per_cpu_ptr(own->dev->cpu_vcpu, event->cpu);
+		if (!vcpu)
+			return -ENODEV;
+		request->context = cpu_to_le32(vcpu->index);
+	}
+	err = event_exclude(event, own, &flags);
+	request->flags = cpu_to_le32(flags);
+	return err;
+}
+
 /* Opens the device's event behind @event. */
 static int event_open(struct perf_event *event, struct vpmu_event *own)
 {
-	struct vpmu_open_request request = {};
+	struct vpmu_open_request request;
 	struct vpmu_device *dev = own->dev;
-	u64 config = event->hw.config;
-	u32 engine, flags;
+	u32 engine;
 	int err;
 
-	if (own->file)
-		event_request_file(event, own->file, &request);
-	if (own->trace)
-		event_request_trace(event, &request);
-	if (own->sampler)
-		event_request_sampling(event, own, &request);
-	if (event->attr.config1 & VPMU_CONFIG1_PAUSED)
-		request.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
-	if (!own->file)
-		request.leader = cpu_to_le64(vpmu_sampling_leader(event));
-	flags = le32_to_cpu(request.flags);
-	request.kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
-	request.config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
-	if (own->task) {
-		request.context = cpu_to_le32(VPMU_CONTEXT_TASK);
-		flags |= VPMU_OPEN_ENABLED;
-	} else {
-		struct vpmu_vcpu *vcpu = *per_cpu_ptr(dev->cpu_vcpu, event->cpu);
-
-		if (!vcpu)
-			return -ENODEV;
-		request.context = cpu_to_le32(vcpu->index);
-	}
-	err = event_exclude(event, own, &flags);
+	err = vpmu_event_request(own, &request);
 	if (err)
 		return err;
-	request.flags = cpu_to_le32(flags);
-
 	err = event_charge(own);
 	if (err)
 		return err;

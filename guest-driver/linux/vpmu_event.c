@@ -11,6 +11,8 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
+#include "vpmu_replay.h"
+#include "vpmu_view.h"
 
 /* struct vpmu_event::owed: all running time there is and will be. */
 #define OWED_ALL	U64_MAX
@@ -133,7 +135,7 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	if (own->id)
+	if (own->id || own->view)
 		return;
 	own->owed = OWED_ALL;
 	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ);
@@ -268,8 +270,12 @@ void vpmu_event_read(struct perf_event *event)
 	/* A queue's lock must not be taken from an NMI; the last count stands then. */
 	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->down))
 		return;
+	if (own->view) {
+		vpmu_view_read(own->view);
+		return;
+	}
 	vcpu = vpmu_vcpu_local(own->dev);
-	if (!vcpu || vpmu_sampling_replays(vcpu, event))
+	if (!vcpu || vpmu_replay_counts(vcpu, event))
 		return;
 	if (!own->id) {
 		vpmu_event_idle(event, false);

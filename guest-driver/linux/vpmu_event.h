@@ -15,9 +15,11 @@ struct vpmu_device;
 struct vpmu_file;
 struct vpmu_open_request;
 struct vpmu_reply;
+struct vpmu_ring;
 struct vpmu_sampler;
 struct vpmu_trace;
 struct vpmu_vcpu;
+struct vpmu_view;
 
 /**
  * struct vpmu_event - our part of a perf event (perf_event::pmu_private)
@@ -49,6 +51,7 @@ struct vpmu_vcpu;
  * @freq: @period is a frequency
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and it was not started since
  * @engine: who makes its samples, VPMU_ENGINE_*
+ * @view: it is persistent: perf core's part only reads it, and @id is zero
  * @tracks: of these: holds a reference on vpmu_task
  * @switches: holds a reference on vpmu_switch
  * @unprivileged: opened without CAP_PERFMON, or inherited from such an event
@@ -84,6 +87,7 @@ struct vpmu_event {
 	bool freq;
 	bool ended;
 	u32 engine;
+	struct vpmu_view *view;
 	bool tracks;
 	bool switches;
 	bool unprivileged;
@@ -96,6 +100,7 @@ struct vpmu_event {
 int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event);
 int vpmu_event_reopen(struct vpmu_event *own);
 void vpmu_event_unpublish(struct vpmu_event *own);
+int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request);
 
 /* vpmu_event.c */
 void vpmu_event_pin(struct perf_event *event);
@@ -133,8 +138,10 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own);
 void vpmu_sampling_stop(struct vpmu_event *own);
 void vpmu_sampling_forget(struct vpmu_event *own);
 void vpmu_sampling_settle(struct vpmu_vcpu *vcpu);
-bool vpmu_sampling_replays(const struct vpmu_vcpu *vcpu, const struct perf_event *event);
+void vpmu_sampling_arm(struct vpmu_vcpu *vcpu);
+void vpmu_sampling_call(struct vpmu_device *dev, int cpu);
 void vpmu_sampling_read(struct vpmu_event *own);
+struct vpmu_ring *vpmu_sampling_ring(const struct vpmu_event *own);
 u64 vpmu_sampling_leader(const struct perf_event *event);
 
 /* vpmu_trace.c */

@@ -112,6 +112,7 @@ struct vpmu_links {
  * @gone: wakes whoever polls when the task or an inheriting one ends
  * @mapping: all maps through it, of its ring and its area
  * @handles: fds and perf core's views; with vpmu_device::persistent_lock
+ * @views: how many perf core has of it; with vpmu_device::notice_lock
  * @direct: persistent or has been: no perf event is behind it
  * @persistent: it outlives its handles; written with vpmu_device::output_lock, too
  * @operator: the host's own
@@ -170,6 +171,7 @@ struct vpmu_file {
 
 	struct address_space mapping;
 	unsigned int handles;
+	unsigned int views;
 	bool direct;
 	bool persistent;
 	bool operator;

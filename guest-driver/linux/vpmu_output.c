@@ -13,6 +13,7 @@
 #include <linux/rcupdate.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
@@ -231,6 +232,8 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
 		output_wakeup(file, POLL_IN);
+		if (file->views && file->cpu >= 0)
+			vpmu_sampling_call(dev, file->cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
 		output_wakeup(file, POLL_HUP);

@@ -6,6 +6,7 @@
  * /dev/vpmu. Who has the descriptor may make the call: it changes nothing but that event
  * and another of the caller's.
  */
+#include <linux/capability.h>
 #include <linux/dcache.h>
 #include <linux/err.h>
 #include <linux/file.h>
@@ -19,6 +20,8 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_view.h"
 
 /*
  * perf core does not export what tells its files apart. But they are anonymous inodes of
@@ -40,12 +43,20 @@ static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 		return ERR_PTR(-EBADF);
 	if (file_is_perf(filp)) {
 		event = filp->private_data;
-		if (event->pmu == &dev->pmu ||
+		if (event->pmu == &dev->pmu || event->pmu == &dev->persistent_pmu ||
 		    (dev->trace_pmu.type && event->pmu == &dev->trace_pmu))
 			return filp;
 	}
 	fput(filp);
 	return ERR_PTR(-EBADF);
+}
+
+/* The view of a persistent event that @event is; or NULL. */
+static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct perf_event *event)
+{
+	const struct vpmu_event *own = event->pmu_private;
+
+	return event->pmu == &dev->persistent_pmu ? event->pmu_private : own->view;
 }
 
 /* Shows what the traces of an event and of those that inherit it have written so far. */
@@ -61,11 +72,18 @@ static void perf_flush_trace(struct perf_event *event)
 }
 
 /* Reading replays the samples that came before, on the CPU of each event of the family. */
-static int perf_flush(struct perf_event *event)
+static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_view *view = perf_view(dev, event);
 	u64 enabled, running;
+	int err;
 
+	if (view) {
+		err = vpmu_flush(view->file, false);
+		vpmu_view_show(view);
+		return err;
+	}
 	if (own->trace)
 		perf_flush_trace(event);
 	else
@@ -73,24 +91,57 @@ static int perf_flush(struct perf_event *event)
 	return own->owed == U64_MAX ? -EIO : 0;
 }
 
-static int perf_link(struct perf_event *event, int fd, enum vpmu_role role)
+/* The device's id of an event, persistent or not. */
+static u64 perf_id(const struct vpmu_device *dev, const struct perf_event *event)
 {
-	struct vpmu_event *own = event->pmu_private, *other;
+	const struct vpmu_view *view = perf_view(dev, event);
+	const struct vpmu_event *own = event->pmu_private;
+
+	return view ? view->file->id : own->id;
+}
+
+static int perf_detach(const struct vpmu_device *dev, struct perf_event *event,
+		       struct vpmu_detach __user *arg)
+{
+	struct vpmu_view *view = perf_view(dev, event);
+	struct vpmu_detach detach;
+
+	if (copy_from_user(&detach, arg, sizeof(detach)))
+		return -EFAULT;
+	/* Its id will be what it is, and nothing has happened where this cannot be told. */
+	if (put_user(perf_id(dev, event), &arg->id))
+		return -EFAULT;
+	if (view)
+		return vpmu_persistent_detach(view->file, detach.name);
+	return vpmu_persistent_detach_perf(event, detach.name);
+}
+
+static int perf_attach(const struct vpmu_device *dev, struct perf_event *event)
+{
+	struct vpmu_view *view = perf_view(dev, event);
+
+	if (view)
+		return vpmu_persistent_attach(view->file);
+	return perfmon_capable() ? -EINVAL : -EPERM;
+}
+
+static int perf_link(struct vpmu_device *dev, struct perf_event *event, u64 fd,
+		     enum vpmu_role role)
+{
 	struct perf_event *target;
 	struct file *filp;
 	int err = -EINVAL;
 
-	filp = perf_fget(own->dev, fd);
+	filp = fd <= INT_MAX ? perf_fget(dev, fd) : ERR_PTR(-EBADF);
 	if (IS_ERR(filp))
 		return PTR_ERR(filp);
 	target = filp->private_data;
-	other = target->pmu_private;
 	if (event == target || event->cpu != target->cpu ||
 	    event->hw.target != target->hw.target)
 		goto put;
 	/* Whether one is started is a task's own: no context with such events is swapped. */
 	err = event->attr.inherit || target->attr.inherit ?
-		-EOPNOTSUPP : vpmu_link_ids(own->dev, own->id, other->id, role);
+		-EOPNOTSUPP : vpmu_link_ids(dev, perf_id(dev, event), perf_id(dev, target), role);
 put:
 	fput(filp);
 	return err;
@@ -113,21 +164,25 @@ int vpmu_perf_call(struct vpmu_device *dev, const void __user *arg)
 
 	if (copy_from_user(&call, arg, sizeof(call)))
 		return -EFAULT;
-	if (call.reserved)
-		return -EINVAL;
 	filp = perf_fget(dev, call.fd);
 	if (IS_ERR(filp))
 		return PTR_ERR(filp);
 	event = filp->private_data;
 	switch (call.call) {
 	case VPMU_IOC_FLUSH:
-		err = call.arg ? -EINVAL : perf_flush(event);
+		err = call.arg ? -EINVAL : perf_flush(dev, event);
+		break;
+	case VPMU_IOC_DETACH:
+		err = perf_detach(dev, event, u64_to_user_ptr(call.arg));
+		break;
+	case VPMU_IOC_ATTACH:
+		err = call.arg ? -EINVAL : perf_attach(dev, event);
 		break;
 	case VPMU_IOC_SET_STARTER:
-		err = perf_link(event, call.arg, VPMU_STARTER);
+		err = perf_link(dev, event, call.arg, VPMU_STARTER);
 		break;
 	case VPMU_IOC_SET_STOPPER:
-		err = perf_link(event, call.arg, VPMU_STOPPER);
+		err = perf_link(dev, event, call.arg, VPMU_STOPPER);
 		break;
 	default:
 		err = -EOPNOTSUPP;

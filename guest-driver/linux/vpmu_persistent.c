@@ -12,9 +12,11 @@
 #include <linux/workqueue.h>
 
 #include "vpmu.h"
+#include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
+#include "vpmu_view.h"
 
 static const char no_name[VPMU_PERSISTENT_NAME];
 
@@ -150,6 +152,13 @@ unlock:
 	return err;
 }
 
+/* The device has chosen the name; one that cannot be asked for it now is later. */
+static void persistent_name(struct vpmu_device *dev)
+{
+	if (vpmu_persistent_refresh(dev))
+		schedule_work(&dev->persistent_work);
+}
+
 /**
  * vpmu_persistent_detach() - as VPMU_IOC_DETACH does
  * @file: whose event lives on from now
@@ -168,9 +177,96 @@ int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 	mutex_lock(&dev->persistent_lock);
 	if (!dev->persistent_closed)
 		err = persistent_detach(file, name ?: no_name);
-	/* The device has chosen the name; one that cannot be asked for it now is later. */
-	if (!err && vpmu_persistent_refresh(dev))
-		schedule_work(&dev->persistent_work);
+	if (!err)
+		persistent_name(dev);
+	mutex_unlock(&dev->persistent_lock);
+	return err;
+}
+
+/* Makes an event of perf core's persistent on the device; perf core has a view of it then. */
+static int persistent_take(struct perf_event *event, const char *name)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_persistent_event as = { .id = cpu_to_le64(own->id) };
+	struct vpmu_device *dev = own->dev;
+	struct vpmu_ring *ring = NULL;
+	struct vpmu_file *file;
+	struct vpmu_view *view;
+	int err;
+
+	if (!own->id)
+		return -EIO;
+	err = vpmu_event_request(own, &as.open);
+	if (err)
+		return err;
+	view = vpmu_view_alloc(event);
+	if (own->sampler)
+		ring = vpmu_sampling_ring(own);
+	err = -ENOMEM;
+	if (!view || (own->sampler && !ring))
+		goto free;
+	err = vpmu_control_detach(dev, own->id, name);
+	if (err)
+		goto free;
+	file = vpmu_persistent_adopt(dev, &as);
+	if (IS_ERR(file)) {
+		err = PTR_ERR(file);
+		vpmu_control_attach(dev, own->id);
+		goto free;
+	}
+	if (ring)
+		vpmu_ring_attach(file, ring);
+	vpmu_persistent_add(file);
+	/* The reference is the view's, which can be had of a ring of perf core's samples. */
+	file->handles = 1;
+	vpmu_view_open(view, file);
+	vpmu_view_take(view);
+	return 0;
+free:
+	if (ring)
+		vpmu_ring_free(ring);
+	if (view)
+		vpmu_view_close(view);
+	return err;
+}
+
+static int persistent_detach_perf(struct perf_event *event, const char *name)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (own->view)
+		return persistent_detach(own->view->file, name);
+	if (event->cpu < 0 || own->task || own->event->group_leader != event ||
+	    event->nr_siblings)
+		return -EINVAL;
+	/* Such samples are made of what is there right after them. */
+	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
+		return -EOPNOTSUPP;
+	return persistent_take(event, name);
+}
+
+/**
+ * vpmu_persistent_detach_perf() - make an event of perf_event_open(2) persistent
+ * @event: perf core's event, which is a view of the persistent event from then on
+ * @name: as for vpmu_persistent_detach()
+ *
+ * Return: 0; -EPERM without CAP_PERFMON; -EINVAL for an event of a task or in a group;
+ * -EOPNOTSUPP for an event whose samples perf core must make at once, or a trace; or
+ * another negative errno, the device's own included.
+ */
+int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
+{
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_device *dev = own->dev;
+	int err = -ENODEV;
+
+	if (!perfmon_capable())
+		return -EPERM;
+	mutex_lock(&dev->persistent_lock);
+	if (!dev->persistent_closed)
+		err = persistent_detach_perf(event, name);
+	if (!err)
+		persistent_name(dev);
 	mutex_unlock(&dev->persistent_lock);
 	return err;
 }

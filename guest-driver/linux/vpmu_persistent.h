@@ -7,13 +7,17 @@
 
 #include <linux/types.h>
 
+struct perf_event;
 struct perf_event_attr;
 struct vpmu_device;
 struct vpmu_file;
 struct vpmu_open;
 struct vpmu_persistent;
+struct vpmu_persistent_event;
 
 /* vpmu_persistent_set.c */
+struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
+					const struct vpmu_persistent_event *event);
 struct vpmu_file *vpmu_persistent_find(struct vpmu_device *dev, u64 id);
 void vpmu_persistent_add(struct vpmu_file *file);
 void vpmu_persistent_remove(struct vpmu_file *file);
@@ -32,6 +36,7 @@ void vpmu_persistent_put(struct vpmu_file *file);
 struct vpmu_file *vpmu_persistent_open(struct vpmu_device *dev, const struct vpmu_open *args,
 				       const struct perf_event_attr *attr);
 int vpmu_persistent_detach(struct vpmu_file *file, const char *name);
+int vpmu_persistent_detach_perf(struct perf_event *event, const char *name);
 int vpmu_persistent_attach(struct vpmu_file *file);
 
 /* vpmu_persistent_list.c */

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * /sys/bus/event_source/devices/persistent: which persistent events there are now, and
- * perf core's door to them.
- *
- * What perf core opens here is a view of an event that counts anyway: a reading is the
- * event's own count, also of what it counted before.
+ * perf core's door to them; see vpmu_view.c.
  */
 #include <linux/capability.h>
 #include <linux/device.h>
@@ -16,6 +13,7 @@
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
+#include "vpmu_view.h"
 
 PMU_FORMAT_ATTR(id, "config:0-63");
 
@@ -88,38 +86,36 @@ void vpmu_persistent_hide(struct vpmu_file *file)
 	file->shown = false;
 }
 
-/* The count is the event's own, from its opening on. */
-static void view_update(struct perf_event *event)
+static struct vpmu_vcpu *view_vcpu(const struct perf_event *event)
 {
-	struct vpmu_file *file = event->pmu_private;
-	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(file->dev);
-	struct vpmu_reply reply;
+	const struct vpmu_view *view = event->pmu_private;
 
-	/* A queue's lock must not be taken from an NMI. */
-	if (in_nmi() || !vcpu ||
-	    vpmu_vcpu_command(vcpu, VPMU_COMMAND_READ, file->id, 0, &reply))
-		return;
-	local64_set(&event->count, le64_to_cpu(reply.value));
+	return vpmu_vcpu_local(view->file->dev);
 }
 
 static void view_read(struct perf_event *event)
 {
-	if (!(event->hw.state & PERF_HES_STOPPED))
-		view_update(event);
+	vpmu_view_read(event->pmu_private);
 }
 
 static void view_start(struct perf_event *event, int flags)
 {
-	if (!(event->hw.state & PERF_HES_STOPPED))
+	struct vpmu_vcpu *vcpu = view_vcpu(event);
+
+	if (!vcpu || !(event->hw.state & PERF_HES_STOPPED))
 		return;
-	view_update(event);
 	event->hw.state = 0;
+	vpmu_view_start(vcpu, event->pmu_private);
 }
 
 static void view_stop(struct perf_event *event, int flags)
 {
-	view_read(event);
+	struct vpmu_vcpu *vcpu = view_vcpu(event);
+
+	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
+		return;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	vpmu_view_stop(vcpu, event->pmu_private);
 }
 
 static int view_add(struct perf_event *event, int flags)
@@ -135,22 +131,31 @@ static void view_del(struct perf_event *event, int flags)
 	view_stop(event, PERF_EF_UPDATE);
 }
 
+static void view_event_mapped(struct perf_event *event, struct mm_struct *mm)
+{
+	vpmu_view_show(event->pmu_private);
+}
+
 static void view_destroy(struct perf_event *event)
 {
-	vpmu_persistent_put(event->pmu_private);
+	vpmu_view_close(event->pmu_private);
 }
 
 static int view_event_init(struct perf_event *event)
 {
 	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, persistent_pmu);
-	const struct perf_event_attr *attr = &event->attr;
+	struct perf_event_attr *attr = &event->attr;
 	struct vpmu_file *file;
+	struct vpmu_view *view;
+	int err;
 
 	if (attr->type != event->pmu->type)
 		return -ENOENT;
-	/* Its samples are in its own ring, for whoever opens it by /dev/vpmu. */
-	if (is_sampling_event(event) || has_branch_stack(event))
+	if (attr->precise_ip || has_branch_stack(event))
 		return -EOPNOTSUPP;
+	err = vpmu_sampling_check(event);
+	if (err)
+		return err;
 	if (event->cpu < 0 || event->attach_state & PERF_ATTACH_TASK)
 		return -EINVAL;
 	if (attr->config1 || attr->config2 || attr->exclude_user || attr->exclude_kernel ||
@@ -161,13 +166,26 @@ static int view_event_init(struct perf_event *event)
 	file = vpmu_persistent_get(dev, attr->config);
 	if (IS_ERR(file))
 		return PTR_ERR(file);
-	if (file->cpu != event->cpu) {
-		vpmu_persistent_put(file);
-		return -EINVAL;
+	err = -EINVAL;
+	if (file->cpu != event->cpu)
+		goto put;
+	err = -ENOMEM;
+	view = vpmu_view_alloc(event);
+	if (!view)
+		goto put;
+	err = vpmu_view_open(view, file);
+	if (err) {
+		vpmu_view_close(view);
+		goto put;
 	}
-	event->pmu_private = file;
+	/* The period is the event's own: perf core has none to adapt. */
+	attr->freq = 0;
+	event->pmu_private = view;
 	event->destroy = view_destroy;
 	return 0;
+put:
+	vpmu_persistent_put(file);
+	return err;
 }
 
 /**
@@ -185,8 +203,8 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 		.attr_groups	= persistent_groups,
 		/* They are of CPUs: perf core refuses tasks. */
 		.task_ctx_nr	= perf_invalid_context,
-		.capabilities	= PERF_PMU_CAP_NO_INTERRUPT,
 		.event_init	= view_event_init,
+		.event_mapped	= view_event_mapped,
 		.add		= view_add,
 		.del		= view_del,
 		.start		= view_start,

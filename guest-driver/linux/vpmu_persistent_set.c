@@ -68,9 +68,15 @@ void vpmu_persistent_remove(struct vpmu_file *file)
 	list_del_init(&file->persist);
 }
 
-/* A file for an event that this driver has not opened. */
-static struct vpmu_file *persistent_adopt(struct vpmu_device *dev,
-					  const struct vpmu_persistent_event *event)
+/**
+ * vpmu_persistent_adopt() - a file for an event that none was opened with
+ * @dev: the device; its persistent_lock is held
+ * @event: as the device lists it; the name is left out
+ *
+ * Return: the file, for vpmu_persistent_add() and vpmu_file_put(); or an ERR_PTR.
+ */
+struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
+					const struct vpmu_persistent_event *event)
 {
 	u32 flags = le32_to_cpu(event->open.flags);
 	struct vpmu_file *file;
@@ -150,7 +156,7 @@ static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event 
 
 	if (vpmu_persistent_find(dev, le64_to_cpu(event->id)))
 		return;
-	file = persistent_adopt(dev, event);
+	file = vpmu_persistent_adopt(dev, event);
 	if (IS_ERR(file)) {
 		dev_err(&dev->vdev->dev, "persistent event %llu cannot be opened (%ld)\n",
 			le64_to_cpu(event->id), PTR_ERR(file));

@@ -14,6 +14,7 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
+#include "vpmu_view.h"
 
 static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 {
@@ -75,6 +76,10 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	if (!vcpu || !(event->hw.state & PERF_HES_STOPPED))
 		return;
 	event->hw.state = 0;
+	if (own->view) {
+		vpmu_view_start(vcpu, own->view);
+		return;
+	}
 	if (own->coming) {
 		own->coming = false;
 		/* Its file may have been switched off since. */
@@ -90,10 +95,15 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 static void vpmu_pmu_stop(struct perf_event *event, int flags)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
+	struct vpmu_event *own = event->pmu_private;
 
 	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
 		return;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	if (own->view) {
+		vpmu_view_stop(vcpu, own->view);
+		return;
+	}
 	if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
 	if (!vcpu->bracket)
@@ -124,6 +134,14 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	/* The last time that a task's event is heard of; later than the context's lock is held. */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
 		irq_work_queue(&own->file->gone);
+}
+
+static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm)
+{
+	struct vpmu_event *own = event->pmu_private;
+
+	if (own->view)
+		vpmu_view_show(own->view);
 }
 
 /* Whether @type is one of those that perf core offers to each PMU where no CPU PMU takes it. */
@@ -213,6 +231,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 		.pmu_enable	= vpmu_pmu_enable,
 		.pmu_disable	= vpmu_pmu_disable,
 		.event_init	= vpmu_pmu_event_init,
+		.event_mapped	= vpmu_pmu_event_mapped,
 		.add		= vpmu_pmu_add,
 		.del		= vpmu_pmu_del,
 		.start		= vpmu_pmu_start,

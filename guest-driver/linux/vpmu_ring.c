@@ -16,14 +16,19 @@
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 
-static void ring_free(struct vpmu_ring *ring)
+/**
+ * vpmu_ring_free() - free a ring that the device does not have
+ * @ring: the ring, without maps
+ */
+void vpmu_ring_free(struct vpmu_ring *ring)
 {
 	u32 i;
 
 	if (!ring->window) {
 		for (i = 0; i < ring->count && ring->pages[i]; i++)
 			put_page(ring->pages[i]);
-		vpmu_uncharge(&ring->charge);
+		if (ring->charge.user)
+			vpmu_uncharge(&ring->charge);
 	}
 	kvfree(ring);
 }
@@ -35,6 +40,7 @@ static struct vpmu_ring *ring_alloc_window(u32 count)
 	if (!ring)
 		return ERR_PTR(-ENOMEM);
 	INIT_LIST_HEAD(&ring->writers);
+	vpmu_records_init(&ring->records);
 	ring->count = count;
 	ring->window = true;
 	ring->kept = true;
@@ -51,6 +57,7 @@ static struct vpmu_ring *ring_alloc(u32 count)
 	if (!ring)
 		return ERR_PTR(-ENOMEM);
 	INIT_LIST_HEAD(&ring->writers);
+	vpmu_records_init(&ring->records);
 	ring->count = count;
 	err = vpmu_charge(&ring->charge, count);
 	if (err) {
@@ -60,11 +67,49 @@ static struct vpmu_ring *ring_alloc(u32 count)
 	for (i = 0; i < count; i++) {
 		ring->pages[i] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 		if (!ring->pages[i]) {
-			ring_free(ring);
+			vpmu_ring_free(ring);
 			return ERR_PTR(-ENOMEM);
 		}
 	}
 	return ring;
+}
+
+/**
+ * vpmu_ring_alloc_shared() - a ring of pages that others have, too
+ * @pages: the pages, each of which gets another user
+ * @count: how many
+ *
+ * Return: the ring, or NULL.
+ */
+struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
+{
+	struct vpmu_ring *ring = kvzalloc(struct_size(ring, pages, count), GFP_KERNEL);
+	u32 i;
+
+	if (!ring)
+		return NULL;
+	INIT_LIST_HEAD(&ring->writers);
+	vpmu_records_init(&ring->records);
+	ring->count = count;
+	for (i = 0; i < count; i++) {
+		get_page(pages[i]);
+		ring->pages[i] = pages[i];
+	}
+	return ring;
+}
+
+/**
+ * vpmu_ring_attach() - know a ring that the device has already
+ * @file: the file of its event, which is persistent and has no ring
+ * @ring: the ring, which is the file's then
+ */
+void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring)
+{
+	ring->id = file->id;
+	ring->kept = true;
+	mutex_lock(&file->dev->output_lock);
+	vpmu_output_attach(file, ring);
+	mutex_unlock(&file->dev->output_lock);
 }
 
 /* Takes the pages back from the device; those that it may still write to are lost. */
@@ -78,7 +123,7 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 		err = vpmu_control_unmap(dev, ring->id);
 	vpmu_output_abandon(dev, ring);
 	if (!err)
-		ring_free(ring);
+		vpmu_ring_free(ring);
 	else
 		dev_err(&dev->vdev->dev,
 			"the device keeps the ring of event %llu (%d): %u pages are lost\n",
@@ -213,12 +258,13 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 		return PTR_ERR(ring);
 	ring->id = file->id;
 	ring->kept = file->persistent;
+	ring->overwrites = !(vma->vm_flags & VM_WRITE);
 	/* From the map on the device writes there, and its notices must not be lost. */
 	vpmu_output_attach(file, ring);
 	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
 		vpmu_output_abandon(file->dev, ring);
-		ring_free(ring);
+		vpmu_ring_free(ring);
 		return err;
 	}
 	err = ring_insert(ring, vma);
@@ -247,9 +293,10 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 	if (IS_ERR(ring))
 		return PTR_ERR(ring);
 	ring->id = file->id;
+	ring->overwrites = !(le32_to_cpu(event->map) & VPMU_MAP_WRITABLE);
 	ring->pfn = vpmu_window_place(dev, le32_to_cpu(event->window_page), count);
 	if (!ring->pfn) {
-		ring_free(ring);
+		vpmu_ring_free(ring);
 		return -EPROTO;
 	}
 	mutex_lock(&dev->output_lock);
@@ -277,7 +324,7 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 		goes = ring->window && !ring->mapped;
 	if (ring && goes) {
 		vpmu_output_abandon(dev, ring);
-		ring_free(ring);
+		vpmu_ring_free(ring);
 	}
 	mutex_unlock(&dev->output_lock);
 	return goes;

@@ -11,6 +11,8 @@
 #include <linux/poll.h>
 #include <linux/types.h>
 
+#include "vpmu_replay.h"
+
 struct mm_struct;
 struct user_struct;
 struct vpmu_device;
@@ -56,9 +58,11 @@ struct vpmu_aux {
  * @wakeup: which of vpmu_device::wakeups was its last
  * @kept: it stays without maps, for its event is persistent
  * @window: it lies in the window, from @pfn on
+ * @overwrites: no reader empties it
  * @ended: the device has it no more
  * @pfn: of its first page there; 0 once the device may give it to others
  * @aux: the AUX area, while anybody maps it
+ * @records: as they are replayed to views
  * @charge: on whose account the pages are
  * @count: how many pages
  * @pages: the metadata page, then the data pages; none of the window
@@ -70,9 +74,11 @@ struct vpmu_ring {
 	loff_t wakeup;
 	bool kept;
 	bool window;
+	bool overwrites;
 	bool ended;
 	unsigned long pfn;
 	struct vpmu_aux *aux;
+	struct vpmu_records records;
 	struct vpmu_charge charge;
 	u32 count;
 	struct page *pages[];
@@ -82,6 +88,9 @@ struct vpmu_ring {
 void vpmu_ring_mapped(struct vpmu_file *file);
 void vpmu_ring_unmapped(struct vpmu_file *file);
 int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *event);
+struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count);
+void vpmu_ring_free(struct vpmu_ring *ring);
+void vpmu_ring_attach(struct vpmu_file *file, struct vpmu_ring *ring);
 bool vpmu_ring_forget(struct vpmu_file *file);
 void vpmu_ring_ended(struct vpmu_file *file);
 void vpmu_ring_close(struct vpmu_file *file);
@@ -100,6 +109,7 @@ void vpmu_uncharge(struct vpmu_charge *charge);
 int vpmu_window_init(struct vpmu_device *dev);
 void vpmu_window_exit(struct vpmu_device *dev);
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count);
+void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn);
 vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf);
 void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring);
 

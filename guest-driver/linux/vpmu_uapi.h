@@ -142,15 +142,14 @@ struct vpmu_persistent_entry {
 /**
  * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
  * @fd: the descriptor, of an event of this device's PMUs
- * @call: VPMU_IOC_FLUSH, _SET_STARTER or _SET_STOPPER
- * @arg: its argument; a target is a descriptor of perf_event_open(2), too
- * @reserved: zero
+ * @call: VPMU_IOC_FLUSH, _DETACH, _ATTACH, _SET_STARTER or _SET_STOPPER
+ * @arg: its argument: zero, an address, or the descriptor of a target, which is of
+ *       perf_event_open(2), too
  */
 struct vpmu_perf {
 	__s32 fd;
 	__u32 call;
-	__s32 arg;
-	__u32 reserved;
+	__u64 arg;
 };
 
 /**

@@ -33,8 +33,8 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return -ENXIO;
 	}
 	/*
-	 * Nothing here looks into it, but on x86 what is mapped nowhere else is mapped
-	 * uncached to programs, and this is the host's ordinary memory.
+	 * Views of perf core read it here. And on x86 pages that are mapped nowhere else are
+	 * mapped uncached to programs, while this is the host's ordinary memory.
 	 */
 	dev->window = memremap(region.addr, region.len, MEMREMAP_WB);
 	if (!dev->window)
@@ -70,6 +70,18 @@ unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 cou
 }
 
 /**
+ * vpmu_window_address() - where the driver finds a ring
+ * @dev: the device
+ * @pfn: the frame of its first page
+ *
+ * Return: the address of that page.
+ */
+void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
+{
+	return dev->window + PFN_PHYS(pfn - dev->window_pfn);
+}
+
+/**
  * vpmu_window_fault() - put a ring's page into a map, as a program touches it
  * @ring: of the window; the device's output_lock is held
  * @vmf: the fault
@@ -96,6 +108,7 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	struct vpmu_file *file;
 
 	lockdep_assert_held(&dev->output_lock);
+	vpmu_records_end(&ring->records);
 	ring->pfn = 0;
 	/* What has maps keeps its ring. */
 	list_for_each_entry(file, &ring->writers, writer)

@@ -220,11 +220,7 @@ impl Event {
     /// [`PersistentError::Detach`], with `EINVAL` for an event of a task; without CAP_PERFMON
     /// `EPERM`. [`PersistentError::Name`].
     pub fn detach(&self, name: &str) -> Result<u64, PersistentError> {
-        let bytes = name_bytes(name).ok_or_else(|| PersistentError::Name(name.into()))?;
-        sys::detach(self.as_fd(), bytes).map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) if !is_name(name) => PersistentError::Name(name.into()),
-            _ => PersistentError::Detach(error),
-        })
+        detach(name, |bytes| sys::detach(self.as_fd(), bytes))
     }
 
     /// Has the event end when its last handle is closed.
@@ -234,6 +230,43 @@ impl Event {
     /// the operator's.
     pub fn attach(&self) -> Result<(), PersistentError> {
         sys::attach(self.as_fd()).map_err(PersistentError::Attach)
+    }
+}
+
+fn detach(
+    name: &str,
+    call: impl FnOnce([u8; NAME_BYTES]) -> io::Result<u64>,
+) -> Result<u64, PersistentError> {
+    let bytes = name_bytes(name).ok_or_else(|| PersistentError::Name(name.into()))?;
+    call(bytes).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) if !is_name(name) => PersistentError::Name(name.into()),
+        _ => PersistentError::Detach(error),
+    })
+}
+
+/// Perf core gives a PMU no calls of its own: for an event of [`crate::perf::PerfPmu`] the device
+/// makes them.
+impl Vpmu {
+    /// As [`Event::detach`], of an event of `perf_event_open(2)`. Its descriptor is a view from
+    /// then on, as those that open it again: it reads the event's count, and takes the samples of
+    /// its ring; enabling and disabling it changes the view alone.
+    ///
+    /// # Errors
+    /// As [`Event::detach`]; `EBADF` if it is not an event of the vPMU that
+    /// `perf_event_open(2)` opened, `EOPNOTSUPP` if its samples hold counts, or the registers or
+    /// the stack of the user, or if it is a trace.
+    pub fn detach_perf(&self, event: &Event, name: &str) -> Result<u64, PersistentError> {
+        detach(name, |bytes| {
+            sys::detach_perf(self.as_fd(), event.as_fd(), bytes)
+        })
+    }
+
+    /// As [`Event::attach`], of an event of `perf_event_open(2)`.
+    ///
+    /// # Errors
+    /// As there; `EBADF` as [`Vpmu::detach_perf`].
+    pub fn attach_perf(&self, event: &Event) -> Result<(), PersistentError> {
+        sys::attach_perf(self.as_fd(), event.as_fd()).map_err(PersistentError::Attach)
     }
 }
 

@@ -27,8 +27,7 @@ pub(crate) const CONFIG1_PAUSED: u64 = 1;
 struct RawPerf {
     fd: i32,
     call: u32,
-    arg: i32,
-    reserved: u32,
+    arg: u64,
 }
 
 /// `struct vpmu_detach`.
@@ -157,7 +156,37 @@ pub(crate) fn flush_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::R
             fd: event.as_raw_fd(),
             call: IOC_FLUSH,
             arg: 0,
-            reserved: 0,
+        },
+    )
+}
+
+/// As [`detach`], of an event of `perf_event_open(2)`.
+pub(crate) fn detach_perf(
+    device: BorrowedFd<'_>,
+    event: BorrowedFd<'_>,
+    name: [u8; NAME_BYTES],
+) -> io::Result<u64> {
+    let mut detach = RawDetach { id: 0, name };
+    on_perf(
+        device,
+        &RawPerf {
+            fd: event.as_raw_fd(),
+            call: IOC_DETACH,
+            // The driver reads and writes one RawDetach there, which outlives the call.
+            arg: std::ptr::from_mut(&mut detach).expose_provenance() as u64,
+        },
+    )?;
+    Ok(detach.id)
+}
+
+/// As [`attach`], of an event of `perf_event_open(2)`.
+pub(crate) fn attach_perf(device: BorrowedFd<'_>, event: BorrowedFd<'_>) -> io::Result<()> {
+    on_perf(
+        device,
+        &RawPerf {
+            fd: event.as_raw_fd(),
+            call: IOC_ATTACH,
+            arg: 0,
         },
     )
 }
@@ -174,8 +203,7 @@ pub(crate) fn link_perf(
         &RawPerf {
             fd: event.as_raw_fd(),
             call: role.request(),
-            arg: target.as_raw_fd(),
-            reserved: 0,
+            arg: i64::from(target.as_raw_fd()).cast_unsigned(),
         },
     )
 }

@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Records that the device has written, replayed to perf core.
+ *
+ * Only perf core writes to the rings of perf_event_open(2), and it exports no function
+ * that does. A replay calls the overflow handler of an event for each sample of a ring of
+ * the device's, with registers, time, task and call chain of the sample. Perf core then
+ * makes its own record.
+ *
+ * Perf core wraps the handler in functions that it does not export. In their place the
+ * device throttles, and this file handles the limit of PERF_EVENT_IOC_REFRESH and signals.
+ */
+#include <linux/bits.h>
+#include <linux/math64.h>
+#include <linux/mm.h>
+#include <linux/perf_event.h>
+#include <linux/pid.h>
+#include <linux/pid_namespace.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+
+#include <asm/perf_regs.h>
+#include <asm/ptrace.h>
+#include <asm/segment.h>
+
+#include "compat.h"
+#include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_replay.h"
+
+#define REGS_COUNT	20
+
+/* Markers of a call chain beside its addresses: one of the kernel's part, one of the user's. */
+#define CHAIN_MARKERS	2
+#define CHAIN_LEN	(VPMU_MAX_STACK + CHAIN_MARKERS)
+
+/* Header, nine fields of a word, READ, CALLCHAIN, REGS_INTR. */
+#define RECORD_WORDS	(1 + 9 + 1 + 2 * VPMU_GROUP + 1 + CHAIN_LEN + 1 + REGS_COUNT)
+
+/**
+ * struct vpmu_replay - what a CPU replays records with; interrupts are off in use
+ * @busy: it is in use
+ * @event: the event that the records are replayed to
+ * @records: the ring
+ * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
+ * @dev: the device, whose clock the records are by
+ * @record: the record
+ * @next: the word of it that is read next
+ * @end: behind its last word
+ * @bad: it ends before its fields do
+ * @tid: the task of the sample
+ * @counts: of it, the counts of the event's group: values and ids in turn
+ * @members: how many events the counts are of
+ * @chain: its call chain, laid out as struct perf_callchain_entry
+ * @regs: its registers
+ * @data: its other fields, for perf core
+ */
+struct vpmu_replay {
+	bool busy;
+	struct perf_event *event;
+	struct vpmu_records *records;
+	bool *ended;
+	const struct vpmu_device *dev;
+	u64 record[RECORD_WORDS];
+	const u64 *next;
+	const u64 *end;
+	bool bad;
+	u32 tid;
+	const u64 *counts;
+	unsigned int members;
+	struct {
+		u64 nr;
+		u64 ip[CHAIN_LEN];
+	} chain;
+	struct pt_regs regs;
+	struct perf_sample_data data;
+};
+
+/* Page @number of a ring, of which the first is the metadata page. */
+static void *records_page(const struct vpmu_records *records, size_t number)
+{
+	if (records->window)
+		return records->window + number * PAGE_SIZE;
+	return page_address(records->pages[number]);
+}
+
+/* Copies from position @from of a ring, which wraps at its end. */
+static void records_copy(const struct vpmu_records *records, u64 from, void *to, size_t len)
+{
+	while (len) {
+		size_t offset = from & (records->size - 1);
+		size_t part = min(len, PAGE_SIZE - offset % PAGE_SIZE);
+		void *page = records_page(records, 1 + offset / PAGE_SIZE);
+
+		memcpy(to, page + offset % PAGE_SIZE, part);
+		to += part;
+		from += part;
+		len -= part;
+	}
+}
+
+/* The moment, by the clock of the device's records. */
+static u64 device_clock(const struct vpmu_device *dev)
+{
+	return dev->info.time_zero +
+	       mul_u64_u32_shr(get_cycles(), dev->info.time_mult, dev->info.time_shift);
+}
+
+/* As perf core numbers a task in the records of an event; @nr is of the first namespace. */
+static u32 replay_pid(const struct perf_event *event, u32 nr)
+{
+	struct pid *pid;
+
+	if (event->parent)
+		event = event->parent;
+	if (event->ns == &init_pid_ns || !nr)
+		return nr;
+	rcu_read_lock();
+	pid = find_pid_ns(nr, &init_pid_ns);
+	nr = pid ? pid_nr_ns(pid, event->ns) : -1;
+	rcu_read_unlock();
+	return nr;
+}
+
+/* From the values of VPMU_REPLAYED_REGS, lowest number first. */
+static void replay_regs(struct pt_regs *regs, const u64 *values)
+{
+	*regs = (struct pt_regs) {
+		.ax = values[0],
+		.bx = values[1],
+		.cx = values[2],
+		.dx = values[3],
+		.si = values[4],
+		.di = values[5],
+		.bp = values[6],
+		.sp = values[7],
+		.ip = values[8],
+		.flags = values[9],
+		.cs = values[10],
+		.ss = values[11],
+		.r8 = values[12],
+		.r9 = values[13],
+		.r10 = values[14],
+		.r11 = values[15],
+		.r12 = values[16],
+		.r13 = values[17],
+		.r14 = values[18],
+		.r15 = values[19],
+		.orig_ax = -1,
+	};
+}
+
+/* Registers of a sample that has its address and mode alone. */
+static void replay_no_regs(struct pt_regs *regs, u64 ip, bool user)
+{
+	*regs = (struct pt_regs) {
+		.ip = ip,
+		.cs = user ? __USER_CS : __KERNEL_CS,
+		.ss = user ? __USER_DS : __KERNEL_DS,
+		.orig_ax = -1,
+	};
+}
+
+/* Whether perf core would read from the current task what belongs to the sample's. */
+static bool replay_is_late(struct vpmu_replay *replay)
+{
+	u64 type = replay->event->attr.sample_type;
+
+	if (!(type & (PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER)))
+		return false;
+	if (user_mode(&replay->regs) && !(type & PERF_SAMPLE_STACK_USER))
+		return false;
+	return task_pid_nr(current) != replay->tid;
+}
+
+/* The next @count words of the record; NULL if it has no more so many. */
+static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
+{
+	const u64 *words = replay->next;
+
+	if (replay->bad || count > replay->end - words) {
+		replay->bad = true;
+		return NULL;
+	}
+	replay->next += count;
+	return words;
+}
+
+/* The word of the record's next field, if samples have it. */
+static u64 replay_field(struct vpmu_replay *replay, u64 field)
+{
+	const u64 *word;
+
+	if (!(replay->records->type & field))
+		return 0;
+	word = replay_words(replay, 1);
+	return word ? *word : 0;
+}
+
+static void replay_task(struct vpmu_replay *replay, u64 word)
+{
+	struct perf_sample_data *data = &replay->data;
+
+	if (!(replay->records->type & PERF_SAMPLE_TID))
+		return;
+	replay->tid = upper_32_bits(word);
+	data->tid_entry.pid = replay_pid(replay->event, lower_32_bits(word));
+	data->tid_entry.tid = replay_pid(replay->event, replay->tid);
+	data->sample_flags |= PERF_SAMPLE_TID;
+}
+
+static void replay_time(struct vpmu_replay *replay, u64 time)
+{
+	struct perf_sample_data *data = &replay->data;
+	u64 now, age;
+
+	if (!(replay->records->type & PERF_SAMPLE_TIME))
+		return;
+	now = device_clock(replay->dev);
+	age = now > time ? now - time : 0;
+	data->time = replay->event->clock() - age;
+	data->sample_flags |= PERF_SAMPLE_TIME;
+}
+
+/* PERF_SAMPLE_READ, with PERF_FORMAT_GROUP and PERF_FORMAT_ID. */
+static void replay_read(struct vpmu_replay *replay)
+{
+	u64 members = replay_field(replay, PERF_SAMPLE_READ);
+
+	if (members > VPMU_GROUP)
+		replay->bad = true;
+	replay->counts = replay_words(replay, 2 * members);
+	replay->members = replay->counts && !replay->records->shared ? members : 0;
+}
+
+static void replay_chain(struct vpmu_replay *replay)
+{
+	u64 nr = replay_field(replay, PERF_SAMPLE_CALLCHAIN);
+	const u64 *words = replay_words(replay, nr);
+
+	if (!(replay->records->type & PERF_SAMPLE_CALLCHAIN) || !words || nr > CHAIN_LEN)
+		return;
+	replay->chain.nr = nr;
+	memcpy(replay->chain.ip, words, nr * sizeof(*words));
+	vpmu_sample_chain(&replay->data, (struct perf_callchain_entry *)&replay->chain);
+}
+
+/* Reads the fields of the sample of @len words in replay->record; returns false for a bad one. */
+static bool replay_parse(struct vpmu_replay *replay, size_t len)
+{
+	const struct perf_event_header *header = (const void *)replay->record;
+	bool user = (header->misc & PERF_RECORD_MISC_CPUMODE_MASK) == PERF_RECORD_MISC_USER;
+	u64 ip, tid, time, addr, period;
+	const u64 *regs = NULL;
+
+	replay->next = replay->record + 1;
+	replay->end = replay->record + len;
+	replay->bad = false;
+	replay_field(replay, PERF_SAMPLE_IDENTIFIER);
+	ip = replay_field(replay, PERF_SAMPLE_IP);
+	tid = replay_field(replay, PERF_SAMPLE_TID);
+	time = replay_field(replay, PERF_SAMPLE_TIME);
+	addr = replay_field(replay, PERF_SAMPLE_ADDR);
+	replay_field(replay, PERF_SAMPLE_ID);
+	replay_field(replay, PERF_SAMPLE_STREAM_ID);
+	replay_field(replay, PERF_SAMPLE_CPU);
+	period = replay_field(replay, PERF_SAMPLE_PERIOD);
+
+	perf_sample_data_init(&replay->data, addr, period ?: replay->records->period);
+	replay_task(replay, tid);
+	replay_time(replay, time);
+	replay_read(replay);
+	replay_chain(replay);
+	if (replay_field(replay, PERF_SAMPLE_REGS_INTR))
+		regs = replay_words(replay, REGS_COUNT);
+	if (regs)
+		replay_regs(&replay->regs, regs);
+	else
+		replay_no_regs(&replay->regs, ip, user);
+	return !replay->bad;
+}
+
+/* Sends signals and counts down the limit of REFRESH, as perf core does after a handler. */
+static void replay_account(const struct vpmu_replay *replay)
+{
+	struct perf_event *event = replay->event;
+	struct fasync_struct **fasync = &(event->parent ?: event)->fasync;
+
+	event->pending_kill = POLL_IN;
+	if (atomic_read(&event->event_limit) && atomic_dec_and_test(&event->event_limit)) {
+		event->pending_kill = POLL_HUP;
+		*replay->ended = true;
+		vpmu_aux_disable(event);
+	} else if (!READ_ONCE(*fasync)) {
+		return;
+	}
+	event->pending_wakeup = 1;
+	irq_work_queue(&event->pending_irq);
+}
+
+/* Of an event that the device cannot keep out of a mode. */
+static bool replay_is_excluded(struct vpmu_replay *replay)
+{
+	const struct perf_event_attr *attr = &replay->event->attr;
+
+	return user_mode(&replay->regs) ? attr->exclude_user : attr->exclude_kernel;
+}
+
+/* The count that the device has of an event, and that the sample has; false without one. */
+static bool replay_count(const struct vpmu_replay *replay, const struct perf_event *event,
+			 u64 *count)
+{
+	const struct vpmu_event *own = event->pmu_private;
+	unsigned int i;
+
+	for (i = 0; i < replay->members; i++) {
+		if (replay->counts[2 * i + 1] != own->id)
+			continue;
+		*count = replay->counts[2 * i];
+		return true;
+	}
+	return false;
+}
+
+/* Turns an event's count back to what it was at the sample, or forward again. */
+static void replay_turn(const struct vpmu_replay *replay, struct perf_event *event, bool back)
+{
+	const struct vpmu_event *own = event->pmu_private;
+	u64 then, since;
+
+	if (!replay_count(replay, event, &then))
+		return;
+	since = own->count - then;
+	local64_add(back ? -since : since, &event->count);
+}
+
+/* Does so for the group of the event: perf core reads it as it writes its record. */
+static void replay_turn_group(const struct vpmu_replay *replay, bool back)
+{
+	struct perf_event *event = replay->event, *leader = event->group_leader, *sibling;
+
+	if (!replay->members)
+		return;
+	if (leader->pmu == event->pmu)
+		replay_turn(replay, leader, back);
+	for_each_sibling_event(sibling, leader)
+		if (sibling->pmu == event->pmu)
+			replay_turn(replay, sibling, back);
+}
+
+static void replay_sample(struct vpmu_replay *replay, size_t len)
+{
+	struct perf_event *event = replay->event;
+	bool passes;
+
+	if (!replay_parse(replay, len) || replay_is_late(replay)) {
+		atomic64_inc(&event->lost_samples);
+		return;
+	}
+	if (*replay->ended || replay_is_excluded(replay))
+		return;
+	replay_turn_group(replay, true);
+	passes = vpmu_overflow(event, &replay->data, &replay->regs);
+	replay_turn_group(replay, false);
+	if (passes)
+		replay_account(replay);
+}
+
+/* The record of @size bytes at position @from. */
+static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 size)
+{
+	struct perf_event *event = replay->event;
+
+	if (size > sizeof(replay->record)) {
+		if (type == PERF_RECORD_SAMPLE)
+			atomic64_inc(&event->lost_samples);
+		return;
+	}
+	records_copy(replay->records, from, replay->record, size);
+	if (type == PERF_RECORD_SAMPLE)
+		replay_sample(replay, size / sizeof(u64));
+	/* After the header an id, then how many. */
+	else if (type == PERF_RECORD_LOST && replay->records->shared && size >= 3 * sizeof(u64))
+		atomic64_add(replay->record[2], &event->lost_samples);
+}
+
+/* Replays what lies between two positions of the ring, or some of it; returns where it ended. */
+static u64 replay_some(struct vpmu_replay *replay, u64 tail, u64 head)
+{
+	struct perf_event_header header;
+	u64 end = tail + VPMU_REPLAY_PAGES * PAGE_SIZE;
+
+	while (tail != head && (s64)(end - tail) > 0) {
+		/* Programs can write to it meanwhile: it is looked at once. */
+		records_copy(replay->records, tail, &header, sizeof(header));
+		/* A device or a program that lies costs its own guest samples. */
+		if (header.size < sizeof(header) || header.size % sizeof(u64) ||
+		    header.size > head - tail)
+			return head;
+		replay_record(replay, header.type, tail, header.size);
+		tail += header.size;
+	}
+	return tail;
+}
+
+/* Replays some of the ring, and shows that there is room. */
+static bool replay_records(struct vpmu_replay *replay)
+{
+	const struct vpmu_records *records = replay->records;
+	struct perf_event_mmap_page *metadata;
+	u64 head, tail;
+
+	if (!records->size)
+		return false;
+	metadata = records_page(records, 0);
+	tail = READ_ONCE(metadata->data_tail);
+	/* Pairs with the device's store of the head: the records are written. */
+	head = smp_load_acquire(&metadata->data_head);
+	if (head == tail)
+		return false;
+	/* Programs that map the ring move the tail, too. */
+	if (head - tail > records->size || tail % sizeof(u64))
+		tail = head;
+	else
+		tail = replay_some(replay, tail, head);
+	/* Pairs with the device's load of the tail: the records have been read. */
+	smp_store_release(&metadata->data_tail, tail);
+	return tail != head;
+}
+
+/**
+ * vpmu_replay() - replay samples to an event
+ * @vcpu: this CPU's queue; interrupts are off
+ * @event: the event, which is active here
+ * @records: the ring; nothing happens while another CPU replays it, or this one anything
+ * @ended: set when the limit of PERF_EVENT_IOC_REFRESH is used up; no sample is written then
+ *
+ * Return: true if there were more than are replayed at a time.
+ */
+bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
+		 bool *ended)
+{
+	struct vpmu_replay *replay = vcpu->replay;
+	bool more;
+
+	lockdep_assert_irqs_disabled();
+	if (replay->busy || !raw_spin_trylock(&records->lock))
+		return false;
+	replay->busy = true;
+	replay->event = event;
+	replay->records = records;
+	replay->ended = ended;
+	replay->members = 0;
+	replay->dev = vcpu->dev;
+	more = replay_records(replay);
+	replay->busy = false;
+	raw_spin_unlock(&records->lock);
+	return more;
+}
+
+/**
+ * vpmu_replay_counts() - whether perf core reads an event for a record that is replayed
+ * @vcpu: this CPU's queue; interrupts are off
+ * @event: the event, of vpmu_device::pmu
+ *
+ * Return: true if its count is the one of the sample's moment.
+ */
+bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
+{
+	const struct vpmu_replay *replay = vcpu->replay;
+	u64 count;
+
+	return replay->busy && replay_count(replay, event, &count);
+}
+
+/**
+ * vpmu_records_init() - prepare a ring for replays
+ * @records: the ring, all zero; there are no pages yet
+ */
+void vpmu_records_init(struct vpmu_records *records)
+{
+	raw_spin_lock_init(&records->lock);
+}
+
+/**
+ * vpmu_records_end() - end the replays of a ring whose pages go
+ * @records: the ring; no CPU looks at it any more when this returns
+ */
+void vpmu_records_end(struct vpmu_records *records)
+{
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&records->lock, flags);
+	records->size = 0;
+	raw_spin_unlock_irqrestore(&records->lock, flags);
+}
+
+/**
+ * vpmu_replay_init() - prepare a queue's part
+ * @vcpu: the queue
+ *
+ * Return: 0 or -ENOMEM; vpmu_replay_exit() undoes either.
+ */
+int vpmu_replay_init(struct vpmu_vcpu *vcpu)
+{
+	vcpu->replay = kzalloc(sizeof(*vcpu->replay), GFP_KERNEL);
+	return vcpu->replay ? 0 : -ENOMEM;
+}
+
+/**
+ * vpmu_replay_exit() - free it; no event is left
+ * @vcpu: the queue
+ */
+void vpmu_replay_exit(struct vpmu_vcpu *vcpu)
+{
+	kfree(vcpu->replay);
+}

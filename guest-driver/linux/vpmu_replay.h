@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Records of the device, replayed to perf core.
+ */
+#ifndef _VPMU_REPLAY_H
+#define _VPMU_REPLAY_H
+
+#include <linux/mm_types.h>
+#include <linux/perf_event.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+
+struct vpmu_vcpu;
+
+/**
+ * struct vpmu_records - a ring of the device's as a replay reads it
+ * @lock: held by a CPU that replays; only tried, but by vpmu_records_end()
+ * @type: PERF_SAMPLE_* of its samples, out of VPMU_REPLAYED
+ * @period: of its samples, where they do not hold it
+ * @shared: programs and other perf events read it, too, and it alone counts what is lost
+ * @size: bytes of its data; zero once the device has the pages no more
+ * @pages: the metadata page, then the data; NULL with @window
+ * @window: address of the metadata page, which the data follow
+ */
+struct vpmu_records {
+	raw_spinlock_t lock;
+	u64 type;
+	u64 period;
+	bool shared;
+	u64 size;
+	struct page *const *pages;
+	void *window;
+};
+
+/* General registers by perf's numbers; the device has no segment registers but CS and SS. */
+#define VPMU_REPLAYED_REGS \
+	(GENMASK_ULL(PERF_REG_X86_SS, PERF_REG_X86_AX) | \
+	 GENMASK_ULL(PERF_REG_X86_R15, PERF_REG_X86_R8))
+
+/* Fields of samples that can be replayed; those of PERF_SAMPLE_REGS_INTR are the above. */
+#define VPMU_REPLAYED \
+	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
+	 PERF_SAMPLE_ADDR | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_CPU | \
+	 PERF_SAMPLE_PERIOD | PERF_SAMPLE_READ | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
+
+/* Fields that are right only right after the sample, or are its group's. */
+#define VPMU_SAMPLE_PROMPT \
+	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
+
+/* A CPU replays so many pages at a time, with interrupts off. */
+#define VPMU_REPLAY_PAGES	16
+
+bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,
+		 bool *ended);
+bool vpmu_replay_counts(const struct vpmu_vcpu *vcpu, const struct perf_event *event);
+void vpmu_records_init(struct vpmu_records *records);
+void vpmu_records_end(struct vpmu_records *records);
+int vpmu_replay_init(struct vpmu_vcpu *vcpu);
+void vpmu_replay_exit(struct vpmu_vcpu *vcpu);
+
+#endif /* _VPMU_REPLAY_H */

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Views: events of perf core that read persistent events.
+ *
+ * A persistent event belongs to the device, which counts and samples whoever looks. Perf
+ * core has views of it: events that were opened by the type of the persistent PMU, and an
+ * event of perf core's that was made persistent. A view's count is the event's own, also
+ * of what it counted before. Switching a view off and on changes the view alone.
+ *
+ * A view's ring is perf core's. While it is mapped, the samples of the persistent event's
+ * ring are replayed there, those of before first. As in a ring that several programs map,
+ * what one reader has taken is gone for the others.
+ *
+ * Lock order: vpmu_device::output_lock, vpmu_device::notice_lock. A replay has the lock of
+ * the ring's records alone.
+ */
+#include <linux/perf_event.h>
+#include <linux/slab.h>
+#include <linux/smp.h>
+
+#include "vpmu.h"
+#include "vpmu_event.h"
+#include "vpmu_file.h"
+#include "vpmu_persistent.h"
+#include "vpmu_replay.h"
+#include "vpmu_ring.h"
+#include "vpmu_view.h"
+
+/* Fields that perf core passes on; it makes the others by itself. */
+#define SAMPLE_PASSED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ADDR | \
+			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
+
+/**
+ * vpmu_view_alloc() - make a view of nothing yet
+ * @event: perf core's event
+ *
+ * Return: the view, for vpmu_view_close(); or NULL.
+ */
+struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
+{
+	struct vpmu_view *view = kzalloc(sizeof(*view), GFP_KERNEL);
+
+	if (!view)
+		return NULL;
+	INIT_LIST_HEAD(&view->entry);
+	view->event = event;
+	return view;
+}
+
+/* Whether records of an event's ring hold all that a view's samples are made of. */
+static bool view_fits(const struct vpmu_file *file, u64 wanted)
+{
+	u64 type = le64_to_cpu(file->wanted.sample_type);
+
+	if (type & ~(u64)VPMU_REPLAYED || (type | wanted) & VPMU_SAMPLE_PROMPT)
+		return false;
+	if (type & PERF_SAMPLE_REGS_INTR &&
+	    le64_to_cpu(file->wanted.regs_intr) != VPMU_REPLAYED_REGS)
+		return false;
+	/* The period of a frequency is in no record unless asked for. */
+	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->freq)
+		return false;
+	return !(wanted & SAMPLE_PASSED & ~type);
+}
+
+/* The records of a ring that a reader empties, by one event alone. */
+static bool view_ring_fits(const struct vpmu_ring *ring)
+{
+	return ring && ring->count > 1 && !ring->overwrites && !ring->ended &&
+	       list_is_singular(&ring->writers);
+}
+
+static void view_map(struct vpmu_view *view)
+{
+	struct vpmu_file *file = view->file;
+	struct vpmu_ring *ring = file->ring;
+	struct vpmu_records *records = &ring->records;
+
+	vpmu_ring_mapped(file);
+	records->type = le64_to_cpu(file->wanted.sample_type);
+	records->period = file->period;
+	records->shared = true;
+	records->pages = ring->pages;
+	records->window = ring->window ? vpmu_window_address(file->dev, ring->pfn) : NULL;
+	records->size = (ring->count - 1) * PAGE_SIZE;
+	view->ring = ring;
+}
+
+/**
+ * vpmu_view_open() - show a persistent event
+ * @view: the view
+ * @file: the event's, with a handle that is the view's then
+ *
+ * Return: 0; or -EOPNOTSUPP for a view that samples, if the event has no ring whose
+ * samples can be replayed to it.
+ */
+int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
+{
+	struct perf_event *event = view->event;
+	struct vpmu_device *dev = file->dev;
+	int err = 0;
+
+	mutex_lock(&dev->output_lock);
+	view->file = file;
+	if (view_ring_fits(file->ring) && view_fits(file, event->attr.sample_type))
+		view_map(view);
+	else if (is_sampling_event(event))
+		err = -EOPNOTSUPP;
+	mutex_unlock(&dev->output_lock);
+	if (err) {
+		view->file = NULL;
+		return err;
+	}
+	spin_lock_irq(&dev->notice_lock);
+	file->views++;
+	spin_unlock_irq(&dev->notice_lock);
+	return 0;
+}
+
+/**
+ * vpmu_view_close() - show it no longer, and free the view
+ * @view: the view, which is not active
+ */
+void vpmu_view_close(struct vpmu_view *view)
+{
+	struct vpmu_file *file = view->file;
+	struct vpmu_device *dev;
+
+	if (file) {
+		dev = file->dev;
+		spin_lock_irq(&dev->notice_lock);
+		file->views--;
+		spin_unlock_irq(&dev->notice_lock);
+		mutex_lock(&dev->output_lock);
+		if (view->ring)
+			vpmu_ring_unmapped(file);
+		mutex_unlock(&dev->output_lock);
+		vpmu_persistent_put(file);
+	}
+	kfree(view);
+}
+
+/* The count is the event's own, from its opening on. */
+static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
+{
+	struct vpmu_reply reply;
+
+	if (vpmu_vcpu_command(vcpu, VPMU_COMMAND_READ, view->file->id, 0, &reply))
+		return;
+	local64_set(&view->event->count, le64_to_cpu(reply.value));
+}
+
+/**
+ * vpmu_view_replay() - replay what the event's ring holds
+ * @vcpu: this CPU's queue; interrupts are off
+ * @view: the view, which is active here
+ */
+void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
+{
+	/* Without a ring of its own it would take samples and write none. */
+	if (view->ring && READ_ONCE(view->event->rb))
+		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
+}
+
+/**
+ * vpmu_view_start() - perf core begins to look
+ * @vcpu: this CPU's queue; interrupts are off
+ * @view: the view
+ */
+void vpmu_view_start(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
+{
+	view_update(vcpu, view);
+	view->ended = false;
+	if (!view->ring)
+		return;
+	list_move_tail(&view->entry, &vcpu->views);
+	vpmu_sampling_arm(vcpu);
+}
+
+/**
+ * vpmu_view_stop() - perf core looks no longer
+ * @vcpu: this CPU's queue; interrupts are off
+ * @view: the view
+ */
+void vpmu_view_stop(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
+{
+	view_update(vcpu, view);
+	vpmu_view_replay(vcpu, view);
+	list_del_init(&view->entry);
+}
+
+/**
+ * vpmu_view_read() - struct pmu::read
+ * @view: the view, on its CPU; interrupts are off
+ */
+void vpmu_view_read(struct vpmu_view *view)
+{
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
+
+	/* A queue's lock must not be taken from an NMI; the last count stands then. */
+	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
+		return;
+	view_update(vcpu, view);
+	vpmu_view_replay(vcpu, view);
+}
+
+static void view_show_here(void *info)
+{
+	struct vpmu_view *view = info;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
+
+	if (vcpu && !list_empty(&view->entry))
+		vpmu_view_replay(vcpu, view);
+}
+
+/**
+ * vpmu_view_show() - replay all that the event's ring holds
+ * @view: the view; its event stays meanwhile
+ */
+void vpmu_view_show(struct vpmu_view *view)
+{
+	size_t left = view->ring ? view->ring->count : 0;
+
+	for (; left; left -= min_t(size_t, left, VPMU_REPLAY_PAGES))
+		smp_call_function_single(view->event->cpu, view_show_here, view, 1);
+}
+
+/* On the CPU of the event, or on any while that is away; interrupts are off. */
+static void view_take(void *info)
+{
+	struct vpmu_view *view = info;
+	struct perf_event *event = view->event;
+	struct vpmu_event *own = event->pmu_private;
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
+
+	/* While it is held, no event of the context is scheduled in or out. */
+	raw_spin_lock(&event->ctx->lock);
+	WRITE_ONCE(view->file->enabled, own->started);
+	own->id = 0;
+	own->started = false;
+	own->spent = true;
+	if (own->sampler)
+		list_del_init(&own->sampling);
+	own->view = view;
+	if (vcpu && event->state == PERF_EVENT_STATE_ACTIVE &&
+	    !(event->hw.state & PERF_HES_STOPPED))
+		vpmu_view_start(vcpu, view);
+	raw_spin_unlock(&event->ctx->lock);
+}
+
+/**
+ * vpmu_view_take() - take an event from perf core, which has a view of it from now on
+ * @view: the view, open, of an event of a CPU that is alone in its group
+ *
+ * The device goes on with the event as it is. Perf core's times go on, too.
+ */
+void vpmu_view_take(struct vpmu_view *view)
+{
+	struct vpmu_event *own = view->event->pmu_private;
+	struct vpmu_device *dev = own->dev;
+
+	mutex_lock(&dev->events_lock);
+	vpmu_event_unpublish(own);
+	if (smp_call_function_single(view->event->cpu, view_take, view, 1)) {
+		local_irq_disable();
+		view_take(view);
+		local_irq_enable();
+	}
+	/* A reset does not end it. */
+	list_del_init(&own->entry);
+	mutex_unlock(&dev->events_lock);
+}
