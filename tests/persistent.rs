@@ -34,6 +34,8 @@ mod own {
         sysfs_lists_them_while_they_are,
         sysfs_tells_how_to_open_one,
         stock_perf_counts_one_by_name,
+        stock_perf_records_one_by_name,
+        perfs_door_samples_rings_that_are_read,
         perfs_door_counts_alone,
         a_detached_events_ring_lies_in_the_window,
         the_window_is_not_the_users,

@@ -1,12 +1,13 @@
 //! The perf core door: the same device through `perf_event_open(2)`, counting.
 
+use std::error::Error;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread;
 
 use vpmu_client::perf::PerfPmu;
-use vpmu_client::{EventAttr, Record, Vpmu};
+use vpmu_client::{Event, EventAttr, Record, Ring, Vpmu};
 
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
@@ -36,6 +37,26 @@ pub(crate) const TESTS: &[Test] = &[
         calls_on_perf_events_take_events_of_the_device,
     ),
     (
+        "detached_perf_event_outlives_its_descriptor",
+        detached_perf_event_outlives_its_descriptor,
+    ),
+    (
+        "detached_perf_event_reads_on_by_its_descriptor",
+        detached_perf_event_reads_on_by_its_descriptor,
+    ),
+    (
+        "view_of_a_persistent_event_has_the_history_of_its_ring",
+        view_of_a_persistent_event_has_the_history_of_its_ring,
+    ),
+    (
+        "attached_perf_event_ends_with_its_last_view",
+        attached_perf_event_ends_with_its_last_view,
+    ),
+    (
+        "perf_events_that_cannot_be_detached_are_refused",
+        perf_events_that_cannot_be_detached_are_refused,
+    ),
+    (
         "refresh_of_a_perf_event_ends_its_samples",
         refresh_of_a_perf_event_ends_its_samples,
     ),
@@ -53,7 +74,7 @@ const SYSFS: &str = "/sys/bus/event_source/devices/vpmu";
 /// The PMU of what writes to AUX areas.
 const TRACES: &str = "/sys/bus/event_source/devices/vpmu_trace";
 
-fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn std::error::Error>> {
+fn mark_attr(pmu: &PerfPmu, value: u64) -> Result<EventAttr, Box<dyn Error>> {
     Ok(pmu.attr_of_terms(&format!("kind=0x104,event={value}"))?)
 }
 
@@ -211,7 +232,7 @@ fn perf_events_start_and_stop_each_other() -> Outcome {
 }
 
 /// The error number of a refusal.
-fn errno_of<E: std::error::Error + 'static>(refused: Option<E>) -> Option<i32> {
+fn errno_of<E: Error + 'static>(refused: Option<E>) -> Option<i32> {
     refused.map(|error| errno(&error))
 }
 
@@ -329,5 +350,168 @@ fn refresh_of_a_perf_event_ends_its_samples() -> Outcome {
         }
         ensure_eq!(samples, granted, "samples");
     }
+    Ok(())
+}
+
+/// A mark's event of CPU 0 with a sample for each, enabled; the caller runs there.
+fn marks_of_the_cpu(pmu: &PerfPmu) -> Result<Event, Box<dyn Error>> {
+    cpu::pin(0)?;
+    let event = pmu.open_event(&mark_attr(pmu, 8)?.sampling(1).on_cpu(0))?;
+    event.enable()?;
+    Ok(event)
+}
+
+fn place(vpmu: &Vpmu, marks: u32) -> Result<(), Box<dyn Error>> {
+    (0..marks).try_for_each(|_| vpmu.mark(8))?;
+    Ok(())
+}
+
+/// How many samples a ring holds, which are read by that.
+fn take_samples(ring: &mut Ring) -> Result<u64, Box<dyn Error>> {
+    let mut samples = 0;
+    while let Some(record) = ring.next_record()? {
+        samples += u64::from(matches!(record, Record::Sample(_)));
+    }
+    Ok(samples)
+}
+
+/// A view by `perf_event_open(2)` of the persistent event `id`.
+fn open_view(vpmu: &Vpmu, pmu: &PerfPmu, id: u64) -> Result<Event, Box<dyn Error>> {
+    let attr = EventAttr::new(vpmu.info().persistent_type, id);
+    Ok(pmu.open_event(&EventAttr {
+        disabled: false,
+        ..attr.sampling(1).on_cpu(0)
+    })?)
+}
+
+fn detached_perf_event_outlives_its_descriptor() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = marks_of_the_cpu(&pmu)?;
+    place(&vpmu, 5)?;
+    let id = vpmu.detach_perf(&event, "from-perf")?;
+    ensure_eq!(vpmu.detach_perf(&event, "")?, id, "the id, asked again");
+    drop(event);
+    place(&vpmu, 7)?;
+    let listed = vpmu.find_persistent("from-perf")?;
+    ensure_eq!(listed.id, id, "the id listed");
+    let again = vpmu.reopen(&listed)?;
+    ensure_eq!(again.read()?.value, 12, "the count");
+    // Nobody has mapped its ring: all samples are there.
+    let mut ring = again.map_pages(16)?;
+    again.flush()?;
+    ensure_eq!(take_samples(&mut ring)?, 12, "samples");
+    again.disable()?;
+    place(&vpmu, 3)?;
+    ensure_eq!(again.read()?.value, 12, "the count, disabled");
+    again.attach()?;
+    Ok(())
+}
+
+fn detached_perf_event_reads_on_by_its_descriptor() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = marks_of_the_cpu(&pmu)?;
+    let mut ring = event.map(4)?;
+    place(&vpmu, 5)?;
+    vpmu.detach_perf(&event, "reads-on")?;
+    place(&vpmu, 6)?;
+    ensure_eq!(event.read()?.value, 11, "the count");
+    vpmu.flush_perf(&event)?;
+    ensure_eq!(take_samples(&mut ring)?, 11, "samples");
+    // Disabled is the view, not the event.
+    event.disable()?;
+    place(&vpmu, 4)?;
+    ensure_eq!(event.read()?.value, 11, "the count, not looked at");
+    event.enable()?;
+    ensure_eq!(event.read()?.value, 15, "the count, looked at again");
+    vpmu.flush_perf(&event)?;
+    ensure_eq!(take_samples(&mut ring)?, 4, "samples of meanwhile");
+    vpmu.attach_perf(&event)?;
+    Ok(())
+}
+
+fn view_of_a_persistent_event_has_the_history_of_its_ring() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = marks_of_the_cpu(&pmu)?;
+    let id = vpmu.detach_perf(&event, "history")?;
+    drop(event);
+    place(&vpmu, 700)?;
+    let view = open_view(&vpmu, &pmu, id)?;
+    ensure_eq!(view.read()?.value, 700, "the event's own count");
+    let mut ring = view.map(6)?;
+    ensure_eq!(take_samples(&mut ring)?, 700, "samples of before");
+    place(&vpmu, 9)?;
+    vpmu.flush_perf(&view)?;
+    ensure_eq!(take_samples(&mut ring)?, 9, "samples of since");
+    // As of any ring with several readers: the other finds none.
+    let other = open_view(&vpmu, &pmu, id)?;
+    let mut empty = other.map(6)?;
+    vpmu.flush_perf(&other)?;
+    ensure_eq!(take_samples(&mut empty)?, 0, "samples that were taken");
+    vpmu.attach_perf(&view)?;
+    Ok(())
+}
+
+fn attached_perf_event_ends_with_its_last_view() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let event = marks_of_the_cpu(&pmu)?;
+    let id = vpmu.detach_perf(&event, "ends")?;
+    let view = open_view(&vpmu, &pmu, id)?;
+    vpmu.attach_perf(&event)?;
+    ensure_eq!(
+        errno_of(vpmu.attach_perf(&view).err()),
+        Some(libc::EINVAL),
+        "attaching it twice"
+    );
+    ensure!(
+        vpmu.find_persistent("ends").is_err(),
+        "it is listed although attached"
+    );
+    drop(event);
+    place(&vpmu, 6)?;
+    ensure_eq!(view.read()?.value, 6, "the count by the last view");
+    drop(view);
+    // The device has its name and its place again.
+    let next = marks_of_the_cpu(&pmu)?;
+    ensure!(vpmu.detach_perf(&next, "ends")? > id, "an id used again");
+    vpmu.attach_perf(&next)?;
+    Ok(())
+}
+
+fn perf_events_that_cannot_be_detached_are_refused() -> Outcome {
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let detach = |event: &Event| errno_of(vpmu.detach_perf(event, "").err());
+    let task = pmu.open_event(&mark_attr(&pmu, 8)?)?;
+    ensure_eq!(detach(&task), Some(libc::EINVAL), "a task's event");
+    let of_cpu = mark_attr(&pmu, 8)?.on_cpu(0);
+    let leader = pmu.open_event(&of_cpu)?;
+    let member = pmu.open_member(&of_cpu, &leader)?;
+    ensure_eq!(detach(&leader), Some(libc::EINVAL), "a leader");
+    ensure_eq!(detach(&member), Some(libc::EINVAL), "a member");
+    let mut counts = of_cpu.clone().sampling(1);
+    counts.sample_type |= vpmu_client::attr::SAMPLE_READ;
+    let counts = pmu.open_event(&counts)?;
+    ensure_eq!(detach(&counts), Some(libc::EOPNOTSUPP), "samples of counts");
+    let alone = pmu.open_event(&of_cpu)?;
+    ensure_eq!(
+        errno_of(vpmu.attach_perf(&alone).err()),
+        Some(libc::EINVAL),
+        "attaching what is not persistent"
+    );
+    let named = vpmu.detach_perf(&alone, "Capital");
+    ensure!(named.is_err(), "a name with a capital letter");
+    let file = vpmu.open_event(&vpmu.attr("mark=8")?.on_cpu(0))?;
+    ensure_eq!(detach(&file), Some(libc::EBADF), "an event of /dev/vpmu");
+    let nobodys = os::forked(|| {
+        if os::become_nobody().is_err() {
+            return 1;
+        }
+        let attached = errno_of(vpmu.attach_perf(&alone).err());
+        if [detach(&alone), attached] == [Some(libc::EPERM); 2] {
+            0
+        } else {
+            2
+        }
+    })?;
+    ensure_eq!(nobodys, 0, "detached or attached without the capability: 2");
     Ok(())
 }

@@ -4,7 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::ensure::{ensure, ensure_eq};
+use vpmu_client::attr::SAMPLE_TIME;
+use vpmu_client::perf::PerfPmu;
+use vpmu_client::{EventAttr, Vpmu};
+
+use crate::ensure::{ensure, ensure_eq, errno};
 use crate::persisting::{SYSFS, fresh, listed, names, persistent, sequence, sweep};
 use crate::programs::text;
 use crate::raw::{Device, How, kernels, refused, sampling};
@@ -21,6 +25,14 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "stock_perf_counts_one_by_name",
         stock_perf_counts_one_by_name,
+    ),
+    (
+        "stock_perf_records_one_by_name",
+        stock_perf_records_one_by_name,
+    ),
+    (
+        "perfs_door_samples_rings_that_are_read",
+        perfs_door_samples_rings_that_are_read,
     ),
     ("perfs_door_counts_alone", perfs_door_counts_alone),
 ];
@@ -183,6 +195,94 @@ fn stock_perf_counts_one_by_name() -> Outcome {
     // It was not perf's to switch off.
     device.place(6, 1)?;
     ensure_eq!(event.count()?, 35, "what it counts on");
+    event.attach()?;
+    Ok(())
+}
+
+/// Stock perf records a persistent event's history, which lies in the window, and goes on.
+fn stock_perf_records_one_by_name() -> Outcome {
+    fresh()?;
+    let vpmu = Vpmu::open()?;
+    cpu::pin(1)?;
+    let attr = vpmu.attr("mark=6")?.sampling(1).on_cpu(1);
+    let event = vpmu.open_event(&attr.persistent())?;
+    event.detach("recorded")?;
+    event.enable()?;
+    // The first map makes the ring.
+    drop(event.map(4)?);
+    (0..40).try_for_each(|_| vpmu.mark(6))?;
+    drop(event);
+
+    let file = "/tmp/persistent.data";
+    let recorded = Command::new("perf")
+        .args(["record", "-o", file, "-c", "1", "-C", "1"])
+        .args(["-e", "persistent/recorded/", "--"])
+        .args(["guest-tests", "mark", "6", "25"])
+        .output()?;
+    let said = text(&recorded.stderr);
+    ensure!(recorded.status.success(), "perf record: {said}");
+    let script = Command::new("perf")
+        .args(["script", "-i", file, "-F", "comm,cpu,time,event"])
+        .output()?;
+    let lines = text(&script.stdout);
+    ensure_eq!(
+        lines.matches("[001]").count(),
+        65,
+        "samples on CPU 1: {said}{lines}"
+    );
+    ensure!(
+        lines
+            .lines()
+            .all(|line| line.contains("persistent/recorded/")),
+        "{lines}"
+    );
+    let times: Vec<f64> = lines
+        .split_whitespace()
+        .filter_map(|word| word.strip_suffix(':')?.parse().ok())
+        .collect();
+    ensure_eq!(times.len(), 65, "times");
+    ensure!(times.is_sorted(), "{lines}");
+    vpmu.reopen_named("recorded")?.attach()?;
+    Ok(())
+}
+
+fn perfs_door_samples_rings_that_are_read() -> Outcome {
+    fresh()?;
+    let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
+    let attr = vpmu.attr("mark=6")?.sampling(1).on_cpu(1);
+    let overwritten = EventAttr {
+        backward: true,
+        ..attr.clone().persistent()
+    };
+    let event = vpmu.open_event(&overwritten)?;
+    let id = event.detach("read")?;
+    let view = EventAttr::new(vpmu.info().persistent_type, id);
+    let view = view.sampling(1).on_cpu(1);
+    let refused = |attr: &EventAttr| pmu.open_event(attr).err().map(|error| errno(&error));
+    let refusal = Some(libc::EOPNOTSUPP);
+    ensure_eq!(refused(&view), refusal, "without a ring");
+    // Nobody empties a ring that is mapped to be overwritten.
+    drop(event.map_overwrite(2)?);
+    ensure_eq!(refused(&view), refusal, "a ring that overwrites");
+    event.attach()?;
+
+    let mut attr = attr;
+    attr.sample_type &= !SAMPLE_TIME;
+    let event = vpmu.open_event(&attr.persistent())?;
+    let id = event.detach("timeless")?;
+    drop(event.map(2)?);
+    let view = EventAttr { config: id, ..view };
+    ensure_eq!(refused(&view), refusal, "a field that no record has");
+    let mut timeless = view;
+    timeless.sample_type &= !SAMPLE_TIME;
+    let opened = pmu.open_event(&timeless)?;
+    // A view that counts has no use for samples.
+    let counting = EventAttr {
+        period: 0,
+        ..timeless
+    };
+    pmu.open_event(&counting)?;
+    drop(opened);
     event.attach()?;
     Ok(())
 }
