@@ -171,7 +171,10 @@ static bool replay_is_late(struct vpmu_replay *replay)
 		return false;
 	if (user_mode(&replay->regs) && !(type & PERF_SAMPLE_STACK_USER))
 		return false;
-	return task_pid_nr(current) != replay->tid;
+	if (task_pid_nr(current) != replay->tid)
+		return true;
+	/* It exits: its stack has gone before perf core stops its events. */
+	return user_mode(&replay->regs) && !current->mm;
 }
 
 /* The next @count words of the record; NULL if it has no more so many. */

@@ -523,7 +523,7 @@ fn call_graph_by_frame_pointers_is_the_programs() -> Outcome {
 }
 
 fn call_graph_by_dwarf_has_the_users_stack() -> Outcome {
-    let marks = ["--", "workload", "spin", "100"];
+    let marks = ["--", "workload", "spin", "500"];
     let args = [
         "--call-graph",
         "dwarf,1024",
