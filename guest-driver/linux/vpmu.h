@@ -313,6 +313,7 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id);
 int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
+int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeup *wakeup);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
 int vpmu_control_catalogue(struct vpmu_device *dev);
 

@@ -159,6 +159,13 @@ impl Sink {
         }
     }
 
+    /// Wakeups by records and by bytes are counted anew.
+    pub(crate) fn restart_wakeups(&self) {
+        if let Some(ring) = &mut self.state.lock().ring {
+            ring.what.restart_wakeups();
+        }
+    }
+
     /// A copy of the records in the ring; `None` without a ring.
     pub(crate) fn held(&self) -> Option<HeldBytes> {
         let state = self.state.lock();

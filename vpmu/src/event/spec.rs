@@ -1,4 +1,4 @@
-//! What was asked for when an event was opened; it never changes.
+//! What was asked for when an event was opened. Nothing of it changes but the interval of its wakeups.
 
 use crate::abi::{
     ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE,
@@ -47,7 +47,7 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     }
 }
 
-/// What never changes about an event.
+/// What does not change about an event, but for its wakeups.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,

@@ -35,7 +35,7 @@ use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
     SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
 };
-use crate::ring::{CountSnapshot, Session};
+use crate::ring::{CountSnapshot, Session, Wakeup};
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
 use crate::tasks::{Task, TaskHistory, Tasks};
@@ -721,6 +721,13 @@ impl State {
         }
     }
 
+    /// Records of an event wake at another interval from now on.
+    pub(crate) fn set_wakeup(&mut self, id: u64, wakeup: Wakeup) {
+        if let Some(event) = self.events.get_mut(&id) {
+            event.spec.wakeup = wakeup;
+        }
+    }
+
     /// Writes what an event's ring owes its reader, as far as it fits: a pending loss, and traced
     /// pieces.
     pub(crate) fn flush(&mut self, id: u64) {
@@ -1191,6 +1198,7 @@ impl State {
         let Some((verdict, silenced)) = self.admit(id, moment) else {
             return false;
         };
+        let wakeups = self.writer.tally.wakeups;
         let origin = match verdict {
             Verdict::Throttled => {
                 self.writer.tally.throttled += 1;
@@ -1213,7 +1221,8 @@ impl State {
             self.fail(id, error);
             return false;
         }
-        verdict == Verdict::Exhausted || !self.reaches_limit(id)
+        let woke = self.writer.tally.wakeups - wakeups;
+        verdict == Verdict::Exhausted || !self.reaches_limit(id, woke)
     }
 
     /// Makes the record of one overflow, or counts it as lost; whose it is.
@@ -1278,8 +1287,9 @@ impl State {
         }
     }
 
-    /// Counts an overflow towards the limit of its event; whether that turned it off.
-    fn reaches_limit(&mut self, id: u64) -> bool {
+    /// Counts an overflow, which has called for `woke` wakeups, towards the limit of its event; whether
+    /// that turned the event off.
+    fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
         };
@@ -1292,7 +1302,7 @@ impl State {
         // the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
-        self.writer.tell(Tell::Limit(id));
+        self.writer.tell(Tell::Limit { event: id, woke });
         true
     }
 
@@ -1389,6 +1399,7 @@ impl State {
             counted = counted.saturating_add(period);
             last |= verdict == Verdict::Last;
         }
+        let wakeups = self.writer.tally.wakeups;
         if overflows > 0 {
             self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
@@ -1405,8 +1416,9 @@ impl State {
             self.fail(id, error);
             return;
         }
+        let woke = self.writer.tally.wakeups - wakeups;
         for _ in 0..overflows {
-            if self.reaches_limit(id) {
+            if self.reaches_limit(id, woke) {
                 break;
             }
         }

@@ -264,6 +264,15 @@ impl Rig {
         })
     }
 
+    pub(crate) fn set_wakeup(&mut self, event: u64, every: u64, unit: u32) -> Result<(), Errno> {
+        self.control(&WakeupRequest {
+            header: Self::header(CONTROL_WAKEUP, event),
+            every: every.into(),
+            unit: unit.into(),
+            reserved: 0.into(),
+        })
+    }
+
     pub(crate) fn link(&mut self, event: u64, target: u64, role: u32) -> Result<(), Errno> {
         self.control(&LinkRequest {
             header: Self::header(CONTROL_LINK, event),
@@ -407,6 +416,12 @@ impl Rig {
 
     /// The next notice: its kind and event.
     pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
+        let (kind, event, _) = self.counted_notice()?;
+        Some((kind, event))
+    }
+
+    /// Kind, event and count of the next notice.
+    pub(crate) fn counted_notice(&mut self) -> Option<(u32, u64, u32)> {
         let (slot, len) = self.queues[1].reclaim()?;
         assert_eq!(len as usize, size_of::<Notice>());
         let at = self.queues[1].buffer(u16::try_from(slot).expect("a slot"));
@@ -415,7 +430,7 @@ impl Rig {
             .read_slice(&mut bytes, GuestAddress(at))
             .expect("in memory");
         let notice = Notice::read_from_bytes(&bytes).expect("a notice");
-        Some((notice.kind.get(), notice.event.get()))
+        Some((notice.kind.get(), notice.event.get(), notice.count.get()))
     }
 
     pub(crate) fn catalogue(&mut self) -> Vec<CatalogueEntry> {
