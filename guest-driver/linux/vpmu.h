@@ -239,7 +239,7 @@ static inline bool vpmu_config_is_trace(u64 config)
 {
 	u64 kind = config >> VPMU_CONFIG_KIND_SHIFT;
 
-	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_HOST_TRACE;
+	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_VMM_TRACE;
 }
 
 /* Of these, whether its packets hold registers, by which what the kernel keeps secret. */

@@ -214,6 +214,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
 #define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU */
+#define VPMU_KIND_VMM_TRACE	0x108	/* AUX: what the VMM writes; config: which producer */
 
 /* config of VPMU_KIND_MARK: every mark; PERF_SAMPLE_ADDR of a sample is its value */
 #define VPMU_MARK_ANY		(1ULL << 32)
@@ -251,6 +252,7 @@ struct vpmu_catalogue_entry {
 /* Formats of a trace */
 #define VPMU_FORMAT_EXITS	1	/* vpmu_exit_packet, vpmu_sync_packet */
 #define VPMU_FORMAT_SAMPLES	2	/* vpmu_sample_packet, vpmu_sync_packet */
+#define VPMU_FORMAT_VMM		128	/* from here on: of VPMU_KIND_VMM_TRACE, the VMM's own */
 
 /* First byte of a packet */
 #define VPMU_PACKET_PADDING	0	/* VPMU_PACKET_ALIGN bytes that mean nothing */

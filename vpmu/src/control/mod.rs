@@ -25,11 +25,11 @@ use crate::abi::{
     CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT,
     CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CONTROL_WAKEUP,
     CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_RING,
-    F_TASK_PAGE, F_WINDOW, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW,
-    MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
-    OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
-    PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest,
-    Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
+    F_TASK_PAGE, F_WINDOW, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN,
+    MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT,
+    OPEN_PINNED, OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR,
+    PauseRequest, PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
+    RedirectRequest, Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
 use crate::aux::Area;
 use crate::backend::Backend;
@@ -42,6 +42,7 @@ use crate::notices::Notices;
 use crate::persistent::{
     History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
 };
+use crate::producer::AuxError;
 use crate::queues::{BadChain, Chain, DeviceQueue};
 use crate::record::{Layout, SAMPLE_READ, admits, read_size};
 use crate::ring::{Ring, RingMode, Wakeup};
@@ -1025,6 +1026,35 @@ impl Control {
         Ok(())
     }
 
+    /// A producer of the VMM's begins to write for a trace.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn claim(&mut self, id: u64, token: u64) -> Result<Arc<Sink>, AuxError> {
+        let claimed = self.with_event(id, |state| state.claim_aux(id, token));
+        claimed.ok_or(AuxError::NoEvent(id))?
+    }
+
+    /// It has ended.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn release(
+        &mut self,
+        id: u64,
+        sink: &Sink,
+        token: u64,
+        size: u64,
+    ) -> Result<(), AuxError> {
+        let released = self.with_event(id, |state| state.release_aux(id, sink, token, size));
+        released.ok_or(AuxError::NoEvent(id))?
+    }
+
+    /// What it had to give up.
+    pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
+        self.with_event(id, |state| state.lose_aux(id, bytes));
+    }
+
     /// Lays an AUX area over pages of the guest, beside the ring of a trace or for the driver to keep.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         if !self.has_areas() {
@@ -1038,6 +1068,10 @@ impl Control {
             return Err(Errno::EOPNOTSUPP);
         }
         let driven = flags & MAP_DRIVEN != 0;
+        if driven && spec.kind == KIND_VMM_TRACE {
+            // A producer cannot wait for the driver to say where there is room.
+            return Err(Errno::EOPNOTSUPP);
+        }
         let ring = self.sinks.has_ring(id);
         // A driver that keeps the area writes the records too: there is no ring to write them to.
         let fits = match driven {

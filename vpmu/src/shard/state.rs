@@ -17,8 +17,9 @@ use super::moment::{ExitView, Moment, Overflows, Periods};
 use super::writer::{Note, Writer, context};
 use crate::abi::{
     COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK,
-    KIND_SAMPLE_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN, PACKET_CUT,
-    PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START, SamplePacket,
+    KIND_SAMPLE_TRACE, KIND_VMM_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN,
+    PACKET_CUT, PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START,
+    SamplePacket,
 };
 use crate::aux::Refused;
 use crate::clock::Clock;
@@ -30,6 +31,7 @@ use crate::metrics::Metrics;
 use crate::notices::Tell;
 use crate::pages::GuestPages;
 use crate::period::Period;
+use crate::producer::AuxError;
 use crate::queues::DeviceQueue;
 use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
@@ -726,6 +728,63 @@ impl State {
         if let Some(event) = self.events.get_mut(&id) {
             event.spec.wakeup = wakeup;
         }
+    }
+
+    /// A producer of the VMM's begins to write for a trace that is active, and not paused: to which
+    /// sink.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn claim_aux(&mut self, id: u64, token: u64) -> Result<Arc<Sink>, AuxError> {
+        let event = self.events.get(&id).ok_or(AuxError::NoEvent(id))?;
+        if event.spec.kind != KIND_VMM_TRACE {
+            return Err(AuxError::NoEvent(id));
+        }
+        if event.active_on().is_none() || event.is_paused() {
+            return Err(AuxError::Inactive(id));
+        }
+        let sink = event.sink.clone().ok_or(AuxError::NoArea)?;
+        let origin = self.origin(event);
+        self.writer.claim(&sink, &event.spec, &origin, token)?;
+        Ok(sink)
+    }
+
+    /// The producer has ended, and shows the first `size` bytes that it wrote to `sink`.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn release_aux(
+        &mut self,
+        id: u64,
+        sink: &Sink,
+        token: u64,
+        size: u64,
+    ) -> Result<(), AuxError> {
+        let event = self.events.get(&id).ok_or(AuxError::NoEvent(id))?;
+        let origin = self.origin(event);
+        let event = self.events.get_mut(&id).ok_or(AuxError::NoEvent(id))?;
+        let trace = event.trace.as_mut().ok_or(AuxError::NoEvent(id))?;
+        self.writer
+            .release(sink, &event.spec, &origin, trace, token, size)?;
+        Ok(())
+    }
+
+    /// Bytes that a producer of the VMM's had no room for.
+    pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
+        if let Some(event) = self.events.get_mut(&id)
+            && let Some(trace) = &mut event.trace
+        {
+            let sink = event.sink.as_deref();
+            self.writer.lose_packets(sink, trace, 0, bytes);
+        }
+    }
+
+    /// The traces of a producer of the VMM's that are active on `vcpu`.
+    pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
+        self.ids(|event| {
+            let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);
+            traced && event.active_on() == Some(vcpu) && !event.is_paused()
+        })
     }
 
     /// Writes what an event's ring owes its reader, as far as it fits: a pending loss, and traced

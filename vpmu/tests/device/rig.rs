@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, Exit, ExitReason, Limits, Registers, Settings, VcpuSession, Vpmu};
+use vpmu::{
+    AuxProducer, Engines, Exit, ExitReason, Limits, Registers, Settings, VcpuSession, Vpmu,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::driver::{Descriptor, DriverQueue, QUEUE_SIZE};
@@ -158,6 +160,17 @@ impl Rig {
             engines,
         };
         Self::with_memory(settings, window, memory)
+    }
+
+    /// A device with producers of the VMM's own.
+    pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
+        let mut rig = Self::bare(Engines::Auto, limits(), None);
+        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
+        let vpmu = vpmu.with_aux_producers(producers.to_vec());
+        rig.vpmu = Arc::new(vpmu.expect("producers"));
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        rig.activate(ALL_FEATURES);
+        rig
     }
 
     /// The same, in memory of the caller's.
