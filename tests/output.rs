@@ -133,5 +133,7 @@ mod batched {
         swapping_tasks_are_told_apart_by_the_batched_engine,
         the_batched_engine_returns_for_no_sample,
         both_vcpus_are_batched_into_one_ring,
+        what_the_host_batches_is_written,
+        what_batches_its_samples_starts_nothing,
     }
 }

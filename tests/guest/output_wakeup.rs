@@ -177,9 +177,20 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     for sharer in &sharers {
         sharer.output_to(event.as_raw_fd())?;
     }
+    let sleepers = [event].into_iter().chain(sharers).collect();
+    // A record of the one event.
+    sleepers_are_woken(sleepers, || device.mark(VALUE))
+}
+
+/// Each of these, asleep in poll(2), is woken by what `wake` does.
+pub(crate) fn sleepers_are_woken(
+    sleepers: Vec<Event>,
+    wake: impl FnOnce() -> std::io::Result<()>,
+) -> Outcome {
+    let all = sleepers.len();
     let (told, tells) = mpsc::channel();
     // Threads of their own: one that is not woken ends with the process.
-    for sleeper in [event].into_iter().chain(sharers) {
+    for sleeper in sleepers {
         let (announce, announced) = mpsc::channel();
         let told = told.clone();
         thread::spawn(move || {
@@ -192,12 +203,11 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
             os::yield_cpu();
         }
     }
-    // A record of the one event.
-    device.mark(VALUE)?;
-    for number in 0..3 {
+    wake()?;
+    for number in 0..all {
         let woken = tells
             .recv_timeout(Duration::from_secs(30))
-            .map_err(|_| format!("{number} of 3 sleepers were woken"))??;
+            .map_err(|_| format!("{number} of {all} sleepers were woken"))??;
         ensure_eq!(woken, libc::POLLIN, "what a sleeper was told");
     }
     Ok(())

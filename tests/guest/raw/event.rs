@@ -7,7 +7,7 @@ use std::ptr;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-use super::checked;
+use super::{Later, checked};
 
 const IOC_ENGINE: u64 = 0x8004_b604;
 const IOC_FLUSH: u64 = 0xb606;
@@ -65,6 +65,12 @@ impl Event {
 
     pub(crate) fn modify(&self, attr: &perf_event_attr) -> io::Result<i32> {
         let address = ptr::from_ref(attr).expose_provenance() as u64;
+        self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
+    }
+
+    /// By attributes that have more behind them, as a later kernel's may.
+    pub(crate) fn modify_later(&self, later: &Later) -> io::Result<i32> {
+        let address = ptr::from_ref(later).expose_provenance() as u64;
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
     }
 
