@@ -55,6 +55,12 @@ mod rings {
         epoll_tells_each_wakeup_once,
         each_overflow_signals,
         a_burst_signals_each_overflow,
+        a_burst_on_another_cpu_signals_each_overflow,
+        an_interval_changes_while_records_flow,
+        inherited_events_wake_at_the_interval,
+        an_interval_that_cannot_be_is_refused,
+        a_loop_of_poll_and_read_takes_every_record,
+        a_descriptor_cannot_be_spliced,
         a_used_up_refresh_hangs_up,
         a_task_that_ends_hangs_up,
         a_shared_ring_wakes_all_and_signals_one,
@@ -127,5 +133,7 @@ mod batched {
         swapping_tasks_are_told_apart_by_the_batched_engine,
         the_batched_engine_returns_for_no_sample,
         both_vcpus_are_batched_into_one_ring,
+        what_the_host_batches_is_written,
+        what_batches_its_samples_starts_nothing,
     }
 }

@@ -60,7 +60,7 @@ mod operator {
         each_vcpu_has_its_own,
         a_reader_is_woken_by_a_flush,
         a_driver_that_comes_again_finds_the_operators,
-        a_guest_that_scribbles_harms_itself_alone,
+        their_maps_cannot_be_made_writable,
     }
 }
 

@@ -27,7 +27,6 @@ mod regions {
         a_starters_own_records_are_written,
         links_that_cannot_be_are_refused,
         a_target_has_one_starter_and_one_stopper,
-        what_batches_its_samples_starts_nothing,
         links_go_with_the_event_that_acts,
         links_go_with_their_target,
         links_go_with_a_killed_process,

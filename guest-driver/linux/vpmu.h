@@ -242,7 +242,7 @@ static inline bool vpmu_config_is_trace(u64 config)
 {
 	u64 kind = config >> VPMU_CONFIG_KIND_SHIFT;
 
-	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_HOST_TRACE;
+	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_VMM_TRACE;
 }
 
 /* Of these, whether its packets hold registers, by which what the kernel keeps secret. */
@@ -316,6 +316,7 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
 int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id);
 int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
+int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeup *wakeup);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
 int vpmu_control_catalogue(struct vpmu_device *dev);
 

@@ -84,6 +84,7 @@ struct vpmu_config {
 #define VPMU_CONTROL_ATTACH	12	/* header only, vpmu_control_reply */
 #define VPMU_CONTROL_PERSISTENT	13	/* vpmu_persistent_request, vpmu_control_reply + events */
 #define VPMU_CONTROL_LINK	14	/* vpmu_link_request, vpmu_control_reply */
+#define VPMU_CONTROL_WAKEUP	15	/* vpmu_wakeup_request, vpmu_control_reply */
 
 /**
  * struct vpmu_control_header - first words of every control request
@@ -259,6 +260,20 @@ struct vpmu_link_request {
 };
 
 /**
+ * struct vpmu_wakeup_request - VPMU_CONTROL_WAKEUP
+ * @header: event names the event
+ * @every: a wakeup every so many, 1 to 2^32 - 1
+ * @unit: VPMU_WAKEUP_*
+ * @reserved: zero
+ */
+struct vpmu_wakeup_request {
+	struct vpmu_control_header header;
+	__le64 every;
+	__le32 unit;
+	__le32 reserved;
+};
+
+/**
  * struct vpmu_detach_request - VPMU_CONTROL_DETACH
  * @header: event names the event
  * @name: lower-case letters, digits, "-" and "_", a letter first, padded with zeros; all
@@ -424,15 +439,19 @@ struct vpmu_reply {
 #define VPMU_NOTICE_AUX		4	/* a driven AUX area crossed its mark or fills */
 #define VPMU_NOTICE_PERSISTENT	5	/* the host has started or ended persistent events */
 
+/* Most wakeups that one notice stands for */
+#define VPMU_NOTICE_COUNT	256
+
 /**
  * struct vpmu_notice - what the device tells the driver on the event queue
  * @kind: VPMU_NOTICE_*
- * @reserved: zero
+ * @count: of VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many of them it stands for, 1 to
+ *         VPMU_NOTICE_COUNT; else zero
  * @event: the event meant
  */
 struct vpmu_notice {
 	__le32 kind;
-	__le32 reserved;
+	__le32 count;
 	__le64 event;
 };
 

@@ -544,6 +544,32 @@ int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused)
 }
 
 /**
+ * vpmu_control_wakeup() - change how often records of an event and of those that inherit it wake
+ * @dev: the device
+ * @id: the event's
+ * @wakeup: how often; the device checks it
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeup *wakeup)
+{
+	struct vpmu_wakeup_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_WAKEUP);
+	request->header.event = cpu_to_le64(id);
+	request->every = cpu_to_le64(wakeup->every);
+	request->unit = cpu_to_le32(wakeup->unit);
+	request->reserved = cpu_to_le32(wakeup->reserved);
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
+	kfree(request);
+	return ret;
+}
+
+/**
  * vpmu_control_task_page() - say where a vCPU's task page lies
  * @dev: the device
  * @vcpu: whose

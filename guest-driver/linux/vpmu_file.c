@@ -256,6 +256,15 @@ static long file_period(struct vpmu_file *file, u64 __user *arg)
 	return vpmu_group_period(file, period);
 }
 
+static long file_wakeup(struct vpmu_file *file, const struct vpmu_wakeup __user *arg)
+{
+	struct vpmu_wakeup wakeup;
+
+	if (copy_from_user(&wakeup, arg, sizeof(wakeup)))
+		return -EFAULT;
+	return vpmu_output_interval(file, &wakeup);
+}
+
 static long file_set_output(struct vpmu_file *file, unsigned long fd)
 {
 	struct file *target;
@@ -372,6 +381,8 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return vpmu_persistent_attach(file);
 	case VPMU_IOC_ENGINE:
 		return put_user(file->engine, (u32 __user *)user);
+	case VPMU_IOC_WAKEUP:
+		return file_wakeup(file, user);
 	case VPMU_IOC_SET_STARTER:
 		return file_link(file, arg, VPMU_STARTER);
 	case VPMU_IOC_SET_STOPPER:

@@ -8,6 +8,7 @@
  * event alone gets a signal.
  */
 #include <linux/fs.h>
+#include <linux/minmax.h>
 #include <linux/perf_event.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
@@ -137,6 +138,27 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
 }
 
 /**
+ * vpmu_output_interval() - change how often an event's records wake
+ * @file: its file
+ * @wakeup: how often
+ *
+ * The device has those that inherit the event wake as often, also those that it gets later.
+ *
+ * Return: 0; -EINVAL for an interval that is none, and for an event that makes no records; -EPERM
+ * of the host's; or another negative errno.
+ */
+int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeup)
+{
+	int err;
+
+	/* What is redirected or mapped meanwhile counts from here on, too. */
+	mutex_lock(&file->dev->output_lock);
+	err = file->ended ? -ENOENT : vpmu_control_wakeup(file->dev, file->id, wakeup);
+	mutex_unlock(&file->dev->output_lock);
+	return err;
+}
+
+/**
  * vpmu_output_ended() - the host has ended an event: whoever waits for it learns so
  * @file: the event's
  */
@@ -186,8 +208,11 @@ void vpmu_output_gone(struct vpmu_file *file)
 	spin_unlock_irqrestore(&file->dev->notice_lock, flags);
 }
 
-/* Wakes whoever polls the ring of @file, and signals its owner for @reason. */
-static void output_wakeup(struct vpmu_file *file, int reason)
+/*
+ * Wakes whoever polls the ring of @file, and signals its owner for @reason, @count times: signals
+ * are how a program counts overflows.
+ */
+static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 {
 	struct vpmu_ring *ring = file->ring;
 	struct vpmu_file *writer;
@@ -197,7 +222,9 @@ static void output_wakeup(struct vpmu_file *file, int reason)
 		list_for_each_entry(writer, &ring->writers, writer)
 			wake_up_all(&writer->waitq);
 	}
-	kill_fasync(&file->fasync, SIGIO, reason);
+	/* Interrupts are off, so a device that lies has no more. */
+	for (count = clamp_t(u32, count, 1, VPMU_NOTICE_COUNT); count && file->fasync; count--)
+		kill_fasync(&file->fasync, SIGIO, reason);
 }
 
 /**
@@ -231,12 +258,12 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		goto unlock;
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
-		output_wakeup(file, POLL_IN);
+		output_wakeup(file, POLL_IN, le32_to_cpu(notice->count));
 		if (file->views && file->cpu >= 0)
 			vpmu_sampling_call(dev, file->cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
-		output_wakeup(file, POLL_HUP);
+		output_wakeup(file, POLL_HUP, le32_to_cpu(notice->count));
 		break;
 	case VPMU_NOTICE_ERROR:
 		WRITE_ONCE(file->error, true);

@@ -19,6 +19,7 @@ struct vpmu_device;
 struct vpmu_file;
 struct vpmu_notice;
 struct vpmu_persistent_event;
+struct vpmu_wakeup;
 
 /**
  * struct vpmu_charge - on whose account pages are
@@ -119,6 +120,7 @@ void vpmu_output_unmapped(struct vpmu_file *file);
 void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring);
 int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target);
 int vpmu_output_pause(struct vpmu_file *file, bool paused);
+int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeup);
 void vpmu_output_ended(struct vpmu_file *file);
 __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told);
 void vpmu_output_gone(struct vpmu_file *file);

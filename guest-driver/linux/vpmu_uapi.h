@@ -139,6 +139,22 @@ struct vpmu_persistent_entry {
 #define VPMU_PERSISTENT_WINDOW		(1U << 1)	/* its ring outlives a reset of the guest */
 #define VPMU_PERSISTENT_OVERWRITE	(1U << 2)	/* its ring is mapped read-only */
 
+/* struct vpmu_wakeup::unit */
+#define VPMU_WAKEUP_RECORDS	1
+#define VPMU_WAKEUP_BYTES	2	/* of records */
+
+/**
+ * struct vpmu_wakeup - how often an event's records wake
+ * @every: a wakeup every so many, 1 to 2^32 - 1, counted from the call on
+ * @unit: VPMU_WAKEUP_*
+ * @reserved: zero
+ */
+struct vpmu_wakeup {
+	__u64 every;
+	__u32 unit;
+	__u32 reserved;
+};
+
 /**
  * struct vpmu_perf - a call on a file descriptor of perf_event_open(2)
  * @fd: the descriptor, of an event of this device's PMUs
@@ -197,6 +213,7 @@ struct vpmu_catalogue_entry {
 #define VPMU_KIND_EXIT_TRACE	0x105	/* AUX: exits; config: VPMU_EXIT_* */
 #define VPMU_KIND_SAMPLE_TRACE	0x106	/* AUX: samples; config: VPMU_PACE_* */
 #define VPMU_KIND_HOST_TRACE	0x107	/* AUX: the trace of the host's own PMU */
+#define VPMU_KIND_VMM_TRACE	0x108	/* AUX: what the VMM writes; config: which producer */
 
 /* config of VPMU_KIND_MARK: every mark; PERF_SAMPLE_ADDR of a sample is its value */
 #define VPMU_MARK_ANY		(1ULL << 32)
@@ -234,6 +251,7 @@ struct vpmu_catalogue_entry {
 /* Formats of a trace */
 #define VPMU_FORMAT_EXITS	1	/* vpmu_exit_packet, vpmu_sync_packet */
 #define VPMU_FORMAT_SAMPLES	2	/* vpmu_sample_packet, vpmu_sync_packet */
+#define VPMU_FORMAT_VMM		128	/* from here on: of VPMU_KIND_VMM_TRACE, the VMM's own */
 
 /* First byte of a packet */
 #define VPMU_PACKET_PADDING	0	/* VPMU_PACKET_ALIGN bytes that mean nothing */
@@ -392,6 +410,9 @@ struct vpmu_sample_packet {
 
 /* On /dev/vpmu: a call on an event of perf_event_open(2), see struct vpmu_perf. */
 #define VPMU_IOC_PERF		_IOW(VPMU_IOC_MAGIC, 11, struct vpmu_perf)
+
+/* On an event's file descriptor: its records, and those of tasks that inherit it, wake so often. */
+#define VPMU_IOC_WAKEUP		_IOW(VPMU_IOC_MAGIC, 12, struct vpmu_wakeup)
 
 /*
  * mmap(2) of /dev/vpmu, shared, one page at offset 0, for writing: a 32-bit write at its

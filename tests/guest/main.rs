@@ -142,7 +142,9 @@ fn group(name: &str) -> Option<Vec<Test>> {
             ]
             .concat(),
         ),
-        "output-batched" => Some(output_who::BATCHED.to_vec()),
+        "output-batched" => {
+            Some([output_who::BATCHED, flush::BATCHED, trigger_rules::BATCHED].concat())
+        }
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, switches::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),

@@ -544,6 +544,17 @@ pub(crate) fn limit_locked(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Lets `most` queued signals wait for this user's processes.
+pub(crate) fn limit_signals(most: u64) -> io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    // SAFETY: a valid address for the call's time.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_SIGPENDING, &raw const limit) })?;
+    Ok(())
+}
+
 /// Gives the CPU to whoever else wants it.
 pub(crate) fn yield_cpu() {
     // SAFETY: no arguments.

@@ -381,10 +381,13 @@ fn attributes_change_as_perf_changes_them() -> Outcome {
         Some(libc::EINVAL),
         "another type"
     );
-    let mut unknown = attr;
-    unknown.size = 1 << 12;
-    let errno = refused(event.modify(&unknown));
-    ensure!(errno.is_some(), "attributes of a page were accepted");
+    let mut later = Later {
+        attr,
+        more: [0, 0, 0, 0, 0, 0, 0, 1],
+    };
+    later.attr.size = u32::try_from(size_of::<Later>())?;
+    let errno = refused(event.modify_later(&later));
+    ensure_eq!(errno, Some(libc::E2BIG), "a bit of a later kernel's");
     event.enable(0)?;
     device.place(VALUE, 3)?;
     ensure_eq!(event.count()?, 3, "the event counts as before");

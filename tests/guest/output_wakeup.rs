@@ -4,17 +4,21 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use perf_event_open_sys::bindings::perf_event_attr;
+use vpmu_client::{Record, Vpmu, Wakeup};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{ADDR, CPU, ID, IP, PERIOD, TID, TIME};
 use crate::os::{self, Arrived, Epoll, POLL_HUP, POLL_IN};
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{Device, Event, How, silent, waking, watermark};
+use crate::raw::{
+    Device, Doorbell, Event, How, KIND_MARK, kernels, refused, silent, waking, watermark,
+};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -33,6 +37,30 @@ pub(crate) const TESTS: &[Test] = &[
         "a_burst_signals_each_overflow",
         a_burst_signals_each_overflow,
     ),
+    (
+        "a_burst_on_another_cpu_signals_each_overflow",
+        a_burst_on_another_cpu_signals_each_overflow,
+    ),
+    (
+        "an_interval_changes_while_records_flow",
+        an_interval_changes_while_records_flow,
+    ),
+    (
+        "inherited_events_wake_at_the_interval",
+        inherited_events_wake_at_the_interval,
+    ),
+    (
+        "an_interval_that_cannot_be_is_refused",
+        an_interval_that_cannot_be_is_refused,
+    ),
+    (
+        "a_loop_of_poll_and_read_takes_every_record",
+        a_loop_of_poll_and_read_takes_every_record,
+    ),
+    (
+        "a_descriptor_cannot_be_spliced",
+        a_descriptor_cannot_be_spliced,
+    ),
     ("a_used_up_refresh_hangs_up", a_used_up_refresh_hangs_up),
     ("a_task_that_ends_hangs_up", a_task_that_ends_hangs_up),
     (
@@ -46,6 +74,9 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const VALUE: u64 = 50;
+/// `struct vpmu_wakeup::unit`.
+const WAKEUP_RECORDS: u32 = 1;
+const WAKEUP_BYTES: u32 = 2;
 /// 64 bytes with the header.
 const FIELDS: u64 = IP | TID | TIME | ADDR | CPU | PERIOD | ID;
 const PER_PAGE: u64 = 64;
@@ -146,9 +177,20 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
     for sharer in &sharers {
         sharer.output_to(event.as_raw_fd())?;
     }
+    let sleepers = [event].into_iter().chain(sharers).collect();
+    // A record of the one event.
+    sleepers_are_woken(sleepers, || device.mark(VALUE))
+}
+
+/// Each of these, asleep in poll(2), is woken by what `wake` does.
+pub(crate) fn sleepers_are_woken(
+    sleepers: Vec<Event>,
+    wake: impl FnOnce() -> std::io::Result<()>,
+) -> Outcome {
+    let all = sleepers.len();
     let (told, tells) = mpsc::channel();
     // Threads of their own: one that is not woken ends with the process.
-    for sleeper in [event].into_iter().chain(sharers) {
+    for sleeper in sleepers {
         let (announce, announced) = mpsc::channel();
         let told = told.clone();
         thread::spawn(move || {
@@ -161,12 +203,11 @@ fn sleepers_of_all_events_that_share_a_ring_are_woken() -> Outcome {
             os::yield_cpu();
         }
     }
-    // A record of the one event.
-    device.mark(VALUE)?;
-    for number in 0..3 {
+    wake()?;
+    for number in 0..all {
         let woken = tells
             .recv_timeout(Duration::from_secs(30))
-            .map_err(|_| format!("{number} of 3 sleepers were woken"))??;
+            .map_err(|_| format!("{number} of {all} sleepers were woken"))??;
         ensure_eq!(woken, libc::POLLIN, "what a sleeper was told");
     }
     Ok(())
@@ -278,6 +319,240 @@ fn a_burst_signals_each_overflow() -> Outcome {
         ensure_eq!(next_signal()?.code, POLL_IN, "signal {round} of 100");
     }
     no_signal("more signals than overflows")
+}
+
+/// Has the kernel write a line to the serial console, a character an exit, with interrupts off.
+fn print_long() -> std::io::Result<()> {
+    let line = format!("<1>guest-tests: interrupts wait {}", ".".repeat(800));
+    fs::write("/dev/kmsg", line)
+}
+
+/// The CPU that takes the interrupt is busy while another overflows on: notices run out of buffers.
+fn a_burst_on_another_cpu_signals_each_overflow() -> Outcome {
+    const OVERFLOWS: u64 = 1000;
+    let device = Device::open()?;
+    let (irq, _) = interrupt_line()?;
+    fs::write(format!("/proc/irq/{irq}/smp_affinity"), "1")?;
+    cpu::pin(1)?;
+    // More than these are not queued, and come as SIGIO.
+    os::limit_signals(2 * OVERFLOWS)?;
+    os::block_signal()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 1);
+    let event = device.open_event(&attr, How::OWN)?;
+    let ring = Pages::map(&event, 16, READ_WRITE)?;
+    event.enable(0)?;
+    os::signal_from(event.as_fd())?;
+    let doorbell = Doorbell::map(&device)?;
+    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| -> Outcome {
+        let busy = scope.spawn(|| -> std::io::Result<()> {
+            cpu::pin(0)?;
+            begun.store(true, Ordering::SeqCst);
+            while !over.load(Ordering::SeqCst) {
+                print_long()?;
+            }
+            Ok(())
+        });
+        while !begun.load(Ordering::SeqCst) && !busy.is_finished() {
+            std::hint::spin_loop();
+        }
+        doorbell.place(u32::try_from(VALUE)?, OVERFLOWS);
+        over.store(true, Ordering::SeqCst);
+        busy.join().map_err(|_| "the busy thread panicked")??;
+        Ok(())
+    })?;
+    event.disable(0)?;
+    ensure_eq!(ring.head(), 64 * OVERFLOWS, "bytes of records");
+    let expected = Arrived {
+        code: POLL_IN,
+        fd: event.as_raw_fd(),
+    };
+    for round in 1..=OVERFLOWS {
+        let signal = next_signal().map_err(|error| format!("signal {round}: {error}"))?;
+        ensure_eq!(signal, expected, "signal {round} of {OVERFLOWS}");
+    }
+    no_signal("more signals than overflows")
+}
+
+/// Signals that have come by now: each is as old as the exit of its record.
+fn signals() -> Result<u64, Box<dyn std::error::Error>> {
+    let mut signals = 0;
+    while let Some(signal) = os::wait_signal(Duration::ZERO)? {
+        ensure_eq!(signal.code, POLL_IN, "what a signal tells");
+        signals += 1;
+    }
+    Ok(signals)
+}
+
+/// Marks come from another thread without a pause; the interval changes between two of them.
+fn an_interval_changes_while_records_flow() -> Outcome {
+    const STAGE: u64 = 300;
+    // 64 bytes a record: 10 records, 25, 1, and 40 by bytes.
+    let stages = [
+        (WAKEUP_RECORDS, 10, 30),
+        (WAKEUP_RECORDS, 25, 12),
+        (WAKEUP_RECORDS, 1, 300),
+        (WAKEUP_BYTES, 40 * 64, 7),
+        (WAKEUP_RECORDS, 299, 1),
+    ];
+    let device = Device::open()?;
+    os::limit_signals(1000)?;
+    os::block_signal()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 7);
+    let event = device.open_event(&attr, How::OWN)?;
+    let mut ring = Pages::map(&event, 32, READ_WRITE)?;
+    event.enable(0)?;
+    os::signal_from(event.as_fd())?;
+    cpu::pin(0)?;
+    // Four records of the interval that it was opened with do not count in the next.
+    device.place(VALUE, 7 + 4)?;
+    ensure_eq!(
+        next_signal()?.code,
+        POLL_IN,
+        "at the interval of the opening"
+    );
+    no_signal("before the second seven")?;
+    for (stage, (unit, every, wakeups)) in stages.into_iter().enumerate() {
+        event.wakeup(every, unit, 0)?;
+        device.place(VALUE, STAGE)?;
+        for wakeup in 1..=wakeups {
+            next_signal().map_err(|error| format!("stage {stage}, wakeup {wakeup}: {error}"))?;
+        }
+        ensure_eq!(signals()?, 0, "stage {stage}: signals beyond {wakeups}");
+        ensure_eq!(event.poll(NOW)?, libc::POLLIN, "stage {stage}: poll");
+        ensure_eq!(event.poll(NOW)?, 0, "stage {stage}: poll again");
+    }
+    let records = 7 + 4 + STAGE * stages.len() as u64;
+    ensure_eq!(ring.take()?.len() as u64, records, "records");
+    ensure_eq!(event.count()?, records, "the count");
+    Ok(())
+}
+
+fn inherited_events_wake_at_the_interval() -> Outcome {
+    let device = Device::open()?;
+    let mut attr = waking(device.marks(VALUE, 1, FIELDS), 100);
+    attr.set_inherit(1);
+    let (event, mut ring) = start(&device, &attr)?;
+    let mut child = Command::new("/proc/self/exe")
+        .args(["mark", &VALUE.to_string(), "6", "in-turn"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    // It has inherited the event by now; those that come later have the interval from the start.
+    event.wakeup(3, WAKEUP_RECORDS, 0)?;
+    let mut turns = child.stdin.take().ok_or("no pipe")?;
+    let mut answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+    for mark in 1..=5 {
+        turns.write_all(b"\n")?;
+        answers.read_line(&mut String::new())?;
+        let expected = if mark == 3 { libc::POLLIN } else { 0 };
+        let wait = if mark == 3 { LONG } else { NOW };
+        ensure_eq!(event.poll(wait)?, expected, "poll after {mark} marks");
+    }
+    turns.write_all(b"\n")?;
+    child.wait()?;
+    ensure_eq!(event.poll(LONG)?, libc::POLLIN, "poll after 6 marks");
+    let mut other = Command::new("/proc/self/exe")
+        .args(["mark", &VALUE.to_string(), "3"])
+        .stdout(Stdio::null())
+        .spawn()?;
+    other.wait()?;
+    ensure_eq!(
+        event.poll(LONG)?,
+        libc::POLLIN,
+        "poll after a later child's"
+    );
+    ensure_eq!(event.poll(NOW)?, 0, "poll again");
+    ensure_eq!(ring.take()?.len(), 9, "records");
+    Ok(())
+}
+
+fn an_interval_that_cannot_be_is_refused() -> Outcome {
+    let device = Device::open()?;
+    let attr = waking(device.marks(VALUE, 1, FIELDS), 5);
+    let (event, _ring) = start(&device, &attr)?;
+    for unit in [WAKEUP_RECORDS, WAKEUP_BYTES] {
+        for every in [0, 1 << 32, u64::MAX] {
+            let errno = refused(event.wakeup(every, unit, 0));
+            ensure_eq!(errno, Some(libc::EINVAL), "every {every} of {unit}");
+        }
+    }
+    for unit in [0, 3, u32::MAX] {
+        let errno = refused(event.wakeup(1, unit, 0));
+        ensure_eq!(errno, Some(libc::EINVAL), "unit {unit}");
+    }
+    let errno = refused(event.wakeup(1, WAKEUP_RECORDS, 1));
+    ensure_eq!(errno, Some(libc::EINVAL), "a reserved word");
+    let counter = device.open_event(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+    let errno = refused(counter.wakeup(1, WAKEUP_RECORDS, 0));
+    ensure_eq!(errno, Some(libc::EINVAL), "an event that only counts");
+    let perfs = kernels(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+    let errno = refused(perfs.wakeup(1, WAKEUP_RECORDS, 0));
+    ensure_eq!(errno, Some(libc::ENOTTY), "an event of perf_event_open(2)");
+    // Whatever was refused has changed nothing.
+    wakes_at(&event, &device, &[5, 10])
+}
+
+/// What a loop of `poll()` and `read()` would be: a program waits, takes what there is, waits again.
+fn a_loop_of_poll_and_read_takes_every_record() -> Outcome {
+    const RECORDS: u64 = 4000;
+    const EVERY: u32 = 16;
+    /// Records that the ring holds at least.
+    const AHEAD: u64 = 1000;
+    let vpmu = Vpmu::open()?;
+    let attr = vpmu.attr("mark=50")?.sampling(1).wakeup_every(u32::MAX);
+    let event = vpmu.open_event(&attr)?;
+    let mut ring = event.map(5)?;
+    event.set_wakeup(Wakeup::Records(EVERY))?;
+    event.enable()?;
+    let taken = AtomicU64::new(0);
+    let (times, waits) = thread::scope(|scope| -> Result<_, Box<dyn std::error::Error>> {
+        let reader = scope.spawn(|| -> Result<(Vec<u64>, u64), String> {
+            let (mut times, mut waits) = (Vec::new(), 0_u64);
+            while (times.len() as u64) < RECORDS {
+                let ready = event.poll(None).map_err(|error| error.to_string())?;
+                waits += u64::from(ready.readable);
+                for record in ring.records() {
+                    match record.map_err(|error| error.to_string())? {
+                        Record::Sample(sample) => times.push(sample.time),
+                        other => return Err(format!("{other:?}")),
+                    }
+                }
+                taken.store(times.len() as u64, Ordering::SeqCst);
+            }
+            Ok((times, waits))
+        });
+        for placed in 0..RECORDS {
+            while placed >= taken.load(Ordering::SeqCst) + AHEAD && !reader.is_finished() {
+                os::yield_cpu();
+            }
+            vpmu.mark(50)?;
+        }
+        Ok(reader.join().map_err(|_| "the reader panicked")??)
+    })?;
+    ensure_eq!(times.len() as u64, RECORDS, "records taken");
+    ensure!(times.is_sorted(), "each once, in their order");
+    let most = RECORDS / u64::from(EVERY);
+    ensure!(
+        (4..=most).contains(&waits),
+        "{waits} waits of {most} wakeups"
+    );
+    ensure_eq!(event.read()?.value, RECORDS, "the count");
+    Ok(())
+}
+
+fn a_descriptor_cannot_be_spliced() -> Outcome {
+    let device = Device::open()?;
+    let (event, _ring) = start(&device, &waking(device.marks(VALUE, 1, FIELDS), 1))?;
+    device.place(VALUE, 3)?;
+    let (_reader, writer) = std::io::pipe()?;
+    let perfs = kernels(&device.attr(KIND_MARK, VALUE), How::OWN)?;
+    for (event, whose) in [(&event, "ours"), (&perfs, "perf's own")] {
+        let errno = refused(event.splice_to(writer.as_raw_fd()));
+        ensure_eq!(errno, Some(libc::EINVAL), "splice(2) of {whose}");
+    }
+    ensure_eq!(event.count()?, 3, "read(2) goes on");
+    Ok(())
 }
 
 fn a_used_up_refresh_hangs_up() -> Outcome {

@@ -1,16 +1,19 @@
 //! How a persistent event lives: without a handle, beyond its creator, until its last user.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::thread;
 
 use crate::ensure::{ensure, ensure_eq};
+use crate::output_wakeup::sleepers_are_woken;
 use crate::pages::{Pages, READ, READ_WRITE};
 use crate::permissions::room;
 use crate::persisting::{
     Counter, Doomed, RECORD, backwards, fresh, look, newest, persistent, sequence, tell, up_to,
     values,
 };
-use crate::raw::{Device, Event, FLAG_PERSISTENT, How, PAGE, refused, waking};
+use crate::raw::{Device, Event, FLAG_PERSISTENT, How, KIND_MARK, PAGE, refused, waking};
+use crate::triggers::trigger;
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -176,12 +179,43 @@ fn detaching_again_tells_the_same_id() -> Outcome {
     Ok(())
 }
 
+/// The place of an event at a target: one that the device has no more is nobody's starter there.
+struct Place {
+    target: Event,
+    heir: Event,
+}
+
+impl Place {
+    fn of(device: &Device, event: &Event) -> Result<Self, Box<dyn std::error::Error>> {
+        let here = How::on_cpu(1);
+        let target = device.start(&device.attr(KIND_MARK, 77), here)?;
+        event.starts(target.as_raw_fd())?;
+        let heir = trigger(device, 78, 1, here)?;
+        Ok(Self { target, heir })
+    }
+
+    fn taken(&self) -> Option<i32> {
+        refused(self.heir.starts(self.target.as_raw_fd()))
+    }
+
+    fn ensure_taken(&self) -> Outcome {
+        ensure_eq!(self.taken(), Some(libc::EBUSY), "while it has a user");
+        Ok(())
+    }
+
+    fn ensure_free(&self) -> Outcome {
+        ensure_eq!(self.taken(), None, "when its last user has gone");
+        Ok(())
+    }
+}
+
 fn an_attached_event_ends_with_its_last_user() -> Outcome {
     let device = fresh()?;
     cpu::pin(1)?;
     let attr = sequence(&device);
     let (creator, id) = persistent(&device, &attr, 1, "ends")?;
     let reader = device.reopen(id, 1)?;
+    let place = Place::of(&device, &reader)?;
     drop(creator);
     // Whoever attaches it, it lives as long as anybody has it.
     let other = device.reopen(id, 1)?;
@@ -207,13 +241,14 @@ fn an_attached_event_ends_with_its_last_user() -> Outcome {
     let last = device.reopen(id, 1)?;
     ensure_eq!(last.count()?, 12, "marks");
     last.attach()?;
+    place.ensure_taken()?;
     drop(last);
     ensure_eq!(
         refused(device.reopen(id, 1)),
         Some(libc::ENOENT),
         "what its last user has left"
     );
-    Ok(())
+    place.ensure_free()
 }
 
 fn a_map_is_a_user_of_an_attached_event() -> Outcome {
@@ -224,13 +259,15 @@ fn a_map_is_a_user_of_an_attached_event() -> Outcome {
     drop(creator);
     let event = device.reopen(id, 1)?;
     let mut ring = Pages::map(&event, 1, READ_WRITE)?;
+    let place = Place::of(&device, &event)?;
     event.attach()?;
     drop(event);
     device.place(9, 3)?;
     ensure_eq!(values(&ring.take()?, &attr)?, [9; 3], "marks");
-    drop(ring);
     ensure_eq!(device.persistent()?.len(), 0, "events listed");
-    Ok(())
+    place.ensure_taken()?;
+    drop(ring);
+    place.ensure_free()
 }
 
 fn readers_of_one_ring_find_its_history() -> Outcome {
@@ -288,7 +325,9 @@ fn readers_of_one_ring_are_all_woken() -> Outcome {
             );
         }
     }
-    event.attach()?;
+    let sleepers = others.into_iter().chain([event]).collect();
+    sleepers_are_woken(sleepers, || device.place(1, 3))?;
+    device.reopen(id, 1)?.attach()?;
     Ok(())
 }
 

@@ -23,6 +23,10 @@ struct Machine {
 
 impl Machine {
     fn start(bench: &Bench) -> Self {
+        Self::start_with(bench, &[])
+    }
+
+    fn start_with(bench: &Bench, args: &[&str]) -> Self {
         let code = [mark(7).repeat(7), out(0x3f8, b'!'), SPIN.to_vec()].concat();
         let socket = bench.path("vm.sock");
         let mut command = run(&bench.kernel(&code));
@@ -30,7 +34,8 @@ impl Machine {
             .args(["--persistent", "marks,name=steps", "--ctl"])
             .arg(&socket)
             .arg("--recording")
-            .arg(bench.path("perf.data"));
+            .arg(bench.path("perf.data"))
+            .args(args);
         Self {
             child: running(&mut command),
             socket,
@@ -161,6 +166,23 @@ fn what_the_machine_refuses_is_told_in_one_line() {
     refused(&["dump", "/nonexistent/x"], &["/nonexistent"]);
     let [steps] = names(&machine);
     assert_eq!(steps["name"], "steps", "and nothing is left of any of it");
+    machine.end();
+}
+
+#[test]
+fn a_specification_that_fails_on_one_vcpu_starts_nothing_on_the_others() {
+    let bench = Bench::new();
+    let machine = Machine::start_with(&bench, &["--vcpus", "2"]);
+    machine.told(&["start", "marks,cpu=1,name=half-1"]);
+    let before: [Value; 3] = names(&machine);
+    // Its part for vCPU 0 could be had.
+    let output = machine.ask(&["start", "marks,name=half"]);
+    refused(&output, 1, &["`half-1` already"]);
+    let after: [Value; 3] = names(&machine);
+    let of = |events: &[Value; 3]| events.clone().map(|event| event["name"].clone());
+    assert_eq!(of(&after), of(&before));
+    // And nothing of it is in the way of another.
+    machine.told(&["start", "marks,cpu=0,name=half-0"]);
     machine.end();
 }
 

@@ -6,6 +6,7 @@ use crate::catalogue::Catalogue;
 use crate::clock::Clock;
 use crate::locks::{DRAIN, Lock};
 use crate::machine::Machine;
+use crate::producer::AuxProducer;
 use crate::settings::Settings;
 use crate::shard::{CounterPool, RoomLimit};
 use crate::source::Source;
@@ -24,6 +25,8 @@ pub(crate) struct Backend {
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
     pub(crate) counters: CounterPool,
+    /// The VMM's own producers of AUX data, by number.
+    producers: OnceLock<Vec<AuxProducer>>,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
     /// Shards that want to be drained.
@@ -48,6 +51,7 @@ impl Backend {
             clock,
             source,
             machine,
+            producers: OnceLock::new(),
             catalogue: OnceLock::new(),
             guest_ips: OnceLock::new(),
             draining: Lock::new(0),
@@ -66,8 +70,16 @@ impl Backend {
     /// The catalogue, made at the first call: by then the machine has its vCPUs and knows its
     /// statistics.
     pub(crate) fn catalogue(&self) -> &Catalogue {
-        self.catalogue
-            .get_or_init(|| Catalogue::new(&*self.source, &*self.machine, &self.settings))
+        self.catalogue.get_or_init(|| {
+            let producers = self.producers.get().map_or(&[][..], Vec::as_slice);
+            Catalogue::new(&*self.source, &*self.machine, &self.settings, producers)
+        })
+    }
+
+    /// Names the VMM's producers, before anyone asks for the catalogue.
+    pub(crate) fn set_producers(&self, producers: Vec<AuxProducer>) {
+        // Called once, by whoever makes the device.
+        let _ = self.producers.set(producers);
     }
 
     /// The catalogue, if anyone has asked for it yet.

@@ -5,15 +5,17 @@ use crate::abi::{
     CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO,
     EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE,
     KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK,
-    KIND_SAMPLE_TRACE, KIND_TSC, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS,
+    KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS,
     PACE_INSTRUCTIONS,
 };
 use crate::event::pace;
 use crate::machine::Machine;
+use crate::producer::AuxProducer;
 use crate::settings::Settings;
 use crate::source::{Offer, Source};
 
 const DEVICE: &str = "device";
+const VMM: &str = "vmm";
 const STATISTICS: &str = "hypervisor statistics";
 const TRACEPOINTS: &str = "host perf: tracepoints kvm_exit, kvm_entry";
 
@@ -107,7 +109,13 @@ pub(crate) struct Catalogue(Vec<Entry>);
 
 impl Catalogue {
     /// Asks `source` and `machine` what they can count on every vCPU.
-    pub(crate) fn new(source: &dyn Source, machine: &dyn Machine, settings: &Settings) -> Self {
+    /// The VMM's `producers` come last.
+    pub(crate) fn new(
+        source: &dyn Source,
+        machine: &dyn Machine,
+        settings: &Settings,
+        producers: &[AuxProducer],
+    ) -> Self {
         let vcpus = settings.vcpus;
         let floor = settings.limits.min_hardware_period;
         let mut entries: Vec<Entry> = source
@@ -214,6 +222,18 @@ impl Catalogue {
             entry.tracing(FORMAT_EXITS)
         }));
         entries.extend(sample_traces(source, floor));
+        entries.extend((0..).zip(producers).map(|(number, producer)| Entry {
+            format: Some(producer.format.into()),
+            unit: "bytes",
+            ..Entry::device(
+                KIND_VMM_TRACE,
+                number,
+                producer.name,
+                VMM,
+                None,
+                producer.counts,
+            )
+        }));
         Self(entries)
     }
 

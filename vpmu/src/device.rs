@@ -20,6 +20,7 @@ use crate::flush::Visit;
 use crate::machine::Machine;
 use crate::metrics::{ExitCounts, Metrics};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
+use crate::producer::{AuxError, AuxProducer, AuxWriter};
 use crate::session::VcpuSession;
 use crate::settings::{LimitsError, Settings};
 use crate::shard::{Shard, State};
@@ -67,6 +68,9 @@ pub enum Error {
     /// The window is not one region of whole pages.
     #[error("the window must be one region of whole pages, the first of them aligned")]
     Window,
+    /// A producer's name or format is none, or another has the name.
+    #[error("{0:?} cannot be an AUX producer: a name of its own, and a format from 128 on")]
+    Producer(&'static str),
     /// The window lies where guest memory does.
     #[error("the window lies in guest memory")]
     WindowOverlaps(#[source] vm_memory::GuestRegionCollectionError),
@@ -138,6 +142,44 @@ impl Vpmu {
         let window = Window::new(&window, guests).ok_or(Error::Window)?;
         self.shared.control.lock().set_window(window);
         Ok(self)
+    }
+
+    /// The same device with producers of the VMM's own, which guests open as traces
+    /// ([`KIND_VMM_TRACE`](crate::abi::KIND_VMM_TRACE)): the first has number 0. Named before any driver
+    /// is there.
+    ///
+    /// # Errors
+    /// [`Error::Producer`].
+    pub fn with_aux_producers(self, producers: Vec<AuxProducer>) -> Result<Self, Error> {
+        for (index, producer) in producers.iter().enumerate() {
+            let mut before = producers.iter().take(index);
+            if !producer.is_sound() || before.any(|one| one.name == producer.name) {
+                return Err(Error::Producer(producer.name));
+            }
+        }
+        self.shared.backend.set_producers(producers);
+        Ok(self)
+    }
+
+    // The VMM's own producers.
+
+    /// The traces of a producer that are active on `vcpu` now, and not paused.
+    #[must_use]
+    pub fn aux_traces(&self, producer: u64, vcpu: u32) -> Vec<u64> {
+        let shard = self.shared.shard(vcpu);
+        shard.map_or_else(Vec::new, |shard| {
+            self.shared
+                .on(shard, |state| state.produced_for(producer, vcpu))
+        })
+    }
+
+    /// Begins to write to the AUX area of a trace of the VMM's producers. Until the writer ends, nothing
+    /// else writes there: packets of other traces that share the area are lost meanwhile, and counted.
+    ///
+    /// # Errors
+    /// [`AuxError`]; [`AuxError::Nested`] while another writer has not ended.
+    pub fn aux_begin(&self, trace: u64) -> Result<AuxWriter<'_>, AuxError> {
+        AuxWriter::begin(self, trace)
     }
 
     // vCPUs.
@@ -407,7 +449,7 @@ impl Vpmu {
     }
 
     /// Acts on the control plane, then delivers the notices that this made due.
-    fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
+    pub(crate) fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
         let result = act(&mut self.shared.control.lock());
         self.shared.notices.deliver(false);
         result

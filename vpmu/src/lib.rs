@@ -34,6 +34,7 @@ mod notices;
 mod pages;
 mod period;
 mod persistent;
+mod producer;
 mod queues;
 mod record;
 mod ring;
@@ -57,6 +58,7 @@ pub use machine::{
 };
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
+pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
 pub use session::VcpuSession;
 pub use settings::{Engines, Limits, LimitsError, Settings};
 pub use source::Source;

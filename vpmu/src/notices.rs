@@ -1,12 +1,12 @@
 //! Notices to the driver: due until it has posted room for them on the event queue, then delivered,
 //! with the interrupt that they call for.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::{
-    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
+    NOTICE_AUX, NOTICE_COUNT, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
 };
 use crate::locks::{Held, Lock, NOTICES};
 use crate::machine::Machine;
@@ -65,10 +65,10 @@ impl Notices {
         let mut due = self.due();
         for tell in all {
             match tell {
-                Tell::Wake(owner) => due.wake(owner),
+                Tell::Wake(owner) => due.wake(owner, 1),
                 Tell::Aux(event) => due.aux(event),
                 Tell::Fail(event) => due.fail(event),
-                Tell::Limit(event) => due.limit(event),
+                Tell::Limit { event, woke } => due.limit(event, woke),
                 Tell::Forget(event) => due.forget(event),
             }
         }
@@ -157,8 +157,8 @@ pub(crate) enum Tell {
     Aux(u64),
     /// An event is in error.
     Fail(u64),
-    /// An event has used its overflows up.
-    Limit(u64),
+    /// An event has used its overflows up, the last of which has called for `woke` wakeups.
+    Limit { event: u64, woke: u64 },
     /// An event is gone.
     Forget(u64),
 }
@@ -195,10 +195,10 @@ impl std::ops::DerefMut for DueNotices<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     queue: VecDeque<Notice>,
-    /// Events whose wakeup is among them.
-    waking: BTreeSet<u64>,
-    /// Events whose limit is among them.
-    limited: BTreeSet<u64>,
+    /// Wakeups of the events whose wakeup is among them.
+    waking: BTreeMap<u64, u64>,
+    /// Limits of the events whose limit is among them.
+    limited: BTreeMap<u64, u64>,
     /// Events whose AUX area the driver is to look at, among them.
     fetched: BTreeSet<u64>,
     /// One of persistent events is among them.
@@ -208,16 +208,20 @@ pub(crate) struct Due {
 }
 
 impl Due {
-    /// An event's record calls for a wakeup; one notice stands for all that are not delivered.
-    pub(crate) fn wake(&mut self, event: u64) {
-        if self.waking.insert(event) {
+    /// Records of an event call for so many wakeups more; the notice counts those that are not
+    /// delivered.
+    pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {
+        let waking = self.waking.entry(event).or_default();
+        let first = *waking == 0;
+        *waking = waking.saturating_add(wakeups);
+        if first {
             self.push(NOTICE_WAKEUP, event);
         }
     }
 
-    /// Takes back the wakeup that is due for a family that is gone; whether there was one.
-    pub(crate) fn take_wakeup(&mut self, owner: u64) -> bool {
-        let waking = self.waking.remove(&owner);
+    /// Takes back the wakeups that are due for a family that is gone: how many.
+    pub(crate) fn take_wakeups(&mut self, owner: u64) -> u64 {
+        let waking = self.waking.remove(&owner).unwrap_or(0);
         self.retract(owner, |kind| kind == NOTICE_WAKEUP);
         waking
     }
@@ -227,12 +231,19 @@ impl Due {
         self.push(NOTICE_ERROR, event);
     }
 
-    /// An event has used its overflows up; one notice stands for all that are not delivered. It
-    /// is a wakeup too, and stands for the one that the last record called for: a program that
-    /// counts signals gets one for each overflow.
-    pub(crate) fn limit(&mut self, event: u64) {
-        self.take_wakeup(event);
-        if self.limited.insert(event) {
+    /// An event has used its overflows up. That is a wakeup too, and stands for those that the last
+    /// overflow called for, `woke`: a program that counts signals gets one for each overflow.
+    pub(crate) fn limit(&mut self, event: u64, woke: u64) {
+        if let Some(waking) = self.waking.get_mut(&event) {
+            *waking = waking.saturating_sub(woke);
+            if *waking == 0 {
+                self.take_wakeups(event);
+            }
+        }
+        let limited = self.limited.entry(event).or_default();
+        let first = *limited == 0;
+        *limited = limited.saturating_add(1);
+        if first {
             self.push(NOTICE_LIMIT, event);
         }
     }
@@ -264,22 +275,42 @@ impl Due {
 
     /// The oldest that is due.
     pub(crate) fn next(&self) -> Option<Notice> {
-        self.queue.front().copied()
+        let notice = self.queue.front()?;
+        let event = notice.event.get();
+        let due = match notice.kind.get() {
+            NOTICE_WAKEUP => self.waking.get(&event),
+            NOTICE_LIMIT => self.limited.get(&event),
+            _ => None,
+        };
+        let count = due.map_or(0, |&due| u32::try_from(due).unwrap_or(u32::MAX));
+        Some(Notice {
+            count: count.min(NOTICE_COUNT).into(),
+            ..*notice
+        })
     }
 
-    /// It has been delivered.
+    /// It has been delivered. What it could not count stays due.
     pub(crate) fn delivered(&mut self) {
-        let Some(notice) = self.queue.pop_front() else {
+        let Some(notice) = self.next() else {
             return;
         };
-        let event = notice.event.get();
-        match notice.kind.get() {
-            NOTICE_WAKEUP => self.waking.remove(&event),
-            NOTICE_LIMIT => self.limited.remove(&event),
-            NOTICE_AUX => self.fetched.remove(&event),
-            NOTICE_PERSISTENT => std::mem::take(&mut self.listing),
+        let (event, count) = (notice.event.get(), u64::from(notice.count.get()));
+        let rest = match notice.kind.get() {
+            NOTICE_WAKEUP => subtract(&mut self.waking, event, count),
+            NOTICE_LIMIT => subtract(&mut self.limited, event, count),
+            NOTICE_AUX => {
+                self.fetched.remove(&event);
+                false
+            }
+            NOTICE_PERSISTENT => {
+                self.listing = false;
+                false
+            }
             _ => false,
         };
+        if !rest {
+            self.queue.pop_front();
+        }
     }
 
     fn retract(&mut self, event: u64, which: impl Fn(u32) -> bool) {
@@ -297,31 +328,75 @@ impl Due {
     }
 }
 
+/// Takes `count` of what is due for an event; whether there is more.
+fn subtract(due: &mut BTreeMap<u64, u64>, event: u64, count: u64) -> bool {
+    let rest = due.remove(&event).unwrap_or(0).saturating_sub(count);
+    if rest > 0 {
+        due.insert(event, rest);
+    }
+    rest > 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn drained(notices: &mut Due) -> Vec<(u32, u64)> {
+    fn drained(notices: &mut Due) -> Vec<(u32, u64, u32)> {
         let mut all = Vec::new();
         while let Some(notice) = notices.next() {
-            all.push((notice.kind.get(), notice.event.get()));
+            all.push((notice.kind.get(), notice.event.get(), notice.count.get()));
             notices.delivered();
         }
         all
     }
 
     #[test]
-    fn the_last_overflow_is_told_once() {
+    fn a_limit_stands_for_the_wakeup_of_its_overflow_alone() {
         let mut notices = Due::default();
-        notices.wake(1);
-        notices.wake(2);
-        notices.limit(1);
-        notices.limit(1);
+        notices.wake(1, 1);
+        notices.wake(2, 1);
+        notices.limit(1, 1);
         let told = drained(&mut notices);
-        assert_eq!(told, [(NOTICE_WAKEUP, 2), (NOTICE_LIMIT, 1)]);
+        assert_eq!(told, [(NOTICE_WAKEUP, 2, 1), (NOTICE_LIMIT, 1, 1)]);
         // Enabled again, it can wake and end as before.
-        notices.wake(1);
-        assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1)]);
+        notices.wake(1, 1);
+        assert_eq!(drained(&mut notices), [(NOTICE_WAKEUP, 1, 1)]);
+        // Three overflows with a wakeup each, twice over: two wake, the third hangs up.
+        for _ in 0..2 {
+            notices.wake(1, 3);
+            notices.limit(1, 1);
+        }
+        let told = drained(&mut notices);
+        assert_eq!(told, [(NOTICE_WAKEUP, 1, 4), (NOTICE_LIMIT, 1, 2)]);
+        // One whose last overflow has called for none.
+        notices.wake(1, 1);
+        notices.limit(1, 0);
+        let told = drained(&mut notices);
+        assert_eq!(told, [(NOTICE_WAKEUP, 1, 1), (NOTICE_LIMIT, 1, 1)]);
+    }
+
+    #[test]
+    fn notices_count_every_wakeup() {
+        let mut notices = Due::default();
+        for _ in 0..600 {
+            notices.wake(1, 1);
+            notices.wake(2, 1);
+        }
+        let told = drained(&mut notices);
+        let each = [256, 256, 88];
+        let of = |event| each.map(|count| (NOTICE_WAKEUP, event, count));
+        assert_eq!(told, [of(1), of(2)].concat());
+        assert!(notices.waking.is_empty());
+    }
+
+    #[test]
+    fn taken_wakeups_go_to_the_heir() {
+        let mut notices = Due::default();
+        notices.wake(1, 300);
+        notices.delivered();
+        assert_eq!(notices.take_wakeups(1), 44);
+        assert_eq!(notices.take_wakeups(1), 0);
+        assert_eq!(drained(&mut notices), []);
     }
 
     #[test]
@@ -330,8 +405,8 @@ mod tests {
         notices.list(1);
         notices.list(2);
         notices.forget(1);
-        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 1)]);
+        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 1, 0)]);
         notices.list(2);
-        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 2)]);
+        assert_eq!(drained(&mut notices), [(NOTICE_PERSISTENT, 2, 0)]);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::aux::{Appended, Area, Chunk, Refused};
+use crate::aux::{Appended, Area, Chunk, Refused, Window};
 use crate::event::EventSpec;
 use crate::locks::{Lock, SINK};
 use crate::pages::GuestPages;
@@ -159,6 +159,13 @@ impl Sink {
         }
     }
 
+    /// Wakeups by records and by bytes are counted anew.
+    pub(crate) fn restart_wakeups(&self) {
+        if let Some(ring) = &mut self.state.lock().ring {
+            ring.what.restart_wakeups();
+        }
+    }
+
     /// A copy of the records in the ring; `None` without a ring.
     pub(crate) fn held(&self) -> Option<HeldBytes> {
         let state = self.state.lock();
@@ -276,6 +283,75 @@ impl Sink {
     pub(crate) fn miss(&self) {
         if let Some(area) = &mut self.state.lock().area {
             area.what.miss();
+        }
+    }
+
+    /// A producer of the VMM's begins to write to the area for a trace.
+    ///
+    /// # Errors
+    /// As [`Area::claim`]; [`Refused::NotBegun`] without an area of the device's.
+    pub(crate) fn claim(
+        &self,
+        record: &mut Record,
+        token: u64,
+        context: &WriteContext<'_>,
+    ) -> Result<Produced, Refused> {
+        let mut state = self.state.lock();
+        let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
+        let ended = what.claim(memory, token)?;
+        let mut produced = Produced::default();
+        if ended.is_some() {
+            produced.add(state.report(record, context, ended));
+        }
+        Ok(produced)
+    }
+
+    /// The place where the producer writes next; `None`: it does not write any more.
+    pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
+        let state = self.state.lock();
+        state.area.as_ref()?.what.claimed(token)
+    }
+
+    /// The producer leaves out `skip` bytes, then writes words.
+    ///
+    /// # Errors
+    /// As [`Area::put`].
+    pub(crate) fn put(&self, token: u64, skip: u64, words: &[u64]) -> Result<(), Refused> {
+        let mut state = self.state.lock();
+        let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
+        what.put(memory, token, skip, words)
+    }
+
+    /// The producer has ended, and shows the first `size` bytes of what it wrote.
+    ///
+    /// # Errors
+    /// As [`Area::release`].
+    pub(crate) fn release(
+        &self,
+        record: &mut Record,
+        token: u64,
+        size: u64,
+        context: &WriteContext<'_>,
+    ) -> Result<Produced, Refused> {
+        let mut state = self.state.lock();
+        let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
+        let appended = what.release(memory, token, size)?;
+        let mut produced = Produced {
+            appended,
+            wake: appended.wake,
+            ..Produced::default()
+        };
+        if appended.chunk.is_some() {
+            produced.add(state.report(record, context, appended.chunk));
+        }
+        Ok(produced)
+    }
+
+    /// The producer has ended, and shows nothing; its event may be gone.
+    pub(crate) fn give_up(&self, token: u64) {
+        // Nothing of it is left if the area is another by now.
+        if let Some(area) = &mut self.state.lock().area {
+            area.what.give_up(token);
         }
     }
 

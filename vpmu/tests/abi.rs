@@ -74,6 +74,7 @@ fn layouts() -> Vec<Layout> {
         RedirectRequest = "vpmu_redirect_request" { header, target }
         PauseRequest = "vpmu_pause_request" { header, paused, reserved }
         LinkRequest = "vpmu_link_request" { header, target, role, reserved }
+        WakeupRequest = "vpmu_wakeup_request" { header, every, unit, reserved }
         DetachRequest = "vpmu_detach_request" { header, name }
         PersistentRequest = "vpmu_persistent_request" { header, after, count, reserved }
         PersistentEvent = "vpmu_persistent_event" {
@@ -88,7 +89,7 @@ fn layouts() -> Vec<Layout> {
         TaskSwitch = "vpmu_task_switch" { pid, tid, since }
         Command = "vpmu_command" { op, reserved, event, value, room }
         Reply = "vpmu_reply" { status, state, value, time_enabled, time_running, lost }
-        Notice = "vpmu_notice" { kind, reserved, event }
+        Notice = "vpmu_notice" { kind, count, event }
         SyncPacket = "vpmu_sync_packet" {
             kind, flags, format, vcpu, magic, event, time, tsc, sequence, lost, config,
         }
@@ -137,6 +138,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         KIND_EXIT_TRACE,
         KIND_SAMPLE_TRACE,
         KIND_HOST_TRACE,
+        KIND_VMM_TRACE,
         PACE_CPU_CLOCK,
         PACE_EXITS,
         PACE_CYCLES,
@@ -162,6 +164,9 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_ATTACH,
         CONTROL_PERSISTENT,
         CONTROL_LINK,
+        CONTROL_WAKEUP,
+        WAKEUP_RECORDS,
+        WAKEUP_BYTES,
         TASK_HISTORY,
         CONTEXT_TASK,
         OPEN_ENABLED,
@@ -202,6 +207,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         PACKET_ALIGN,
         FORMAT_EXITS,
         FORMAT_SAMPLES,
+        FORMAT_VMM,
         PACKET_PADDING,
         PACKET_EXIT,
         PACKET_SAMPLE,
@@ -240,6 +246,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         NOTICE_LIMIT,
         NOTICE_AUX,
         NOTICE_PERSISTENT,
+        NOTICE_COUNT,
     ]
 }
 
@@ -434,6 +441,7 @@ fn every_constant_is_compared() {
         "IOC_SET_STARTER",
         "IOC_SET_STOPPER",
         "IOC_PERF",
+        "IOC_WAKEUP",
         "ATTR_SIZE",
         "FLAG_PERSISTENT",
         "FLAG_ENABLE_ON_STARTER",

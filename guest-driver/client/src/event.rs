@@ -39,6 +39,15 @@ impl Ready {
     }
 }
 
+/// The interval of an event's wakeups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wakeup {
+    /// Every so many records.
+    Records(u32),
+    /// Every so many bytes of records.
+    Bytes(u32),
+}
+
 /// An open event; dropping it closes it.
 #[derive(Debug)]
 pub struct Event {
@@ -169,6 +178,19 @@ impl Event {
     /// [`EventError::Period`], with `EINVAL` if it is zero or the event does not sample.
     pub fn set_period(&self, period: u64) -> Result<(), EventError> {
         sys::set_period(self.as_fd(), period).map_err(EventError::Period)
+    }
+
+    /// How often its records, and those of tasks that inherit it, wake: counted from this moment.
+    ///
+    /// # Errors
+    /// [`EventError::Wakeup`], with `EINVAL` if it is every none, or the event makes no records, and
+    /// `ENOTTY` for an event of perf's own door.
+    pub fn set_wakeup(&self, wakeup: Wakeup) -> Result<(), EventError> {
+        let (every, unit) = match wakeup {
+            Wakeup::Records(every) => (every, sys::WAKEUP_RECORDS),
+            Wakeup::Bytes(every) => (every, sys::WAKEUP_BYTES),
+        };
+        sys::set_wakeup(self.as_fd(), every, unit).map_err(EventError::Wakeup)
     }
 
     /// The id that this event's records carry.

@@ -125,7 +125,7 @@ pub use attr::{Engine, EventAttr};
 pub use catalogue::{Catalogue, Entry};
 pub use device::{Info, Vpmu};
 pub use error::Error;
-pub use event::Event;
+pub use event::{Event, Wakeup};
 pub use history::{History, Past};
 pub use marks::Marks;
 pub use overwrite::Overwrite;

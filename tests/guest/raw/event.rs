@@ -7,11 +7,12 @@ use std::ptr;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-use super::checked;
+use super::{Later, checked};
 
 const IOC_ENGINE: u64 = 0x8004_b604;
 const IOC_FLUSH: u64 = 0xb606;
 const IOC_SET_STARTER: u64 = 0xb609;
+const IOC_WAKEUP: u64 = 0x4010_b60c;
 const IOC_SET_STOPPER: u64 = 0xb60a;
 
 /// An open event.
@@ -67,6 +68,12 @@ impl Event {
         self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
     }
 
+    /// By attributes that have more behind them, as a later kernel's may.
+    pub(crate) fn modify_later(&self, later: &Later) -> io::Result<i32> {
+        let address = ptr::from_ref(later).expose_provenance() as u64;
+        self.ioctl(bindings::MODIFY_ATTRIBUTES, address)
+    }
+
     pub(crate) fn id(&self) -> io::Result<u64> {
         let mut id = 0_u64;
         // SAFETY: the request writes one u64.
@@ -79,6 +86,21 @@ impl Event {
         // SAFETY: the request writes one u32.
         checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_ENGINE, &raw mut engine) })?;
         Ok(engine)
+    }
+
+    /// Its records wake so often; as `struct vpmu_wakeup` has it.
+    pub(crate) fn wakeup(&self, every: u64, unit: u32, reserved: u32) -> io::Result<i32> {
+        let request = [every, u64::from(reserved) << 32 | u64::from(unit)];
+        // SAFETY: the request reads 16 bytes.
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_WAKEUP, request.as_ptr()) })
+    }
+
+    /// splice(2) of some bytes of it into a pipe.
+    pub(crate) fn splice_to(&self, pipe: RawFd) -> io::Result<usize> {
+        let (from, none) = (self.0.as_raw_fd(), ptr::null_mut());
+        // SAFETY: no offsets are given, and no memory of ours is touched.
+        let moved = unsafe { libc::splice(from, none, pipe, none, 4096, libc::SPLICE_F_NONBLOCK) };
+        usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
     /// What it sampled and traced stands in its pages when this returns; [`GROUP`](super::GROUP): of

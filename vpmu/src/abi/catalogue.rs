@@ -31,6 +31,9 @@ pub const KIND_EXIT_TRACE: u32 = 0x105;
 pub const KIND_SAMPLE_TRACE: u32 = 0x106;
 /// Event kind: the trace of the host's own PMU, where it can be kept to the guest.
 pub const KIND_HOST_TRACE: u32 = 0x107;
+/// Event kind: what a producer of the VMM's own writes; config is the producer's number. Bytes of it
+/// count. Where the catalogue has it.
+pub const KIND_VMM_TRACE: u32 = 0x108;
 
 /// [`KIND_SAMPLE_TRACE`] config: nanoseconds of the host's clock on the vCPU thread.
 pub const PACE_CPU_CLOCK: u64 = 0;

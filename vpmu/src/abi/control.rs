@@ -49,6 +49,9 @@ pub const CONTROL_PERSISTENT: u32 = 13;
 /// Control operation: make an event the starter or stopper of another; [`LinkRequest`],
 /// [`ControlReply`].
 pub const CONTROL_LINK: u32 = 14;
+/// Control operation: change how often an event's records wake; [`WakeupRequest`],
+/// [`ControlReply`].
+pub const CONTROL_WAKEUP: u32 = 15;
 
 wire! {
     /// The answer to a control request that returns nothing but success.
@@ -105,6 +108,25 @@ wire! {
         pub reserved: U32,
     }
 }
+
+wire! {
+    /// [`CONTROL_WAKEUP`].
+    pub struct WakeupRequest {
+        /// `event` names the event.
+        pub header: ControlHeader,
+        /// A wakeup every so many: 1 to 2^32 - 1.
+        pub every: U64,
+        /// One of `WAKEUP_*`.
+        pub unit: U32,
+        /// Zero.
+        pub reserved: U32,
+    }
+}
+
+/// [`WakeupRequest::unit`]: records.
+pub const WAKEUP_RECORDS: u32 = 1;
+/// [`WakeupRequest::unit`]: bytes of records.
+pub const WAKEUP_BYTES: u32 = 2;
 
 wire! {
     /// [`CONTROL_LINK`].

@@ -7,12 +7,16 @@ wire! {
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
-        /// Zero.
-        pub reserved: U32,
+        /// Of [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: how many of them it stands for, 1 to
+        /// [`NOTICE_COUNT`]; else zero.
+        pub count: U32,
         /// The event meant.
         pub event: U64,
     }
 }
+
+/// Most wakeups that one notice stands for: what a driver does for one is bounded.
+pub const NOTICE_COUNT: u32 = 256;
 
 /// [`Notice::kind`]: with a record of this event its ring has crossed the wakeup
 /// mark.

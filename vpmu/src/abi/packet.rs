@@ -9,6 +9,9 @@ pub const PACKET_ALIGN: usize = 64;
 pub const FORMAT_EXITS: u16 = 1;
 /// Format of a trace: [`SamplePacket`], [`SyncPacket`].
 pub const FORMAT_SAMPLES: u16 = 2;
+/// Formats of a trace from here to 255 are those of the VMM's producers
+/// ([`KIND_VMM_TRACE`](super::KIND_VMM_TRACE)).
+pub const FORMAT_VMM: u16 = 128;
 
 /// First byte of a packet: [`PACKET_ALIGN`] bytes that mean nothing.
 pub const PACKET_PADDING: u8 = 0;

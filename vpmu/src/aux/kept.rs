@@ -3,9 +3,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::writer::{AUX_HEAD, AUX_TAIL, Refused, Writer};
+use super::writer::{AUX_HEAD, AUX_TAIL, Refused, Window, Writer};
 use super::{Appended, COLLISION, Chunk, Entry, OVERWRITE, PARTIAL, TRUNCATED};
-use crate::pages::{Pages, Unwritable};
+use crate::pages::{GuestPages, Pages, Unwritable};
 
 #[derive(Debug)]
 pub(super) struct Kept {
@@ -16,6 +16,17 @@ pub(super) struct Kept {
     flags: u64,
     /// The last entry found no room.
     full: bool,
+    /// A producer of the VMM's has begun to write, and has not ended.
+    claim: Option<Claim>,
+}
+
+/// From a producer's beginning to its end.
+#[derive(Debug, Clone, Copy)]
+struct Claim {
+    token: u64,
+    begun: u64,
+    /// Something of it found no room.
+    short: bool,
 }
 
 impl Kept {
@@ -25,6 +36,7 @@ impl Kept {
             watermark,
             flags: 0,
             full: false,
+            claim: None,
         }
     }
 
@@ -38,12 +50,18 @@ impl Kept {
         self.writer.head()
     }
 
+    /// A piece is being written that anyone may end.
     pub(super) fn is_begun(&self) -> bool {
-        self.writer.get().is_some()
+        self.claim.is_none() && self.writer.get().is_some()
     }
 
     /// Writes an entry. A piece ends where a watermark is crossed, and where there is no room.
     pub(super) fn append(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Appended {
+        if self.claim.is_some() {
+            // One writer at a time.
+            self.flags |= PARTIAL;
+            return Appended::default();
+        }
         let before = self.writer.head();
         let placed = self.place(pages, entry);
         let written = self.writer.head().wrapping_sub(before);
@@ -101,6 +119,110 @@ impl Kept {
             size: span.size,
             flags: own | extra | overwrite,
         })
+    }
+
+    /// A producer writes from now on, and nobody else: the piece that ended with it.
+    ///
+    /// # Errors
+    /// [`Refused::Nested`] while another does; [`Refused::Unwritable`].
+    pub(super) fn claim(
+        &mut self,
+        pages: &impl Pages,
+        token: u64,
+    ) -> Result<Option<Chunk>, Refused> {
+        if self.claim.is_some() {
+            return Err(Refused::Nested);
+        }
+        let ended = self.end(pages, 0);
+        let begun = self.writer.head();
+        if let Err(refused) = self.writer.begin(pages) {
+            log::debug!("an area: {refused}");
+            return Err(refused);
+        }
+        self.claim = Some(Claim {
+            token,
+            begun,
+            short: false,
+        });
+        Ok(ended)
+    }
+
+    /// The place where the producer writes next.
+    pub(super) fn claimed(&self, token: u64) -> Option<Window> {
+        self.claim.filter(|claim| claim.token == token)?;
+        self.writer.get()
+    }
+
+    /// The producer leaves out `skip` bytes, then writes words.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`]: nothing was written.
+    pub(super) fn put(
+        &mut self,
+        pages: &mut impl Pages,
+        token: u64,
+        skip: u64,
+        words: &[u64],
+    ) -> Result<(), Refused> {
+        let claim = self.claim.as_mut().filter(|claim| claim.token == token);
+        let claim = claim.ok_or(Refused::NotBegun)?;
+        let entry = Entry {
+            skip,
+            parts: [&[], words],
+            collision: false,
+        };
+        if entry.len() > self.writer.room() {
+            self.writer.look(pages)?;
+        }
+        let written = self.writer.write(pages, &entry);
+        claim.short |= matches!(written, Err(Refused::NoRoom));
+        written
+    }
+
+    /// The producer has written `size` bytes, which the reader is shown.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] for more than it has written: it goes on writing.
+    pub(super) fn release(
+        &mut self,
+        pages: &impl Pages,
+        token: u64,
+        size: u64,
+    ) -> Result<Appended, Refused> {
+        let claim = self.claim.filter(|claim| claim.token == token);
+        let claim = claim.ok_or(Refused::NotBegun)?;
+        self.writer.cut(size)?;
+        self.claim = None;
+        let crosses = !self.writer.overwrites() && self.crosses(claim.begun);
+        // As of packets: the first that finds no room wakes.
+        let first = claim.short && !self.full;
+        self.full = claim.short;
+        let chunk = self.end(pages, if claim.short { TRUNCATED } else { 0 });
+        if claim.short {
+            self.flags |= PARTIAL;
+        }
+        Ok(Appended {
+            whole: true,
+            written: size,
+            chunk,
+            wake: crosses || first,
+        })
+    }
+
+    /// The producer shows nothing of what it wrote, and nobody is told.
+    pub(super) fn give_up(&mut self, token: u64) {
+        let Some(claim) = self.claim.filter(|claim| claim.token == token) else {
+            return;
+        };
+        self.claim = None;
+        if claim.short {
+            self.flags |= PARTIAL;
+        }
+        let ended = self.writer.cut(0);
+        let ended = ended.and_then(|()| self.writer.end(None::<&GuestPages<'_>>));
+        if let Err(refused) = ended {
+            log::debug!("an area: {refused}");
+        }
     }
 
     fn place(&mut self, pages: &mut impl Pages, entry: &Entry<'_>) -> Result<(), Refused> {

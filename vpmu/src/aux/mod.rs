@@ -10,7 +10,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use self::driven::Driven;
 use self::kept::Kept;
-pub(crate) use self::writer::Refused;
+pub(crate) use self::writer::{Refused, Window};
 use crate::abi::PAGE_SIZE;
 use crate::pages::{self, GuestPages};
 
@@ -184,6 +184,76 @@ impl Area {
         };
         let pages = GuestPages::new(memory, *metadata, &self.pages).ok()?;
         kept.end(&pages, 0)
+    }
+
+    /// A producer of the VMM's writes from now on, and nobody else, until [`Area::release`] with this
+    /// `token`: the piece that ended with it.
+    ///
+    /// # Errors
+    /// [`Refused::Nested`]; [`Refused::NotBegun`] where the driver keeps the area;
+    /// [`Refused::Unwritable`].
+    pub(crate) fn claim(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        token: u64,
+    ) -> Result<Option<Chunk>, Refused> {
+        let (kept, pages) = self.kept(memory)?;
+        kept.claim(&pages, token)
+    }
+
+    /// The place where the producer writes next; `None`: it does not write any more.
+    pub(crate) fn claimed(&self, token: u64) -> Option<Window> {
+        match &self.keeper {
+            Keeper::Device(_, kept) => kept.claimed(token),
+            Keeper::Driver(_) => None,
+        }
+    }
+
+    /// The producer leaves out `skip` bytes, then writes words.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`], [`Refused::Unwritable`]: nothing was written.
+    pub(crate) fn put(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        token: u64,
+        skip: u64,
+        words: &[u64],
+    ) -> Result<(), Refused> {
+        let (kept, mut pages) = self.kept(memory)?;
+        kept.put(&mut pages, token, skip, words)
+    }
+
+    /// The producer has ended, and shows the first `size` bytes of what it wrote.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] for more than it has written.
+    pub(crate) fn release(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        token: u64,
+        size: u64,
+    ) -> Result<Appended, Refused> {
+        let (kept, pages) = self.kept(memory)?;
+        kept.release(&pages, token, size)
+    }
+
+    /// The producer shows nothing of what it wrote.
+    pub(crate) fn give_up(&mut self, token: u64) {
+        if let Keeper::Device(_, kept) = &mut self.keeper {
+            kept.give_up(token);
+        }
+    }
+
+    fn kept<'a>(
+        &'a mut self,
+        memory: &'a GuestMemoryMmap,
+    ) -> Result<(&'a mut Kept, GuestPages<'a>), Refused> {
+        let Keeper::Device(metadata, kept) = &mut self.keeper else {
+            return Err(Refused::NotBegun);
+        };
+        let pages = GuestPages::new(memory, *metadata, &self.pages);
+        Ok((kept, pages.map_err(Refused::Unwritable)?))
     }
 
     /// The driver lets `event` write from `head` on.

@@ -174,6 +174,19 @@ impl Writer {
             .try_for_each(|part| self.put(pages, part))
     }
 
+    /// Gives up what was written beyond the first `size` bytes since the beginning.
+    ///
+    /// # Errors
+    /// [`Refused::NotBegun`]; [`Refused::NoRoom`] if so much was not written, or no whole words.
+    pub(super) fn cut(&mut self, size: u64) -> Result<(), Refused> {
+        let begun = self.begun.ok_or(Refused::NotBegun)?;
+        if size > self.head.wrapping_sub(begun) || !size.is_multiple_of(8) {
+            return Err(Refused::NoRoom);
+        }
+        self.head = begun.wrapping_add(size);
+        Ok(())
+    }
+
     /// Ends the writing: what was written. With `pages` the reader is shown it.
     ///
     /// # Errors

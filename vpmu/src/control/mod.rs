@@ -23,12 +23,13 @@ use self::sinks::{Extinct, Moved, Sinks};
 use crate::abi::{
     COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
     CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT,
-    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CatalogueEntry,
-    CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_RING, F_TASK_PAGE, F_WINDOW,
-    LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW, MAP_WRITABLE, MapRequest,
-    OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED, OpenRequest, PAGE_SIZE,
-    PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest, PersistentEvent, PersistentRequest,
-    QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest, Reply, TaskPageRequest,
+    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CONTROL_WAKEUP,
+    CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_RING,
+    F_TASK_PAGE, F_WINDOW, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN,
+    MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT,
+    OPEN_PINNED, OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR,
+    PauseRequest, PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
+    RedirectRequest, Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
 use crate::aux::Area;
 use crate::backend::Backend;
@@ -41,6 +42,7 @@ use crate::notices::Notices;
 use crate::persistent::{
     History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
 };
+use crate::producer::AuxError;
 use crate::queues::{BadChain, Chain, DeviceQueue};
 use crate::record::{Layout, SAMPLE_READ, admits, read_size};
 use crate::ring::{Ring, RingMode, Wakeup};
@@ -452,6 +454,7 @@ impl Control {
             CONTROL_MAP_AUX => room.simple(|| self.map_aux(&request)),
             CONTROL_UNMAP_AUX => room.simple(|| self.unmap_aux(event)),
             CONTROL_LINK => room.simple(|| self.link(&request)),
+            CONTROL_WAKEUP => room.simple(|| self.set_wakeup(&request)),
             CONTROL_TASK_PAGE => room.simple(|| self.task_page(&request)),
             _ => room.simple(|| Err(Errno::EOPNOTSUPP)),
         }
@@ -519,7 +522,13 @@ impl Control {
             Maker::Guest => None,
             Maker::Operator(persistence) => Some(persistence),
         };
-        let spec = opening.spec(request, id, owner);
+        let mut spec = opening.spec(request, id, owner);
+        if let Some(parent) = owner.and_then(|owner| self.sinks.family(owner).first().copied())
+            && let Some(parent) = self.events.get(&parent)
+        {
+            // It may have changed since the driver asked for this one.
+            spec.wakeup = parent.spec.wakeup;
+        }
         let mut event = Event::new(spec, context, period(request));
         event.persistent = persistence.as_ref().map(|known| match known.operator {
             true => Persistent::Operator,
@@ -717,10 +726,11 @@ impl Control {
             return;
         };
         let mut due = self.notices.due();
-        if due.take_wakeup(owner)
+        let wakeups = due.take_wakeups(owner);
+        if wakeups > 0
             && let Some(heir) = heir
         {
-            due.wake(heir);
+            due.wake(heir, wakeups);
         }
     }
 
@@ -988,6 +998,63 @@ impl Control {
         Ok(())
     }
 
+    /// Changes the interval of a family's wakeups, counted from now on.
+    fn set_wakeup(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<WakeupRequest>(request)?;
+        let id = request.header.event.get();
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
+        let every = u32::try_from(request.every.get()).map_err(|_| Errno::EINVAL)?;
+        let wakeup = match request.unit.get() {
+            WAKEUP_RECORDS => Wakeup::Records(every),
+            WAKEUP_BYTES => Wakeup::Bytes(every),
+            _ => return Err(Errno::EINVAL),
+        };
+        let makes_records = entry.samples || entry.spec.is_trace();
+        if every == 0 || request.reserved.get() != 0 || entry.spec.is_child() || !makes_records {
+            return Err(Errno::EINVAL);
+        }
+        for member in self.sinks.family(id) {
+            work::charge(1);
+            if let Some(entry) = self.events.get_mut(&member) {
+                entry.spec.wakeup = wakeup;
+            }
+            self.with_event(member, |state| state.set_wakeup(member, wakeup));
+        }
+        if let Some(sink) = self.sinks.of_family(id) {
+            sink.restart_wakeups();
+        }
+        Ok(())
+    }
+
+    /// A producer of the VMM's begins to write for a trace.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn claim(&mut self, id: u64, token: u64) -> Result<Arc<Sink>, AuxError> {
+        let claimed = self.with_event(id, |state| state.claim_aux(id, token));
+        claimed.ok_or(AuxError::NoEvent(id))?
+    }
+
+    /// It has ended.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn release(
+        &mut self,
+        id: u64,
+        sink: &Sink,
+        token: u64,
+        size: u64,
+    ) -> Result<(), AuxError> {
+        let released = self.with_event(id, |state| state.release_aux(id, sink, token, size));
+        released.ok_or(AuxError::NoEvent(id))?
+    }
+
+    /// What it had to give up.
+    pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
+        self.with_event(id, |state| state.lose_aux(id, bytes));
+    }
+
     /// Lays an AUX area over pages of the guest, beside the ring of a trace or for the driver to keep.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         if !self.has_areas() {
@@ -1001,6 +1068,10 @@ impl Control {
             return Err(Errno::EOPNOTSUPP);
         }
         let driven = flags & MAP_DRIVEN != 0;
+        if driven && spec.kind == KIND_VMM_TRACE {
+            // A producer cannot wait for the driver to say where there is room.
+            return Err(Errno::EOPNOTSUPP);
+        }
         let ring = self.sinks.has_ring(id);
         // A driver that keeps the area writes the records too: there is no ring to write them to.
         let fits = match driven {
@@ -1487,6 +1558,7 @@ fn changes(op: u32) -> bool {
             | CONTROL_DETACH
             | CONTROL_ATTACH
             | CONTROL_LINK
+            | CONTROL_WAKEUP
     )
 }
 
@@ -1494,9 +1566,10 @@ fn changes(op: u32) -> bool {
 fn open_request(entry: &Entry, view: &View) -> OpenRequest {
     let spec = &entry.spec;
     let flag = |on: bool, flag| if on { flag } else { 0 };
-    let flags = spec.flags & !(OPEN_ENABLED | OPEN_FREQ)
+    let flags = spec.flags & !(OPEN_ENABLED | OPEN_FREQ | OPEN_WATERMARK)
         | flag(view.enabled, OPEN_ENABLED)
         | flag(matches!(view.rate, Some(Rate::Frequency(_))), OPEN_FREQ)
+        | flag(matches!(spec.wakeup, Wakeup::Bytes(_)), OPEN_WATERMARK)
         | OPEN_PERSISTENT;
     OpenRequest {
         kind: spec.kind.into(),

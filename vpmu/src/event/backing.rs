@@ -5,7 +5,7 @@ use std::io;
 use super::EventSpec;
 use crate::abi::{
     EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_MARK,
-    KIND_SAMPLE_TRACE, KIND_TSC, PACE_EXITS,
+    KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, PACE_EXITS,
 };
 use crate::shard::{Cpu, Lease, OpenSlot};
 use crate::source::{Counter, Overflows, Rate, Reading, Request};
@@ -75,6 +75,7 @@ impl Backing {
             (KIND_EXITS, _) if !spec.excludes_any() => Self::Exits,
             (KIND_MARK | KIND_EXITS, _) | (KIND_SAMPLE_TRACE, PACE_EXITS) => Self::Happened(0),
             (KIND_EXIT_TRACE, config) if config != EXIT_ALL => Self::Traced,
+            (KIND_VMM_TRACE, _) => Self::Traced,
             (KIND_HALTS, _) => Self::Halts,
             (KIND_GUEST_TIME, _) => Self::GuestTime,
             _ if samples => Self::Own(Vec::new()),

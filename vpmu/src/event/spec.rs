@@ -1,9 +1,9 @@
-//! What was asked for when an event was opened; it never changes.
+//! What was asked for when an event was opened. Nothing of it changes but the interval of its wakeups.
 
 use crate::abi::{
     ENGINE_BATCHED, EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_HOST_TRACE, KIND_SAMPLE_TRACE,
-    KIND_SOFTWARE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL,
-    OPEN_EXCLUDE_USER, PACE_CPU_CLOCK, PACE_CYCLES, PACE_INSTRUCTIONS,
+    KIND_SOFTWARE, KIND_VMM_TRACE, OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER,
+    OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, PACE_CPU_CLOCK, PACE_CYCLES, PACE_INSTRUCTIONS,
 };
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
@@ -47,7 +47,7 @@ pub(crate) fn pace(config: u64) -> Option<(u32, u64)> {
     }
 }
 
-/// What never changes about an event.
+/// What does not change about an event, but for its wakeups.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EventSpec {
     pub(crate) id: u64,
@@ -153,5 +153,8 @@ impl EventSpec {
 
 /// Whether events of a kind write packets to an AUX area.
 pub(crate) fn is_trace(kind: u32) -> bool {
-    matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_HOST_TRACE)
+    matches!(
+        kind,
+        KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_HOST_TRACE | KIND_VMM_TRACE
+    )
 }

@@ -94,6 +94,11 @@ impl Ring {
         self.producer.pause(paused);
     }
 
+    /// Wakeups by records and by bytes are counted anew.
+    pub(crate) fn restart_wakeups(&mut self) {
+        self.producer.restart_wakeups();
+    }
+
     /// Begins a burst of records.
     ///
     /// # Errors

@@ -107,6 +107,12 @@ impl Producer {
         self.paused = paused;
     }
 
+    /// Wakeups by records and by bytes are counted from here.
+    pub(super) fn restart_wakeups(&mut self) {
+        self.records = 0;
+        self.bytes = 0;
+    }
+
     /// Counts samples that could not be written, or not even be made; whether the reader is to
     /// be woken. The first of them wakes: a full ring crosses no mark any more, and its reader
     /// would sleep for ever. One that paused its ring knows.

@@ -17,8 +17,9 @@ use super::moment::{ExitView, Moment, Overflows, Periods};
 use super::writer::{Note, Writer, context};
 use crate::abi::{
     COMMAND_IN, COMMAND_OUT, COMMAND_READ, Command, ExitPacket, KIND_EXITS, KIND_MARK,
-    KIND_SAMPLE_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN, PACKET_CUT,
-    PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START, SamplePacket,
+    KIND_SAMPLE_TRACE, KIND_VMM_TRACE, MARK_ANY, OPEN_INHERIT_STAT, PACE_EXITS, PACKET_ALIGN,
+    PACKET_CUT, PACKET_EXIT, PACKET_HARDWARE, PACKET_IP, PACKET_USER, Reply, SYNC_START,
+    SamplePacket,
 };
 use crate::aux::Refused;
 use crate::clock::Clock;
@@ -30,12 +31,13 @@ use crate::metrics::Metrics;
 use crate::notices::Tell;
 use crate::pages::GuestPages;
 use crate::period::Period;
+use crate::producer::AuxError;
 use crate::queues::DeviceQueue;
 use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
     SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
 };
-use crate::ring::{CountSnapshot, Session};
+use crate::ring::{CountSnapshot, Session, Wakeup};
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
 use crate::tasks::{Task, TaskHistory, Tasks};
@@ -721,6 +723,70 @@ impl State {
         }
     }
 
+    /// Records of an event wake at another interval from now on.
+    pub(crate) fn set_wakeup(&mut self, id: u64, wakeup: Wakeup) {
+        if let Some(event) = self.events.get_mut(&id) {
+            event.spec.wakeup = wakeup;
+        }
+    }
+
+    /// A producer of the VMM's begins to write for a trace that is active, and not paused: to which
+    /// sink.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn claim_aux(&mut self, id: u64, token: u64) -> Result<Arc<Sink>, AuxError> {
+        let event = self.events.get(&id).ok_or(AuxError::NoEvent(id))?;
+        if event.spec.kind != KIND_VMM_TRACE {
+            return Err(AuxError::NoEvent(id));
+        }
+        if event.active_on().is_none() || event.is_paused() {
+            return Err(AuxError::Inactive(id));
+        }
+        let sink = event.sink.clone().ok_or(AuxError::NoArea)?;
+        let origin = self.origin(event);
+        self.writer.claim(&sink, &event.spec, &origin, token)?;
+        Ok(sink)
+    }
+
+    /// The producer has ended, and shows the first `size` bytes that it wrote to `sink`.
+    ///
+    /// # Errors
+    /// [`AuxError`].
+    pub(crate) fn release_aux(
+        &mut self,
+        id: u64,
+        sink: &Sink,
+        token: u64,
+        size: u64,
+    ) -> Result<(), AuxError> {
+        let event = self.events.get(&id).ok_or(AuxError::NoEvent(id))?;
+        let origin = self.origin(event);
+        let event = self.events.get_mut(&id).ok_or(AuxError::NoEvent(id))?;
+        let trace = event.trace.as_mut().ok_or(AuxError::NoEvent(id))?;
+        self.writer
+            .release(sink, &event.spec, &origin, trace, token, size)?;
+        Ok(())
+    }
+
+    /// Bytes that a producer of the VMM's had no room for.
+    pub(crate) fn lose_aux(&mut self, id: u64, bytes: u64) {
+        if let Some(event) = self.events.get_mut(&id)
+            && let Some(trace) = &mut event.trace
+        {
+            let sink = event.sink.as_deref();
+            self.writer.lose_packets(sink, trace, 0, bytes);
+        }
+    }
+
+    /// The traces of a producer of the VMM's that are active on `vcpu`.
+    pub(crate) fn produced_for(&self, producer: u64, vcpu: u32) -> Vec<u64> {
+        self.ids(|event| {
+            let traced = (event.spec.kind, event.spec.config) == (KIND_VMM_TRACE, producer);
+            traced && event.active_on() == Some(vcpu) && !event.is_paused()
+        })
+    }
+
     /// Writes what an event's ring owes its reader, as far as it fits: a pending loss, and traced
     /// pieces.
     pub(crate) fn flush(&mut self, id: u64) {
@@ -1191,6 +1257,7 @@ impl State {
         let Some((verdict, silenced)) = self.admit(id, moment) else {
             return false;
         };
+        let wakeups = self.writer.tally.wakeups;
         let origin = match verdict {
             Verdict::Throttled => {
                 self.writer.tally.throttled += 1;
@@ -1213,7 +1280,8 @@ impl State {
             self.fail(id, error);
             return false;
         }
-        verdict == Verdict::Exhausted || !self.reaches_limit(id)
+        let woke = self.writer.tally.wakeups - wakeups;
+        verdict == Verdict::Exhausted || !self.reaches_limit(id, woke)
     }
 
     /// Makes the record of one overflow, or counts it as lost; whose it is.
@@ -1278,8 +1346,9 @@ impl State {
         }
     }
 
-    /// Counts an overflow towards the limit of its event; whether that turned it off.
-    fn reaches_limit(&mut self, id: u64) -> bool {
+    /// Counts an overflow, which has called for `woke` wakeups, towards the limit of its event; whether
+    /// that turned the event off.
+    fn reaches_limit(&mut self, id: u64, woke: u64) -> bool {
         let Some(event) = self.events.get_mut(&id).filter(|event| event.limit > 0) else {
             return false;
         };
@@ -1292,7 +1361,7 @@ impl State {
         // the limit.
         let _ = self.halt(id, PendingOverflows::Discarded);
         self.each_member(id, Self::stop, Errand::Stop);
-        self.writer.tell(Tell::Limit(id));
+        self.writer.tell(Tell::Limit { event: id, woke });
         true
     }
 
@@ -1389,6 +1458,7 @@ impl State {
             counted = counted.saturating_add(period);
             last |= verdict == Verdict::Last;
         }
+        let wakeups = self.writer.tally.wakeups;
         if overflows > 0 {
             self.write_sample_packet(id, &origin, moment, overflows, counted);
         }
@@ -1405,8 +1475,9 @@ impl State {
             self.fail(id, error);
             return;
         }
+        let woke = self.writer.tally.wakeups - wakeups;
         for _ in 0..overflows {
-            if self.reaches_limit(id) {
+            if self.reaches_limit(id, woke) {
                 break;
             }
         }

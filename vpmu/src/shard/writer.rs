@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vm_memory::GuestMemoryMmap;
 
+use crate::aux::Refused;
 use crate::event::EventSpec;
 use crate::notices::{Notices, Tell};
 use crate::record::{Origin, Reading, Record, Sample};
@@ -208,6 +209,44 @@ impl Writer {
         }
         self.count_produced(spec, &produced);
         appended.whole
+    }
+
+    /// A producer of the VMM's begins to write for a trace.
+    ///
+    /// # Errors
+    /// As [`Sink::claim`].
+    pub(crate) fn claim(
+        &mut self,
+        sink: &Sink,
+        spec: &EventSpec,
+        origin: &Origin,
+        token: u64,
+    ) -> Result<(), Refused> {
+        let context = context(spec, origin);
+        let produced = sink.claim(&mut self.record, token, &context)?;
+        self.count_produced(spec, &produced);
+        Ok(())
+    }
+
+    /// It has written `size` bytes.
+    ///
+    /// # Errors
+    /// As [`Sink::release`].
+    pub(crate) fn release(
+        &mut self,
+        sink: &Sink,
+        spec: &EventSpec,
+        origin: &Origin,
+        trace: &mut Trace,
+        token: u64,
+        size: u64,
+    ) -> Result<(), Refused> {
+        let context = context(spec, origin);
+        let produced = sink.release(&mut self.record, token, size, &context)?;
+        trace.grow(size);
+        self.tally.aux_written += size;
+        self.count_produced(spec, &produced);
+        Ok(())
     }
 
     /// Counts packets of a trace that were lost before they could be written, of `bytes` together.

@@ -139,6 +139,11 @@ impl Trace {
         }
     }
 
+    /// Counts bytes that a producer of the VMM's wrote.
+    pub(crate) fn grow(&mut self, bytes: u64) {
+        self.count = self.count.wrapping_add(bytes);
+    }
+
     /// Counts packets that were lost before they could be written, of `bytes` together.
     pub(crate) fn lose(&mut self, packets: u64, bytes: u64) {
         self.sequence = self.sequence.wrapping_add(packets);

@@ -34,4 +34,5 @@ mod rooms;
 mod sampling;
 mod traces;
 mod vcpus;
+mod wakeups;
 mod world;

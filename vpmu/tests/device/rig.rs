@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, Exit, ExitReason, Limits, Registers, Settings, VcpuSession, Vpmu};
+use vpmu::{
+    AuxProducer, Engines, Exit, ExitReason, Limits, Registers, Settings, VcpuSession, Vpmu,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::driver::{Descriptor, DriverQueue, QUEUE_SIZE};
@@ -160,6 +162,17 @@ impl Rig {
         Self::with_memory(settings, window, memory)
     }
 
+    /// A device with producers of the VMM's own.
+    pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
+        let mut rig = Self::bare(Engines::Auto, limits(), None);
+        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
+        let vpmu = vpmu.with_aux_producers(producers.to_vec());
+        rig.vpmu = Arc::new(vpmu.expect("producers"));
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        rig.activate(ALL_FEATURES);
+        rig
+    }
+
     /// The same, in memory of the caller's.
     pub(crate) fn with_memory(
         settings: Settings,
@@ -260,6 +273,15 @@ impl Rig {
         self.control(&PauseRequest {
             header: Self::header(CONTROL_PAUSE, event),
             paused: paused.into(),
+            reserved: 0.into(),
+        })
+    }
+
+    pub(crate) fn set_wakeup(&mut self, event: u64, every: u64, unit: u32) -> Result<(), Errno> {
+        self.control(&WakeupRequest {
+            header: Self::header(CONTROL_WAKEUP, event),
+            every: every.into(),
+            unit: unit.into(),
             reserved: 0.into(),
         })
     }
@@ -407,6 +429,12 @@ impl Rig {
 
     /// The next notice: its kind and event.
     pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
+        let (kind, event, _) = self.counted_notice()?;
+        Some((kind, event))
+    }
+
+    /// Kind, event and count of the next notice.
+    pub(crate) fn counted_notice(&mut self) -> Option<(u32, u64, u32)> {
         let (slot, len) = self.queues[1].reclaim()?;
         assert_eq!(len as usize, size_of::<Notice>());
         let at = self.queues[1].buffer(u16::try_from(slot).expect("a slot"));
@@ -415,7 +443,7 @@ impl Rig {
             .read_slice(&mut bytes, GuestAddress(at))
             .expect("in memory");
         let notice = Notice::read_from_bytes(&bytes).expect("a notice");
-        Some((notice.kind.get(), notice.event.get()))
+        Some((notice.kind.get(), notice.event.get(), notice.count.get()))
     }
 
     pub(crate) fn catalogue(&mut self) -> Vec<CatalogueEntry> {

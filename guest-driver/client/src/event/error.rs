@@ -18,6 +18,9 @@ pub enum EventError {
     /// A period of zero, or of an event that does not sample.
     #[error("setting the event's period")]
     Period(#[source] io::Error),
+    /// An interval of zero, or of an event that makes no records.
+    #[error("setting how often the event's records wake")]
+    Wakeup(#[source] io::Error),
     /// The id cannot be asked for.
     #[error("asking for the event's id")]
     Id(#[source] io::Error),

@@ -30,6 +30,20 @@ struct RawPerf {
     arg: u64,
 }
 
+/// `struct vpmu_wakeup`.
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+#[repr(C)]
+struct RawWakeup {
+    every: u64,
+    unit: u32,
+    reserved: u32,
+}
+
+/// `VPMU_WAKEUP_RECORDS`.
+pub(crate) const WAKEUP_RECORDS: u32 = 1;
+/// `VPMU_WAKEUP_BYTES`.
+pub(crate) const WAKEUP_BYTES: u32 = 2;
+
 /// `struct vpmu_detach`.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -68,6 +82,7 @@ const IOC_ATTACH: u32 = ioc(0, 8, 0);
 const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
 const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
 const IOC_PERF: u32 = ioc(IOC_WRITE, 11, size_of::<RawPerf>());
+const IOC_WAKEUP: u32 = ioc(IOC_WRITE, 12, size_of::<RawWakeup>());
 
 /// Returns how many of `entries` were filled, with events whose ids are above `after`.
 pub(crate) fn persistent(
@@ -103,6 +118,18 @@ pub(crate) fn detach(event: BorrowedFd<'_>, name: [u8; NAME_BYTES]) -> io::Resul
 
 pub(crate) fn attach(event: BorrowedFd<'_>) -> io::Result<()> {
     by_value(event, IOC_ATTACH, 0)
+}
+
+/// A wakeup every so many of a unit.
+pub(crate) fn set_wakeup(event: BorrowedFd<'_>, every: u32, unit: u32) -> io::Result<()> {
+    let request = RawWakeup {
+        every: every.into(),
+        unit,
+        reserved: 0,
+    };
+    // SAFETY: the driver reads one RawWakeup, which outlives the call.
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), IOC_WAKEUP.into(), &raw const request) })?;
+    Ok(())
 }
 
 /// Of an event, its group, or on the device of all persistent ones.
@@ -218,6 +245,8 @@ mod tests {
     fn layouts_are_the_drivers() {
         assert_eq!(size_of::<RawDetach>(), 48);
         assert_eq!(size_of::<RawPerf>(), 16);
+        assert_eq!(size_of::<RawWakeup>(), 16);
+        assert_eq!(offset_of!(RawWakeup, unit), 8);
         assert_eq!(size_of::<RawPersistent>(), 24);
         assert_eq!(size_of::<RawPersistentEntry>(), 192);
         assert_eq!(offset_of!(RawPersistent, entries), 16);
@@ -234,5 +263,6 @@ mod tests {
         assert_eq!(IOC_ATTACH, 0xb608);
         assert_eq!(IOC_SET_STARTER, 0xb609);
         assert_eq!(IOC_SET_STOPPER, 0xb60a);
+        assert_eq!(IOC_WAKEUP, 0x4010_b60c);
     }
 }

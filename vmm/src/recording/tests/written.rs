@@ -13,6 +13,26 @@ ffffffff81000180 T panic
 ffffffff81000200 D not_code
 ";
 
+/// The times of [`usual`] samples as they stand in a file: readers of others' sort.
+fn stored(path: &Path) -> Vec<u64> {
+    const SAMPLE: u64 = 9;
+    let file = fs::read(path).unwrap();
+    let word = |at: usize| u64::from_le_bytes(file[at..][..8].try_into().unwrap());
+    // perf's header: magic, its size, that of attributes, where these are, where the data is.
+    let (mut at, len) = (word(40) as usize, word(48) as usize);
+    let end = at + len;
+    let mut times = Vec::new();
+    while at < end {
+        let header = word(at);
+        if header & 0xffff_ffff == SAMPLE {
+            // After the header, IDENTIFIER, IP and TID.
+            times.push(word(at + 4 * 8));
+        }
+        at += (header >> 48) as usize;
+    }
+    times
+}
+
 #[test]
 fn samples_stand_in_the_order_of_their_times_whatever_their_vcpu() {
     let (first, second) = (
@@ -24,6 +44,7 @@ fn samples_stand_in_the_order_of_their_times_whatever_their_vcpu() {
     let of_second = [20, 40].map(|time| usual(&second, USER, 0x40_1000, time, time));
     let histories = [history(first, &of_first), history(second, &of_second)];
     let recorded = recorded(&histories, Some(MAP));
+    assert_eq!(stored(&recorded.path), [10, 20, 30, 40, 50]);
     assert_eq!(
         script(&recorded.path),
         [

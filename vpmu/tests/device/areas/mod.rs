@@ -3,6 +3,7 @@
 mod driven;
 mod life;
 mod mapping;
+mod producers;
 mod random;
 mod telling;
 mod threads;

@@ -44,9 +44,16 @@ fn an_entry_is_what_it_would_be_opened_with() {
 
     rig.command(1, COMMAND_DISABLE, event);
     assert_eq!(rig.valued(1, COMMAND_PERIOD, event, 2000), 0);
+    rig.set_wakeup(event, 512, WAKEUP_BYTES).expect("set");
     let changed = rig.listed()[0];
     assert_eq!(changed.open.flags.get() & OPEN_ENABLED, 0);
     assert_eq!(changed.open.period.get(), 2000);
+    assert_eq!(changed.open.flags.get() & OPEN_WATERMARK, OPEN_WATERMARK);
+    assert_eq!(changed.open.wakeup.get(), 512);
+    rig.set_wakeup(event, 7, WAKEUP_RECORDS).expect("set");
+    let changed = rig.listed()[0];
+    assert_eq!(changed.open.flags.get() & OPEN_WATERMARK, 0);
+    assert_eq!(changed.open.wakeup.get(), 7);
 }
 
 #[test]

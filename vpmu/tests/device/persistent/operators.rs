@@ -74,6 +74,7 @@ fn the_guest_changes_nothing_about_it() {
         Err(libc::EPERM)
     );
     assert_eq!(rig.pause(event, 1), Err(libc::EPERM));
+    assert_eq!(rig.set_wakeup(event, 1, WAKEUP_RECORDS), Err(libc::EPERM));
     assert_eq!(rig.redirect(event, own), Err(libc::EPERM));
     assert_eq!(rig.redirect(own, event), Err(libc::EPERM));
     for role in [LINK_STARTER, LINK_STOPPER] {

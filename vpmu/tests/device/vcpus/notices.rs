@@ -50,6 +50,46 @@ fn notices_without_a_buffer_wait_until_the_driver_posts_some_and_says_so() {
 }
 
 #[test]
+fn a_notice_counts_the_wakeups_that_waited() {
+    let mut rig = Rig::new();
+    let event = waking(&mut rig, 1);
+    let (records, rest) = (600, 600 - 2 * NOTICE_COUNT);
+    (0..records).for_each(|_| rig.mark(1, 5, 1));
+    let interrupts = rig.world.interrupts();
+    (0..4).for_each(|slot| rig.post_notice(slot, 16));
+    for count in [NOTICE_COUNT, NOTICE_COUNT, rest] {
+        let notice = rig.counted_notice();
+        assert_eq!(notice, Some((NOTICE_WAKEUP, event, count)));
+    }
+    assert_eq!(rig.counted_notice(), None);
+    // One that finds a buffer counts itself.
+    rig.mark(1, 5, 1);
+    assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
+    assert!(rig.world.interrupts() <= interrupts + 5);
+}
+
+#[test]
+fn a_limit_takes_the_place_of_its_last_wakeup() {
+    let mut rig = Rig::new();
+    let event = waking(&mut rig, 0);
+    rig.command(0, COMMAND_DISABLE, event);
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
+    (0..5).for_each(|_| rig.mark(0, 5, 1));
+    (0..3).for_each(|slot| rig.post_notice(slot, 16));
+    assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 2)));
+    assert_eq!(rig.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
+    assert_eq!(rig.counted_notice(), None);
+    // With a wakeup every second record the last of three calls for none.
+    rig.set_wakeup(event, 2, WAKEUP_RECORDS).expect("set");
+    assert_eq!(rig.valued(0, COMMAND_REFRESH, event, 3), 0);
+    (0..2).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
+    rig.mark(0, 5, 1);
+    rig.post_notice(0, 16);
+    assert_eq!(rig.counted_notice(), Some((NOTICE_LIMIT, event, 1)));
+}
+
+#[test]
 fn wakeups_of_two_vcpus_are_one_for_each_family() {
     let mut rig = Rig::new();
     let family = |rig: &mut Rig, value: u64| {

@@ -1,0 +1,348 @@
+//! Producers of the VMM's own: how a guest opens them, and what their writers show it.
+
+use std::sync::Arc;
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::abi::*;
+use vpmu::{AuxError, AuxPlace, AuxProducer, Engines, Error};
+
+use super::{AUX, ITRACE_START, Traced, exits, pages, pieces, trace};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of};
+use crate::traces::area::map_aux;
+
+const PAGE: u64 = 4096;
+const TRUNCATED: u64 = 1;
+const OVERWRITE: u64 = 2;
+const PARTIAL: u64 = 4;
+
+const WATCHDOG: AuxProducer = AuxProducer {
+    name: "watchdog",
+    counts: "frames of 64 bytes, one each time the watchdog looks",
+    format: 130,
+};
+const NETWORK: AuxProducer = AuxProducer {
+    name: "net-trace",
+    format: 131,
+    ..WATCHDOG
+};
+
+fn rig() -> Rig {
+    Rig::producing(&[WATCHDOG, NETWORK])
+}
+
+fn request(vcpu: u32) -> OpenRequest {
+    open_of(KIND_VMM_TRACE, 0, vcpu)
+}
+
+/// A trace of the watchdog on vCPU 0 that is on, with an area of 2 pages, and where that lies.
+fn traced(rig: &mut Rig, flags: u32) -> (Traced, u64) {
+    let traced = Traced::new(rig, &request(0), 2, flags);
+    rig.command(0, COMMAND_ENABLE, traced.event);
+    // The last that was taken, with a page behind it.
+    let area = rig.next_ring - 3 * PAGE;
+    (traced, area)
+}
+
+/// The words of an area from `position` on.
+fn words(rig: &Rig, area: u64, position: u64, count: u64) -> Vec<u64> {
+    (0..count)
+        .map(|word| {
+            let at = area + (position + word * 8) % (2 * PAGE);
+            rig.memory.read_obj(GuestAddress(at)).expect("in memory")
+        })
+        .collect()
+}
+
+/// `bytes` of it, each word `value`.
+fn filled(value: u64, bytes: u64) -> Vec<u64> {
+    vec![value; usize::try_from(bytes / 8).expect("small")]
+}
+
+fn write(rig: &Rig, event: u64, value: u64, bytes: u64) -> Result<(), AuxError> {
+    let mut writer = rig.vpmu.aux_begin(event)?;
+    writer.put(&filled(value, bytes))?;
+    writer.end(bytes)
+}
+
+#[test]
+fn a_producer_is_listed_and_opened_by_its_number() {
+    let mut rig = rig();
+    let listed: Vec<_> = rig
+        .catalogue()
+        .into_iter()
+        .filter(|entry| entry.kind.get() == KIND_VMM_TRACE)
+        .collect();
+    for (entry, (number, producer)) in listed.iter().zip([(0, WATCHDOG), (1, NETWORK)]) {
+        assert!(entry.name.starts_with(producer.name.as_bytes()));
+        assert!(entry.counts.starts_with(producer.counts.as_bytes()));
+        assert!(entry.source.starts_with(b"vmm\0") && entry.unit.starts_with(b"bytes\0"));
+        let flags = CATALOGUE_AUX
+            | CATALOGUE_GUEST_ONLY
+            | u32::from(producer.format) << CATALOGUE_FORMAT_SHIFT;
+        assert_eq!((entry.config.get(), entry.flags.get()), (number, flags));
+    }
+    assert_eq!(listed.len(), 2);
+    let open = |rig: &mut Rig, number| rig.open(&open_of(KIND_VMM_TRACE, number, 0));
+    assert_eq!(open(&mut rig, 2), Err(libc::ENOENT));
+    open(&mut rig, 1).expect("open");
+    let sampling = OpenRequest {
+        period: 1.into(),
+        ..request(0)
+    };
+    assert_eq!(rig.open(&sampling), Err(libc::EOPNOTSUPP));
+    let excluding = OpenRequest {
+        flags: OPEN_EXCLUDE_USER.into(),
+        ..request(0)
+    };
+    assert_eq!(rig.open(&excluding), Err(libc::EOPNOTSUPP));
+    let event = rig.open(&request(0)).expect("open");
+    let area = pages(&mut rig, 2);
+    let driven = map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &area);
+    assert_eq!(driven, Err(libc::EOPNOTSUPP), "an area of the driver's");
+    // Without producers there is no such kind.
+    let refused = Rig::new().open(&request(0));
+    assert_eq!(refused, Err(libc::ENOENT));
+}
+
+#[test]
+fn producers_that_cannot_be_are_refused() {
+    let long = "a-name-that-is-longer-than-thirty-nine-bytes";
+    for wrong in [
+        AuxProducer {
+            name: "",
+            ..WATCHDOG
+        },
+        AuxProducer {
+            name: long,
+            ..WATCHDOG
+        },
+        AuxProducer {
+            format: 127,
+            ..WATCHDOG
+        },
+        WATCHDOG,
+    ] {
+        let rig = Rig::bare(Engines::Auto, limits(), None);
+        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
+        let made = vpmu.with_aux_producers(vec![WATCHDOG, wrong]);
+        assert!(matches!(made, Err(Error::Producer(name)) if name == wrong.name));
+    }
+}
+
+#[test]
+fn a_piece_is_what_its_writer_ended_with() {
+    let mut rig = rig();
+    let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
+    let event = traced.event;
+    assert_eq!(rig.vpmu.aux_traces(0, 0), [event]);
+    let vpmu = Arc::clone(&rig.vpmu);
+    let mut writer = vpmu.aux_begin(event).expect("begun");
+    let place = |position, room| Some(AuxPlace { position, room });
+    assert_eq!(writer.get(), place(0, 2 * PAGE));
+    writer.put(&filled(7, 128)).expect("room");
+    writer.skip(64).expect("room");
+    writer.put(&filled(8, 64)).expect("room");
+    writer.put(&filled(9, 64)).expect("room");
+    assert_eq!(writer.written(), 320);
+    assert_eq!(writer.get(), place(320, 2 * PAGE - 320));
+    assert_eq!(traced.area.head(), 0, "nothing is shown before its end");
+    // A command that shows what traces have written shows nothing of it either.
+    assert_eq!(rig.read(0, event).value.get(), 0);
+    assert_eq!(traced.area.head(), 0);
+    writer.end(256).expect("ended");
+    assert_eq!(traced.area.head(), 256);
+    let raw = traced.ring.raw();
+    assert_eq!(raw[0].kind, ITRACE_START);
+    assert_eq!((raw[1].kind, raw.len()), (AUX, 2));
+    assert_eq!(pieces(&raw), [[0, 256, 0]]);
+    let shown = [filled(7, 128), filled(0, 64), filled(8, 64)].concat();
+    assert_eq!(words(&rig, area, 0, 32), shown);
+    assert_eq!(rig.read(0, event).value.get(), 256, "bytes counted");
+    // What was given up is written over by the next.
+    write(&rig, event, 10, 64).expect("written");
+    assert_eq!(words(&rig, area, 256, 8), filled(10, 64));
+    assert_eq!(traced.pieces(), [[256, 64, 0]]);
+    assert!(traced.area.is_alone(&rig));
+}
+
+#[test]
+fn what_the_guest_has_not_read_stays() {
+    let mut rig = rig();
+    let (mut traced, area) = traced(&mut rig, MAP_WRITABLE);
+    let event = traced.event;
+    write(&rig, event, 1, 6000).expect("room");
+    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    assert_eq!(writer.get().map(|place| place.room), Some(2192));
+    let refused = writer.put(&filled(2, 2200));
+    assert!(matches!(refused, Err(AuxError::NoRoom)), "{refused:?}");
+    writer.lose(2200);
+    writer.put(&filled(3, 2192)).expect("less fits");
+    assert!(matches!(writer.skip(8), Err(AuxError::NoRoom)));
+    // The guest makes room while it is written.
+    traced.area.set_tail(4096);
+    writer.put(&filled(4, 4096)).expect("room again");
+    writer.end(2192 + 4096).expect("ended");
+    let size = 2192 + 4096;
+    let flags = TRUNCATED | PARTIAL;
+    assert_eq!(traced.pieces(), [[0, 6000, 0], [6000, size, flags]]);
+    assert_eq!(words(&rig, area, 4096, 1), [1], "unread");
+    assert_eq!(words(&rig, area, 6000, 274), filled(3, 2192));
+    assert_eq!(words(&rig, area, 2 * PAGE, 512), filled(4, 4096));
+    let reply = rig.read(0, event);
+    assert_eq!(reply.lost.get(), 2200);
+    assert_eq!(reply.value.get(), 6000 + size + 2200);
+    // A tail that is no place in the area is a full one.
+    traced.area.set_tail(u64::MAX / 2);
+    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    assert_eq!(writer.get().map(|place| place.room), Some(0));
+    assert!(matches!(writer.put(&[5]), Err(AuxError::NoRoom)));
+    writer.end(0).expect("ended");
+    assert_eq!(traced.area.head(), 6000 + size);
+    assert!(traced.area.is_alone(&rig));
+}
+
+#[test]
+fn a_snapshot_is_written_over_and_says_so() {
+    let mut rig = rig();
+    let (mut traced, area) = traced(&mut rig, 0);
+    for value in 0..5 {
+        write(&rig, traced.event, value, PAGE).expect("always room");
+    }
+    assert_eq!(words(&rig, area, 4 * PAGE, 512), filled(4, PAGE));
+    let told = (0..5).map(|n| [n * PAGE, PAGE, OVERWRITE]);
+    assert_eq!(traced.pieces(), told.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_second_writer_is_refused_until_the_first_has_ended() {
+    let mut rig = rig();
+    let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
+    let event = traced.event;
+    // A trace of the device's own that shares the area.
+    let exit_trace = rig.open(&trace()).expect("open");
+    rig.redirect(exit_trace, event).expect("redirected");
+    rig.command(0, COMMAND_ENABLE, exit_trace);
+    exits(&rig, 0, 1);
+    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    let begun = writer.get().expect("a place").position;
+    assert_eq!(begun, 128, "a sync packet and the exit's");
+    assert!(matches!(rig.vpmu.aux_begin(event), Err(AuxError::Nested)));
+    exits(&rig, 0, 3);
+    assert_eq!(writer.get().expect("a place").position, begun);
+    writer.put(&filled(5, 64)).expect("room");
+    writer.end(64).expect("ended");
+    let lost = rig.read(0, exit_trace).lost.get();
+    assert_eq!(lost, 3 * 64, "packets that came meanwhile");
+    exits(&rig, 0, 1);
+    assert_eq!(rig.read(0, exit_trace).lost.get(), lost, "and none since");
+    let told = traced.pieces();
+    assert_eq!(told[..2], [[0, 128, 0], [128, 64, PARTIAL]]);
+    write(&rig, event, 6, 64).expect("the next may begin");
+}
+
+#[test]
+fn a_writer_without_an_end_shows_nothing() {
+    let mut rig = rig();
+    let (mut traced, _) = traced(&mut rig, MAP_WRITABLE);
+    let event = traced.event;
+    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    writer.put(&filled(1, 64)).expect("room");
+    drop(writer);
+    for size in [72, 4] {
+        let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+        writer.put(&filled(2, 64)).expect("room");
+        assert!(matches!(writer.skip(4), Err(AuxError::Words(4))));
+        let ended = writer.end(size);
+        let refused = matches!(ended, Err(AuxError::NoRoom | AuxError::Words(4)));
+        assert!(refused, "{ended:?}");
+    }
+    assert_eq!((traced.area.head(), traced.pieces()), (0, vec![]));
+    write(&rig, event, 3, 64).expect("written");
+    assert_eq!(traced.pieces(), [[0, 64, 0]]);
+}
+
+#[test]
+fn only_traces_of_producers_that_are_active_are_written_to() {
+    let mut rig = rig();
+    let (traced, _) = traced(&mut rig, MAP_WRITABLE);
+    let begin = |rig: &Rig, event| rig.vpmu.aux_begin(event).map(drop);
+    let exit_trace = rig.open(&trace()).expect("open");
+    for other in [exit_trace, 77] {
+        assert!(matches!(begin(&rig, other), Err(AuxError::NoEvent(id)) if id == other));
+    }
+    let bare = rig.open(&request(1)).expect("open");
+    assert!(matches!(begin(&rig, bare), Err(AuxError::Inactive(id)) if id == bare));
+    rig.command(1, COMMAND_ENABLE, bare);
+    assert!(matches!(begin(&rig, bare), Err(AuxError::NoArea)));
+    assert_eq!(rig.vpmu.aux_traces(0, 1), [bare]);
+    assert_eq!(rig.vpmu.aux_traces(1, 0), [0; 0]);
+    rig.command(0, COMMAND_DISABLE, traced.event);
+    assert!(matches!(
+        begin(&rig, traced.event),
+        Err(AuxError::Inactive(_))
+    ));
+    assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
+    // A starter's target waits.
+    let paused = OpenRequest {
+        flags: (OPEN_ENABLED | OPEN_AUX_START_PAUSED).into(),
+        ..request(0)
+    };
+    let paused = rig.open(&paused).expect("open");
+    assert!(matches!(begin(&rig, paused), Err(AuxError::Inactive(_))));
+    assert_eq!(rig.vpmu.aux_traces(0, 0), [0; 0]);
+}
+
+#[test]
+fn what_the_guest_takes_away_is_not_written_to() {
+    let unmap = |rig: &mut Rig, event: u64| {
+        let header = Rig::header(CONTROL_UNMAP_AUX, event);
+        rig.control(&header).expect("unmapped");
+    };
+    let close = |rig: &mut Rig, event: u64| rig.close(event).expect("closed");
+    let reset = |rig: &mut Rig, _: u64| rig.vpmu.reset();
+    for take in [unmap, close, reset as fn(&mut Rig, u64)] {
+        let mut rig = rig();
+        let (traced, area) = traced(&mut rig, MAP_WRITABLE);
+        let vpmu = Arc::clone(&rig.vpmu);
+        let mut writer = vpmu.aux_begin(traced.event).expect("begun");
+        writer.put(&filled(1, 64)).expect("room");
+        take(&mut rig, traced.event);
+        assert_eq!(writer.get(), None);
+        assert!(matches!(writer.put(&filled(2, 64)), Err(AuxError::NoArea)));
+        let ended = writer.end(64);
+        let gone = matches!(ended, Err(AuxError::NoArea | AuxError::NoEvent(_)));
+        assert!(gone, "{ended:?}");
+        assert_eq!(traced.area.head(), 0);
+        assert_eq!(words(&rig, area, 64, 8), filled(0, 64));
+        // Nor into an area that comes after it.
+        rig.activate(ALL_FEATURES);
+        let next = Traced::new(&mut rig, &request(0), 2, MAP_WRITABLE);
+        rig.command(0, COMMAND_ENABLE, next.event);
+        write(&rig, next.event, 3, 64).expect("written");
+        assert_eq!(next.area.head(), 64);
+    }
+}
+
+#[test]
+fn a_watermark_and_the_first_that_finds_no_room_wake() {
+    let mut rig = rig();
+    let (traced, _) = traced(&mut rig, MAP_WRITABLE);
+    let woken = |rig: &Rig| rig.vpmu.metrics().wakeups;
+    let before = woken(&rig);
+    write(&rig, traced.event, 1, PAGE - 8).expect("room");
+    assert_eq!(woken(&rig), before, "less than half");
+    write(&rig, traced.event, 1, 8).expect("room");
+    assert_eq!(woken(&rig), before + 1, "half of the area");
+    write(&rig, traced.event, 1, PAGE - 8).expect("room");
+    for round in 0..2 {
+        let refused = write(&rig, traced.event, 1, 16);
+        assert!(matches!(refused, Err(AuxError::NoRoom)), "{refused:?}");
+        let mut writer = rig.vpmu.aux_begin(traced.event).expect("begun");
+        assert!(matches!(writer.put(&[0; 2]), Err(AuxError::NoRoom)));
+        writer.end(0).expect("ended");
+        assert_eq!(woken(&rig), before + 2, "round {round}: once");
+    }
+    rig.post_notice(0, 16);
+    let told = Some((NOTICE_WAKEUP, traced.event, 2));
+    assert_eq!(rig.counted_notice(), told);
+}

@@ -1,0 +1,107 @@
+//! The interval of an event's wakeups, changed while it runs.
+
+use vpmu::abi::*;
+
+use crate::rig::{Rig, open_of, sampling};
+
+/// 72 bytes each.
+const RECORD: u64 = 72;
+
+/// An event of marks 5 on vCPU 0 with a wakeup every ten records.
+fn event(rig: &mut Rig) -> u64 {
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        wakeup: 10.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    rig.open(&request).expect("open")
+}
+
+/// The records that wake, of so many that are made now.
+fn wakes_at(rig: &mut Rig, vcpu: u32, records: u32) -> Vec<u32> {
+    let wakes = |record: &u32| {
+        let before = rig.vpmu.metrics().wakeups;
+        rig.mark(vcpu, 5, 1);
+        let more = rig.vpmu.metrics().wakeups - before;
+        assert!(more <= 1, "record {record}");
+        more == 1
+    };
+    (1..=records).filter(wakes).collect()
+}
+
+#[test]
+fn interval_changed_in_mid_stream_counts_anew() {
+    let mut rig = Rig::new();
+    let event = event(&mut rig);
+    let mut ring = rig.map(event, 4);
+    assert_eq!(wakes_at(&mut rig, 0, 27), [10, 20]);
+    rig.set_wakeup(event, 3, WAKEUP_RECORDS).expect("set");
+    assert_eq!(wakes_at(&mut rig, 0, 8), [3, 6]);
+    rig.set_wakeup(event, 2 * RECORD + 1, WAKEUP_BYTES)
+        .expect("set");
+    // 216, 432 and 504 bytes: the marks are at multiples of 145.
+    assert_eq!(wakes_at(&mut rig, 0, 7), [3, 5, 7]);
+    rig.set_wakeup(event, 1, WAKEUP_RECORDS).expect("set");
+    assert_eq!(wakes_at(&mut rig, 0, 4), [1, 2, 3, 4]);
+    assert_eq!(ring.samples().len(), 46);
+    rig.post_notice(0, 16);
+    let woken = Some((NOTICE_WAKEUP, event, 2 + 2 + 3 + 4));
+    assert_eq!(rig.counted_notice(), woken);
+}
+
+#[test]
+fn interval_is_the_familys() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        wakeup: 10.into(),
+        ..sampling(open_of(KIND_MARK, 5, CONTEXT_TASK), 1)
+    };
+    let parent = rig.open(&request).expect("open");
+    rig.map(parent, 4);
+    let child = OpenRequest {
+        parent: parent.into(),
+        ..request
+    };
+    let before = rig.open(&child).expect("open");
+    rig.command(1, COMMAND_IN, before);
+    rig.set_wakeup(parent, 2, WAKEUP_RECORDS).expect("set");
+    assert_eq!(rig.set_wakeup(before, 5, WAKEUP_RECORDS), Err(libc::EINVAL));
+    assert_eq!(wakes_at(&mut rig, 1, 4), [2, 4]);
+    // A child that the driver asks for as its parent once was.
+    let after = rig.open(&child).expect("open");
+    rig.command(0, COMMAND_IN, after);
+    assert_eq!(wakes_at(&mut rig, 0, 4), [2, 4]);
+}
+
+#[test]
+fn interval_that_cannot_be_is_refused() {
+    let mut rig = Rig::new();
+    let event = event(&mut rig);
+    rig.map(event, 4);
+    for unit in [WAKEUP_RECORDS, WAKEUP_BYTES] {
+        assert_eq!(rig.set_wakeup(event, 0, unit), Err(libc::EINVAL));
+        assert_eq!(rig.set_wakeup(event, 1 << 32, unit), Err(libc::EINVAL));
+        assert_eq!(rig.set_wakeup(77, 1, unit), Err(libc::ENOENT));
+    }
+    for unit in [0, 3] {
+        assert_eq!(rig.set_wakeup(event, 1, unit), Err(libc::EINVAL));
+    }
+    let reserved = WakeupRequest {
+        header: Rig::header(CONTROL_WAKEUP, event),
+        every: 1.into(),
+        unit: WAKEUP_RECORDS.into(),
+        reserved: 1.into(),
+    };
+    assert_eq!(rig.control(&reserved), Err(libc::EINVAL));
+    let counter = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    assert_eq!(
+        rig.set_wakeup(counter, 1, WAKEUP_RECORDS),
+        Err(libc::EINVAL)
+    );
+    // All is as it was.
+    assert_eq!(wakes_at(&mut rig, 0, 20), [10, 20]);
+    rig.set_wakeup(event, u64::from(u32::MAX), WAKEUP_BYTES)
+        .expect("set");
+    assert_eq!(wakes_at(&mut rig, 0, 20), [0; 0]);
+}
