@@ -124,7 +124,11 @@ fn second(device: &Device, id: u64) -> Outcome {
     let mut ring = Pages::map(&kept, 1, READ_WRITE)?;
     let records = ring.take()?;
     let expected: Vec<u64> = [[7; 20].as_slice(), &[8; 5]].concat();
-    ensure_eq!(values(&records, &sequence(device))?, expected, "its samples");
+    ensure_eq!(
+        values(&records, &sequence(device))?,
+        expected,
+        "its samples"
+    );
     kept.attach()?;
     Ok(())
 }
