@@ -1,6 +1,7 @@
 //! Programs of this host for a guest: others' work, to check ours against. They are linked
 //! dynamically, so each brings its libraries and their loader, at the paths they have here.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use std::process::Command;
 
 use thiserror::Error;
 
-use crate::host::{self, HostError, Need};
+pub use crate::host::Need;
+use crate::host::{self, HostError};
 use crate::process::{self, ProcessError};
 
 /// Why a program cannot come along.
@@ -67,6 +69,21 @@ pub type Files = Vec<(String, Vec<u8>)>;
 pub fn perf() -> Result<Files, ForeignError> {
     host::ensure(&[Need::Perf])?;
     with_libraries("perf", &host::perf().unwrap_or_default())
+}
+
+/// perf, and these programs of the distribution's beside it.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn perf_with(others: &[Need]) -> Result<Files, ForeignError> {
+    host::ensure(others)?;
+    // Libraries that several of them load are there once.
+    let mut files: BTreeMap<String, Vec<u8>> = perf()?.into_iter().collect();
+    for other in others {
+        let name = other.what();
+        files.extend(with_libraries(name, &host::find(name).unwrap_or_default())?);
+    }
+    Ok(files.into_iter().collect())
 }
 
 /// The C program `source` as /bin/`name`, linked statically; it finds headers in `headers`.
