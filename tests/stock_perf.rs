@@ -47,3 +47,102 @@ mod recording {
         cgroup_counts_its_members_alone,
     }
 }
+
+mod habits {
+    //! Other ways to choose and to print what perf counts, and what it records besides.
+
+    use images::foreign::{Files, ForeignError, Need};
+
+    /// `perf annotate` runs objdump.
+    fn perf_and_objdump() -> Result<Files, ForeignError> {
+        images::foreign::perf_with(&[Need::Objdump])
+    }
+
+    tests::guest_tests! {
+        "stock-habits" on both kernels with perf_and_objdump:
+        stat_of_a_process_counts_its_threads_together,
+        stat_per_thread_counts_each_thread,
+        stat_per_thread_of_all_cpus_finds_the_thread,
+        stat_of_a_command_counts_its_threads_unless_left_out,
+        stat_of_a_command_begins_with_its_exec,
+        stat_with_a_delay_counts_what_follows_it,
+        stat_controlled_counts_what_was_enabled,
+        stat_repeated_has_the_mean_of_equal_counts,
+        stat_in_json_has_each_count,
+        stat_of_each_cgroup_counts_its_members,
+        stat_of_mixed_groups_counts_both_kinds,
+        stat_without_events_names_what_is_not_supported,
+        record_asked_for_any_precision_samples_without,
+        record_asked_for_precision_names_the_lack,
+        record_with_threads_counts_has_the_kernels_records,
+        record_that_overwrites_keeps_the_newest,
+        record_that_switches_files_loses_no_sample,
+        report_has_every_sample_under_its_symbol,
+        annotate_names_the_hot_instructions,
+        tracepoints_and_marks_are_in_one_recording,
+        sched_recorded_beside_leaves_counts_exact,
+    }
+}
+
+mod few {
+    //! In a machine of three events.
+
+    tests::guest_tests! {
+        "stock-few" with images::foreign::perf, started &["--max-events", "3"];
+        stat_of_more_events_than_the_device_has_names_the_errno,
+        stat_of_children_without_room_shows_the_share,
+        stat_of_all_that_has_room_is_whole_again,
+    }
+}
+
+mod waiting {
+    //! In a machine that runs one sampling host counter on a vCPU.
+
+    tests::guest_tests! {
+        "stock-waiting" with images::foreign::perf, started &["--max-active-counters", "1"];
+        record_of_a_clock_that_waits_has_no_sample_of_it,
+        clock_that_waits_has_not_run,
+        stat_beside_a_clock_that_waits_is_whole,
+    }
+}
+
+mod tools {
+    //! A library and programs of others that open events by themselves.
+
+    use images::foreign::{Files, ForeignError, Need};
+
+    fn programs() -> Result<Files, ForeignError> {
+        images::foreign::perf_with(&[Need::Papi, Need::StressNg, Need::TraceCmd])
+    }
+
+    tests::guest_tests! {
+        "foreign-tools" on both kernels with programs:
+        library_that_reads_sysfs_counts_by_name,
+        library_that_reads_sysfs_refuses_what_is_not_there,
+        librarys_group_counts_its_members,
+        librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do,
+        librarys_sampler_reads_every_mark,
+        librarys_counter_begins_with_the_exec,
+        papi_counts_the_kernels_events_beside_ours,
+        papi_without_host_counters_is_refused_cycles,
+        stress_ng_opens_its_events_beside_ours,
+        trace_cmd_traces_beside_exact_counts,
+    }
+}
+
+mod bpftrace {
+    //! The distribution's bpftrace, with the compiler that it brings.
+
+    use images::foreign::{Files, ForeignError, Need};
+
+    fn programs() -> Result<Files, ForeignError> {
+        images::foreign::perf_with(&[Need::Bpftrace])
+    }
+
+    tests::guest_tests! {
+        "foreign-bpftrace" with programs:
+        bpftrace_profiles_beside_exact_counts,
+        bpftrace_sees_each_sample_on_its_way_to_perf,
+        bpftrace_without_host_counters_is_refused_cycles,
+    }
+}

@@ -81,18 +81,21 @@ static bool is_stop(u32 op)
  * Takes time in which the host did not count off perf core's running time, so
  * that contention on the host shows as it would on hardware. What perf core has
  * not added up yet can only be taken where it does so right afterwards, as it
- * does behind pmu->del(); the rest waits for the next answer.
+ * does behind pmu->del(); the rest waits for the next answer. Perf core's clock of
+ * an event starts before the device's, so all is taken of one that @never ran.
  */
-static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op)
+static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op,
+			 bool never)
 {
 	u64 room = event->total_time_running;
 
 	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		room += event->ctx->time - event->tstamp;
-	room = min(own->owed, room);
+	if (!never)
+		room = min(own->owed, room);
 	event->total_time_running -= room;
 	if (own->owed != OWED_ALL)
-		own->owed -= room;
+		own->owed -= min(own->owed, room);
 }
 
 /* Of @time more the event did not count. */
@@ -119,7 +122,8 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 	if (enabled > running)
 		event_owe(own, enabled - running);
 	if (own->owed)
-		event_settle(event, own, op);
+		event_settle(event, own, op, !running && !own->running_ns &&
+			     !local64_read(&event->count));
 	perf_event_update_userpage(event);
 }
 
@@ -138,7 +142,7 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 	if (own->id || own->view)
 		return;
 	own->owed = OWED_ALL;
-	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ);
+	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ, false);
 }
 
 /*
@@ -155,7 +159,7 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 		return;
 	}
 	own->owed = OWED_ALL;
-	event_settle(event, own, op);
+	event_settle(event, own, op, false);
 	perf_event_update_userpage(event);
 }
 

@@ -1,6 +1,7 @@
 //! Programs of this host for a guest: others' work, to check ours against. They are linked
 //! dynamically, so each brings its libraries and their loader, at the paths they have here.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use std::process::Command;
 use thiserror::Error;
 
 use crate::cache::Cache;
-use crate::host::{self, HostError, Need};
+pub use crate::host::Need;
+use crate::host::{self, HostError};
 use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
 
@@ -81,6 +83,21 @@ pub fn perf() -> Result<Files, ForeignError> {
 pub fn kernel() -> Result<Files, ForeignError> {
     let kernel = Kernel::stock(&Cache::project(), DEFAULT_SERIES).map_err(ForeignError::Kernel)?;
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
+}
+
+/// The same, and these programs of the distribution beside it.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn perf_with(others: &[Need]) -> Result<Files, ForeignError> {
+    host::ensure(others)?;
+    // Libraries that several of them load are there once.
+    let mut files: BTreeMap<String, Vec<u8>> = perf()?.into_iter().collect();
+    for other in others {
+        let name = other.what();
+        files.extend(with_libraries(name, &host::find(name).unwrap_or_default())?);
+    }
+    Ok(files.into_iter().collect())
 }
 
 /// The C program `source` as /bin/`name`, linked statically; it finds headers in `headers`.

@@ -97,10 +97,20 @@ pub enum Need {
     Zstd,
     /// The kernel's own tool, which the driver is checked against.
     Perf,
+    /// Takes programs apart for perf.
+    Objdump,
+    /// A tool that the driver is checked against.
+    Bpftrace,
+    /// A tool that the driver is checked against.
+    Papi,
+    /// A tool that the driver is checked against.
+    StressNg,
+    /// A tool that the driver is checked against.
+    TraceCmd,
 }
 
 impl Need {
-    fn what(self) -> &'static str {
+    pub(crate) fn what(self) -> &'static str {
         match self {
             Self::Firmware => "QEMU's firmware",
             Self::Ninja => "ninja",
@@ -127,6 +137,11 @@ impl Need {
             Self::Xz => "xz",
             Self::Zstd => "zstd",
             Self::Perf => "perf",
+            Self::Objdump => "objdump",
+            Self::Bpftrace => "bpftrace",
+            Self::Papi => "papi_command_line",
+            Self::StressNg => "stress-ng",
+            Self::TraceCmd => "trace-cmd",
         }
     }
 
@@ -156,6 +171,11 @@ impl Need {
             Self::Xz => "xz-utils",
             Self::Zstd => "zstd",
             Self::Perf => "linux-perf",
+            Self::Objdump => "binutils",
+            Self::Bpftrace => "bpftrace",
+            Self::Papi => "papi-tools",
+            Self::StressNg => "stress-ng",
+            Self::TraceCmd => "trace-cmd",
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn act() -> ExitCode {
 }
 
 /// A line for whoever watches the console.
-fn say(what: &str) {
+pub(crate) fn say(what: &str) {
     println!("@guest {what}");
     // A closed console is nobody's.
     let _ = std::io::stdout().flush();
@@ -65,6 +65,7 @@ fn perform() -> Outcome {
         }
         "twice" => twice(),
         "wait" => wait(),
+        "profiled" => crate::profiled::rounds(),
         other => match other.strip_prefix("close-") {
             Some(count) => close(count.parse()?),
             None => Err(format!("no act {other}").into()),

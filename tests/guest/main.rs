@@ -30,6 +30,7 @@ mod driver_life;
 mod ensure;
 mod fields;
 mod flush;
+mod foreign_tools;
 mod groups;
 mod hammer;
 mod hostile;
@@ -52,6 +53,8 @@ mod output_who;
 mod output_writer;
 mod packets;
 mod pages;
+mod perf_habits;
+mod perf_limits;
 mod perf_record;
 mod permissions;
 mod persistent_life;
@@ -60,6 +63,7 @@ mod persistent_operator;
 mod persistent_rules;
 mod persistent_window;
 mod persisting;
+mod profiled;
 mod profiles;
 mod programs;
 mod raw;
@@ -183,6 +187,11 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "baseline" => Some(baseline::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         "stock-record" => Some(perf_record::TESTS.to_vec()),
+        "stock-habits" => Some(perf_habits::TESTS.to_vec()),
+        "stock-few" => Some(perf_limits::FEW_EVENTS.to_vec()),
+        "stock-waiting" => Some(perf_limits::ONE_COUNTER.to_vec()),
+        "foreign-tools" => Some(foreign_tools::TESTS.to_vec()),
+        "foreign-bpftrace" => Some(foreign_tools::BPFTRACE.to_vec()),
         _ => None,
     }
 }
@@ -212,6 +221,8 @@ fn main() -> ExitCode {
         ["act"] => acts::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
         ["ports", times] => stock_perf::write_ports(times),
+        ["threads"] => perf_habits::place_by_threads(None),
+        ["threads", rounds] => perf_habits::place_by_threads(Some(rounds)),
         _ => usage(),
     }
 }
@@ -232,7 +243,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | act | baseline SAMPLES ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | act | baseline SAMPLES ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

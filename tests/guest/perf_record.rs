@@ -114,27 +114,27 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-const MARK_3: &str = "vpmu/mark,event=3/";
-const MARK_4: &str = "vpmu/mark,event=4/";
+pub(crate) const MARK_3: &str = "vpmu/mark,event=3/";
+pub(crate) const MARK_4: &str = "vpmu/mark,event=4/";
 
 /// A user without any capability.
 const NOBODY: u32 = 65534;
 
-type Fallible<T> = Result<T, Box<dyn Error>>;
+pub(crate) type Fallible<T> = Result<T, Box<dyn Error>>;
 
-fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new("perf");
     // perf looks for its configuration there.
     command.args(args).current_dir("/tmp").env("HOME", "/tmp");
     command
 }
 
-fn perf(args: &[&str]) -> Fallible<Output> {
+pub(crate) fn perf(args: &[&str]) -> Fallible<Output> {
     Ok(command(args).output()?)
 }
 
 /// Runs `perf record`, which must succeed, and returns what it says.
-fn record(file: &str, args: &[&str]) -> Fallible<String> {
+pub(crate) fn record(file: &str, args: &[&str]) -> Fallible<String> {
     let output = perf(&[&["record", "-o", file], args].concat())?;
     let said = text(&output.stderr);
     ensure!(output.status.success(), "perf record {args:?}: {said}");
@@ -142,7 +142,7 @@ fn record(file: &str, args: &[&str]) -> Fallible<String> {
 }
 
 /// The lines of `perf script` with these fields, a sample each.
-fn script(file: &str, fields: &str) -> Fallible<Vec<String>> {
+pub(crate) fn script(file: &str, fields: &str) -> Fallible<Vec<String>> {
     let output = perf(&["script", "-f", "-i", file, "-F", fields])?;
     let said = text(&output.stderr);
     ensure!(output.status.success(), "perf script -F {fields}: {said}");
@@ -151,7 +151,7 @@ fn script(file: &str, fields: &str) -> Fallible<Vec<String>> {
 }
 
 /// How often each line occurs.
-fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
+pub(crate) fn tally(lines: &[String]) -> BTreeMap<&str, usize> {
     let mut tally = BTreeMap::new();
     for line in lines {
         *tally.entry(line.as_str()).or_default() += 1;
@@ -256,12 +256,12 @@ fn record_of_cpus_names_each_task() -> Outcome {
 }
 
 /// A process that places marks of `value` when it gets a line, and answers each with one.
-struct Marker {
-    process: Child,
+pub(crate) struct Marker {
+    pub(crate) process: Child,
 }
 
 impl Marker {
-    fn start(value: &str) -> Fallible<Self> {
+    pub(crate) fn start(value: &str) -> Fallible<Self> {
         let process = Command::new("guest-tests")
             .args(["mark", value, "1000000", "in-turn"])
             .stdin(Stdio::piped())
@@ -271,7 +271,7 @@ impl Marker {
     }
 
     /// So many marks; they are placed when this returns.
-    fn place(&mut self, times: usize) -> Outcome {
+    pub(crate) fn place(&mut self, times: usize) -> Outcome {
         let input = self.process.stdin.as_mut().ok_or("no input")?;
         let output = self.process.stdout.as_mut().ok_or("no output")?;
         for _ in 0..times {
@@ -290,28 +290,34 @@ impl Drop for Marker {
     }
 }
 
-/// `perf record` that is enabled and disabled by words, and says when it has done so.
-struct Controlled {
+/// `perf record` or `perf stat` that is enabled and disabled by words, and says when it has done so.
+pub(crate) struct Controlled {
     perf: Child,
     control: fs::File,
     acknowledged: BufReader<fs::File>,
 }
 
 impl Controlled {
-    fn start(file: &str, args: &[&str]) -> Fallible<Self> {
+    pub(crate) fn start(file: &str, args: &[&str]) -> Fallible<Self> {
+        Self::run(&["record", "-o", file], args)
+    }
+
+    /// `perf stat`, which writes its counts to `file`.
+    pub(crate) fn stat(file: &str, args: &[&str]) -> Fallible<Self> {
+        Self::run(&["stat", "-x,", "-o", file], args)
+    }
+
+    fn run(action: &[&str], args: &[&str]) -> Fallible<Self> {
         for fifo in ["/tmp/control", "/tmp/acknowledged"] {
             let _ = fs::remove_file(fifo);
             let status = Command::new("mkfifo").arg(fifo).status()?;
             ensure!(status.success(), "mkfifo {fifo}: {status}");
         }
         let options = [
-            "record",
-            "-o",
-            file,
             "--delay=-1",
             "--control=fifo:/tmp/control,/tmp/acknowledged",
         ];
-        let perf = command(&[&options[..], args].concat())
+        let perf = command(&[action, &options, args].concat())
             .stderr(Stdio::null())
             .spawn()?;
         // Read and write: opening waits for nobody.
@@ -323,7 +329,7 @@ impl Controlled {
         })
     }
 
-    fn say(&mut self, word: &str) -> Outcome {
+    pub(crate) fn say(&mut self, word: &str) -> Outcome {
         writeln!(self.control, "{word}")?;
         let mut answer = Vec::new();
         self.acknowledged.read_until(b'\n', &mut answer)?;
@@ -332,14 +338,21 @@ impl Controlled {
         Ok(())
     }
 
-    fn signal(&self, signal: &str) -> Outcome {
+    pub(crate) fn signal(&self, signal: &str) -> Outcome {
         let process = self.perf.id().to_string();
         let status = Command::new("kill").args([signal, &process]).status()?;
         ensure!(status.success(), "kill {signal}: {status}");
         Ok(())
     }
 
-    fn stop(mut self) -> Outcome {
+    /// Ends `perf stat`, which then passes the signal on to itself.
+    pub(crate) fn interrupt(mut self) -> Outcome {
+        self.signal("-INT")?;
+        self.perf.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn stop(mut self) -> Outcome {
         self.say("stop")?;
         let status = self.perf.wait()?;
         ensure!(status.success(), "perf record: {status}");

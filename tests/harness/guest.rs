@@ -121,6 +121,13 @@ impl Group {
         }
     }
 
+    /// The same in a machine that is started with more arguments for `vmm run`.
+    #[must_use]
+    pub const fn with_arguments(mut self, vmm_args: &'static [&'static str]) -> Self {
+        self.vmm_args = vmm_args;
+        self
+    }
+
     /// Passes if the guest's test of that name passed on each kernel.
     ///
     /// # Panics
@@ -199,8 +206,9 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     let (series, debug) = named(kernel)?;
     let files = (group.files)().map_err(|error| chain(&error))?;
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
-    // The guest holds them twice while it unpacks them.
-    let more = u32::try_from(size * 2 / MIB).map_err(|error| error.to_string())?;
+    // The guest holds them packed beside its root's file system, which takes no more than half of what
+    // they leave.
+    let more = u32::try_from(size * 3 / MIB).map_err(|error| error.to_string())?;
     let usual = Boot::default();
     let boot = Boot {
         command: format!("guest-tests run {}", group.name),
@@ -270,6 +278,11 @@ macro_rules! guest_tests {
     };
     ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! { @of $crate::guest::Group::started($group, $args); $($test),+ }
+    };
+    ($group:literal with $files:path, started $args:expr; $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::with($group, $files).with_arguments($args); $($test),+
+        }
     };
     ($group:literal with $files:path, run by $vmm:literal $args:expr; $($test:ident),+ $(,)?) => {
         $crate::guest_tests! {

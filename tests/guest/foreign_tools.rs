@@ -1,0 +1,378 @@
+//! Programs and a library that others wrote and that are not perf: those that find our events in sysfs
+//! count and sample them, and those that know the kernel's own events alone run beside ours.
+#![expect(unsafe_code, reason = "marks of a child before its exec")]
+
+use std::error::Error;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use perf_event::data::Record;
+use perf_event::events::{Dynamic, Software};
+use perf_event::{Builder, Group, ReadFormat, SampleFlag};
+use vpmu_client::Vpmu;
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::os;
+use crate::perf_record::{Fallible, MARK_3, perf};
+use crate::programs::text;
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "library_that_reads_sysfs_counts_by_name",
+        library_that_reads_sysfs_counts_by_name,
+    ),
+    (
+        "library_that_reads_sysfs_refuses_what_is_not_there",
+        library_that_reads_sysfs_refuses_what_is_not_there,
+    ),
+    (
+        "librarys_group_counts_its_members",
+        librarys_group_counts_its_members,
+    ),
+    (
+        "librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do",
+        librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do,
+    ),
+    (
+        "librarys_sampler_reads_every_mark",
+        librarys_sampler_reads_every_mark,
+    ),
+    (
+        "librarys_counter_begins_with_the_exec",
+        librarys_counter_begins_with_the_exec,
+    ),
+    (
+        "papi_counts_the_kernels_events_beside_ours",
+        papi_counts_the_kernels_events_beside_ours,
+    ),
+    (
+        "papi_without_host_counters_is_refused_cycles",
+        papi_without_host_counters_is_refused_cycles,
+    ),
+    (
+        "stress_ng_opens_its_events_beside_ours",
+        stress_ng_opens_its_events_beside_ours,
+    ),
+    (
+        "trace_cmd_traces_beside_exact_counts",
+        trace_cmd_traces_beside_exact_counts,
+    ),
+];
+
+pub(crate) const BPFTRACE: &[Test] = &[
+    (
+        "bpftrace_profiles_beside_exact_counts",
+        bpftrace_profiles_beside_exact_counts,
+    ),
+    (
+        "bpftrace_sees_each_sample_on_its_way_to_perf",
+        bpftrace_sees_each_sample_on_its_way_to_perf,
+    ),
+    (
+        "bpftrace_without_host_counters_is_refused_cycles",
+        bpftrace_without_host_counters_is_refused_cycles,
+    ),
+];
+
+/// An event by its name in sysfs, and the value of a mark.
+fn event(name: &str, value: Option<u64>) -> Fallible<Dynamic> {
+    let mut builder = Dynamic::builder("vpmu")?;
+    // The library takes no format's term for zero by itself.
+    builder.event(name)?.field("paused", 0)?;
+    if let Some(value) = value {
+        builder.field("event", value)?;
+    }
+    Ok(builder.build()?)
+}
+
+fn mark(value: u64) -> Fallible<Dynamic> {
+    event("mark", Some(value))
+}
+
+fn library_that_reads_sysfs_counts_by_name() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    cpu::leave_console()?;
+    cpu::allow_ports()?;
+    let mut own = Builder::new(mark(3)?).include_kernel().build()?;
+    let mut others = Builder::new(mark(4)?).include_kernel().build()?;
+    let mut ports = Builder::new(event("exits-io", None)?)
+        .include_kernel()
+        .build()?;
+    let mut of_cpu = Builder::new(mark(3)?);
+    let mut of_cpu = of_cpu.any_pid().one_cpu(1).include_kernel().build()?;
+    for counter in [&mut own, &mut others, &mut ports, &mut of_cpu] {
+        counter.enable()?;
+    }
+    cpu::pin(0)?;
+    (0..10).try_for_each(|_| vpmu.mark(3))?;
+    cpu::pin(1)?;
+    (0..25).try_for_each(|_| vpmu.mark(3))?;
+    (0..70).for_each(|_| cpu::port_write());
+    for counter in [&mut own, &mut others, &mut ports, &mut of_cpu] {
+        counter.disable()?;
+    }
+    let mut counts = Vec::new();
+    for counter in [&mut own, &mut others, &mut ports, &mut of_cpu] {
+        let full = counter.read_full()?;
+        ensure_eq!(full.time_enabled(), full.time_running(), "{full:?}");
+        counts.push(full.count());
+    }
+    ensure_eq!(counts, [35, 0, 70, 25], "counts");
+    Ok(())
+}
+
+fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
+    let missing = event("nonsense", None).err();
+    let kind = missing.as_deref().and_then(|error| {
+        let error = error.downcast_ref::<std::io::Error>();
+        error.map(std::io::Error::kind)
+    });
+    ensure_eq!(kind, Some(std::io::ErrorKind::NotFound), "an unknown event");
+    ensure!(event("mark", None).is_err(), "a mark without its value");
+    // What nothing counts is refused by the kernel, as any tool expects.
+    let mut builder = Dynamic::builder("vpmu")?;
+    builder
+        .field("paused", 0)?
+        .field("kind", 0x7ff)?
+        .field("event", 1)?;
+    let refused = Builder::new(builder.build()?).include_kernel().build();
+    let code = refused.err().and_then(|error| error.raw_os_error());
+    ensure_eq!(code, Some(libc::ENOENT), "a kind that nothing has");
+    Ok(())
+}
+
+/// Each member switched off when it joins, as the library has it.
+fn librarys_group_counts_its_members() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let format = ReadFormat::GROUP | ReadFormat::ID;
+    let mut leader = Builder::new(mark(3)?);
+    let mut group = leader.include_kernel().read_format(format).build_group()?;
+    let others = group.add(Builder::new(mark(4)?).include_kernel())?;
+    group.enable()?;
+    (0..5).try_for_each(|_| vpmu.mark(3))?;
+    (0..9).try_for_each(|_| vpmu.mark(4))?;
+    group.disable()?;
+    let counts = group.as_counter_mut().read_group()?;
+    let values = [counts[group.as_counter()], counts[&others]];
+    ensure_eq!(values, [5, 9], "{counts:?}");
+    Ok(())
+}
+
+/// The library's own leader counts nothing. Linux 6.12 switches a member of another PMU on when the
+/// task next comes in, the kernel's own as well: ours counts where the kernel's does.
+fn librarys_group_with_an_idle_leader_counts_as_the_kernels_members_do() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let times = ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING;
+    let mut group = Group::new()?;
+    let mut clock = Builder::new(Software::TASK_CLOCK);
+    let mut clock = group.add(clock.include_kernel().read_format(times))?;
+    let mut marks = Builder::new(mark(3)?);
+    let mut marks = group.add(marks.include_kernel().read_format(times))?;
+    group.enable()?;
+    (0..5).try_for_each(|_| vpmu.mark(3))?;
+    let [kernels, ours] = [clock.read_full()?, marks.read_full()?];
+    let ran = kernels.time_running() > Some(Duration::ZERO);
+    ensure_eq!(
+        ours.time_running() > Some(Duration::ZERO),
+        ran,
+        "{ours:?} beside {kernels:?}"
+    );
+    ensure_eq!(
+        ours.count(),
+        if ran { 5 } else { 0 },
+        "{ours:?} beside {kernels:?}"
+    );
+    // The task comes in again.
+    thread::sleep(Duration::from_millis(20));
+    let before = marks.read()?;
+    (0..9).try_for_each(|_| vpmu.mark(3))?;
+    group.disable()?;
+    ensure_eq!(marks.read()? - before, 9, "marks after a sleep");
+    Ok(())
+}
+
+fn librarys_sampler_reads_every_mark() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let mut builder = Builder::new(event("marks", None)?);
+    builder
+        .include_kernel()
+        .sample_period(1)
+        .sample(SampleFlag::ADDR | SampleFlag::TID | SampleFlag::TIME)
+        .read_format(ReadFormat::TOTAL_TIME_ENABLED | ReadFormat::TOTAL_TIME_RUNNING);
+    let mut sampler = builder.build()?.sampled(1 << 16)?;
+    sampler.enable()?;
+    for value in 100..140 {
+        vpmu.mark(value)?;
+    }
+    sampler.disable()?;
+    let mut values = Vec::new();
+    let mut last = 0;
+    while let Some(record) = sampler.next_record() {
+        let Record::Sample(sample) = record.parse_record()? else {
+            return Err("a record that is not a sample".into());
+        };
+        ensure_eq!(sample.tid(), Some(cpu::thread_id()), "{sample:?}");
+        let time = sample.time().unwrap_or(0);
+        ensure!(time > last, "not after {last}: {sample:?}");
+        last = time;
+        values.push(sample.addr().unwrap_or(0));
+    }
+    ensure_eq!(values, (100..140).collect::<Vec<_>>(), "marks");
+    Ok(())
+}
+
+fn librarys_counter_begins_with_the_exec() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let mut builder = Builder::new(mark(3)?);
+    let mut counter = builder
+        .include_kernel()
+        .inherit(true)
+        .enable_on_exec(true)
+        .build()?;
+    let mut child = Command::new("guest-tests");
+    child.args(["mark", "3", "7"]);
+    let place = move || {
+        let marks = (0..5).try_for_each(|_| vpmu.mark(3));
+        marks.map_err(|_| std::io::ErrorKind::Other.into())
+    };
+    // SAFETY: the child makes system calls alone, and allocates nothing.
+    unsafe { child.pre_exec(place) };
+    let status = child.status()?;
+    ensure!(status.success(), "{status}");
+    ensure_eq!(counter.read()?, 7, "marks after the exec");
+    Ok(())
+}
+
+fn has_cycles() -> Fallible<bool> {
+    let vpmu = Vpmu::open()?;
+    let entries = vpmu.catalogue().entries();
+    Ok(entries.iter().any(|entry| entry.name == "cycles"))
+}
+
+/// Counts the marks of a shell's script; what it says, and that the count is right.
+fn counted(script: &str, marks: u32) -> Fallible<String> {
+    let args = [
+        "stat", "-x,", "-o", "counted", "-e", MARK_3, "--", "sh", "-c", script,
+    ];
+    let output = perf(&args)?;
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    ensure!(output.status.success(), "{script}: {said}");
+    let lines = std::fs::read_to_string("/tmp/counted")?;
+    let exact = lines
+        .lines()
+        .any(|line| line.starts_with(&format!("{marks},,")));
+    ensure!(exact, "{marks} marks of {script}: {lines}");
+    Ok(said)
+}
+
+/// PAPI looks its events up in tables of its own, which have no PMU of sysfs.
+fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
+    // At Debian's level PAPI does not even try.
+    os::set_paranoid(2)?;
+    let papi = "papi_command_line perf::TASK-CLOCK perf::PAGE-FAULTS";
+    let script = format!("guest-tests mark 3 20; {papi}; guest-tests mark 3 30");
+    let said = counted(&script, 50)?;
+    for event in ["perf::TASK-CLOCK :", "perf::PAGE-FAULTS :"] {
+        let value = said.lines().find_map(|line| line.strip_prefix(event));
+        let value = value.and_then(|value| value.trim().parse::<u64>().ok());
+        ensure!(value.is_some_and(|value| value > 0), "{event} in:\n{said}");
+    }
+    let said = counted("papi_command_line vpmu::exits-io; true", 0)?;
+    ensure!(said.contains("because: Event does not exist"), "{said}");
+    Ok(())
+}
+
+fn papi_without_host_counters_is_refused_cycles() -> Outcome {
+    os::set_paranoid(2)?;
+    let said = counted("papi_command_line PAPI_TOT_CYC; guest-tests mark 3 5", 5)?;
+    let refused = said.contains("Failed adding: PAPI_TOT_CYC");
+    ensure!(refused != has_cycles()?, "{said}");
+    Ok(())
+}
+
+fn stress_ng_opens_its_events_beside_ours() -> Outcome {
+    let stress = "stress-ng --perf --cpu 1 --cpu-method loop --cpu-ops 3 2>&1";
+    let said = counted(&format!("{stress} & guest-tests mark 3 200; wait"), 200)?;
+    for (event, expected) in [
+        ("Task Clock", true),
+        ("Page Faults Total", true),
+        ("CPU Cycles", has_cycles()?),
+    ] {
+        ensure_eq!(said.contains(event), expected, "{event} in:\n{said}");
+    }
+    Ok(())
+}
+
+fn trace_cmd_traces_beside_exact_counts() -> Outcome {
+    let trace = "trace-cmd record -q -e sched:sched_process_exec -o /tmp/trace.dat \
+        guest-tests mark 3 100";
+    counted(&format!("{trace} > /dev/null 2>&1"), 100)?;
+    let output = Command::new("trace-cmd")
+        .args(["report", "-i", "/tmp/trace.dat"])
+        .output()?;
+    let said = text(&output.stdout);
+    let execs = said
+        .lines()
+        .filter(|line| line.contains("filename=/bin/guest-tests"));
+    ensure_eq!(execs.count(), 1, "execs in:\n{said}");
+    Ok(())
+}
+
+/// Runs bpftrace with a program for as long as a command runs.
+fn bpftrace(program: &str, command: &str) -> Fallible<(bool, String)> {
+    let output = Command::new("bpftrace")
+        .args(["-e", program, "-c", command])
+        .current_dir("/tmp")
+        .env("HOME", "/tmp")
+        .output()?;
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    Ok((output.status.success(), said))
+}
+
+/// The number that bpftrace prints at its end for a map.
+fn printed(said: &str, map: &str) -> Fallible<u64> {
+    let line = said.lines().find_map(|line| line.strip_prefix(map));
+    let number = line.ok_or_else(|| format!("no {map} in:\n{said}"))?;
+    number
+        .trim()
+        .parse()
+        .map_err(|e| -> Box<dyn Error> { format!("{e}:\n{said}").into() })
+}
+
+fn bpftrace_profiles_beside_exact_counts() -> Outcome {
+    let program = "profile:hz:99 { @profile = count(); } \
+        software:cpu-clock:1000000 { @clock = count(); } \
+        tracepoint:sched:sched_process_exit /comm == \"guest-tests\"/ { @exits = count(); }";
+    let command = format!("perf stat -x, -e {MARK_3} -- guest-tests mark 3 500");
+    let (success, said) = bpftrace(program, &command)?;
+    ensure!(success, "{said}");
+    ensure!(said.lines().any(|line| line.starts_with("500,,")), "{said}");
+    ensure_eq!(printed(&said, "@exits:")?, 1, "{said}");
+    for map in ["@profile:", "@clock:"] {
+        ensure!(printed(&said, map)? > 0, "{map} {said}");
+    }
+    Ok(())
+}
+
+/// bpftrace's probes name no PMU of sysfs. Perf core writes our samples, and bpftrace sees it do so.
+fn bpftrace_sees_each_sample_on_its_way_to_perf() -> Outcome {
+    let program = "kprobe:perf_event_output_forward { @samples = count(); }";
+    let command = format!("perf record -o /tmp/seen -c 1 -e {MARK_3} -- guest-tests mark 3 60");
+    let (success, said) = bpftrace(program, &command)?;
+    ensure!(success, "{said}");
+    ensure_eq!(printed(&said, "@samples:")?, 60, "{said}");
+    Ok(())
+}
+
+fn bpftrace_without_host_counters_is_refused_cycles() -> Outcome {
+    let program = "hardware:cycles:1000000 { @cycles = count(); }";
+    let (success, said) = bpftrace(program, "workload spin 100")?;
+    let refused = said.contains("perf_event_open failed: No such file or directory");
+    ensure_eq!(success, has_cycles()?, "{said}");
+    ensure_eq!(refused, !success, "{said}");
+    Ok(())
+}

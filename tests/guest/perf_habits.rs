@@ -1,0 +1,741 @@
+//! More of what people do with stock perf: each way to choose what `perf stat` counts and to print it,
+//! and what `perf record` does besides recording once.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Barrier;
+use std::thread;
+
+use serde_json::Value;
+use vpmu_client::Vpmu;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::os;
+use crate::perf_record::{
+    Controlled, Fallible, MARK_3, MARK_4, Marker, command, perf, record, script, tally,
+};
+use crate::programs::{json, text};
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "stat_of_a_process_counts_its_threads_together",
+        stat_of_a_process_counts_its_threads_together,
+    ),
+    (
+        "stat_per_thread_counts_each_thread",
+        stat_per_thread_counts_each_thread,
+    ),
+    (
+        "stat_per_thread_of_all_cpus_finds_the_thread",
+        stat_per_thread_of_all_cpus_finds_the_thread,
+    ),
+    (
+        "stat_of_a_command_counts_its_threads_unless_left_out",
+        stat_of_a_command_counts_its_threads_unless_left_out,
+    ),
+    (
+        "stat_of_a_command_begins_with_its_exec",
+        stat_of_a_command_begins_with_its_exec,
+    ),
+    (
+        "stat_with_a_delay_counts_what_follows_it",
+        stat_with_a_delay_counts_what_follows_it,
+    ),
+    (
+        "stat_controlled_counts_what_was_enabled",
+        stat_controlled_counts_what_was_enabled,
+    ),
+    (
+        "stat_repeated_has_the_mean_of_equal_counts",
+        stat_repeated_has_the_mean_of_equal_counts,
+    ),
+    ("stat_in_json_has_each_count", stat_in_json_has_each_count),
+    (
+        "stat_of_each_cgroup_counts_its_members",
+        stat_of_each_cgroup_counts_its_members,
+    ),
+    (
+        "stat_of_mixed_groups_counts_both_kinds",
+        stat_of_mixed_groups_counts_both_kinds,
+    ),
+    (
+        "stat_without_events_names_what_is_not_supported",
+        stat_without_events_names_what_is_not_supported,
+    ),
+    (
+        "record_asked_for_any_precision_samples_without",
+        record_asked_for_any_precision_samples_without,
+    ),
+    (
+        "record_asked_for_precision_names_the_lack",
+        record_asked_for_precision_names_the_lack,
+    ),
+    (
+        "record_with_threads_counts_has_the_kernels_records",
+        record_with_threads_counts_has_the_kernels_records,
+    ),
+    (
+        "record_that_overwrites_keeps_the_newest",
+        record_that_overwrites_keeps_the_newest,
+    ),
+    (
+        "record_that_switches_files_loses_no_sample",
+        record_that_switches_files_loses_no_sample,
+    ),
+    (
+        "report_has_every_sample_under_its_symbol",
+        report_has_every_sample_under_its_symbol,
+    ),
+    (
+        "annotate_names_the_hot_instructions",
+        annotate_names_the_hot_instructions,
+    ),
+    (
+        "tracepoints_and_marks_are_in_one_recording",
+        tracepoints_and_marks_are_in_one_recording,
+    ),
+    (
+        "sched_recorded_beside_leaves_counts_exact",
+        sched_recorded_beside_leaves_counts_exact,
+    ),
+];
+
+/// Marks that the threads of [`place_by_threads`] place in one round, the first thread's first.
+const BY_THREADS: [u32; 3] = [3, 5, 7];
+
+/// `guest-tests threads`: three threads, and a round of their marks for each byte of the input, which
+/// is passed on when the round has ended. Without input, one round.
+pub(crate) fn place_by_threads(rounds: Option<&str>) -> ExitCode {
+    let endless = rounds == Some("in-turn");
+    let place = || -> Outcome {
+        let vpmu = Vpmu::open()?;
+        let [first, others @ ..] = BY_THREADS;
+        let (begin, end) = (Barrier::new(3), Barrier::new(3));
+        thread::scope(|scope| -> Outcome {
+            for times in others {
+                let (vpmu, begin, end) = (&vpmu, &begin, &end);
+                scope.spawn(move || {
+                    loop {
+                        begin.wait();
+                        if let Err(error) = (0..times).try_for_each(|_| vpmu.mark(3)) {
+                            eprintln!("{error}");
+                            std::process::exit(1);
+                        }
+                        end.wait();
+                        if !endless {
+                            break;
+                        }
+                    }
+                });
+            }
+            loop {
+                let mut turn = [0];
+                if endless && io::stdin().read_exact(&mut turn).is_err() {
+                    // The threads wait for ever.
+                    std::process::exit(0);
+                }
+                begin.wait();
+                (0..first).try_for_each(|_| vpmu.mark(3))?;
+                end.wait();
+                if !endless {
+                    return Ok(());
+                }
+                io::stdout().write_all(&turn)?;
+                io::stdout().flush()?;
+            }
+        })
+    };
+    match place() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A process of three threads that place marks when it gets a byte.
+struct Threads(Child);
+
+impl Threads {
+    fn start() -> Fallible<Self> {
+        let process = Command::new("guest-tests")
+            .args(["threads", "in-turn"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut threads = Self(process);
+        // After a round all threads are there.
+        threads.round()?;
+        Ok(threads)
+    }
+
+    fn round(&mut self) -> Outcome {
+        self.0.stdin.as_mut().ok_or("no input")?.write_all(b"x")?;
+        let output = self.0.stdout.as_mut().ok_or("no output")?;
+        output.read_exact(&mut [0])?;
+        Ok(())
+    }
+
+    /// The ids of the threads, the first's first.
+    fn ids(&self) -> Fallible<Vec<String>> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()))?;
+        let mut ids = Vec::new();
+        for task in tasks {
+            ids.push(task?.file_name().to_string_lossy().parse::<u32>()?);
+        }
+        ids.sort_unstable();
+        Ok(ids.iter().map(u32::to_string).collect())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // It has ended, or ends so.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `perf stat -x,` of a command: its lines.
+fn stat(args: &[&str]) -> Fallible<Vec<String>> {
+    let output = perf(&[&["stat", "-x,"], args].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf stat {args:?}: {said}");
+    Ok(said.lines().map(str::to_owned).collect())
+}
+
+/// The one count of a command.
+fn count(args: &[&str]) -> Fallible<String> {
+    let lines = stat(args)?;
+    let [line] = lines.as_slice() else {
+        return Err(format!("one line, not {lines:?}").into());
+    };
+    Ok(line.split(',').next().unwrap_or_default().to_owned())
+}
+
+/// Runs `perf stat` with these options while `work` goes on; returns its lines.
+fn stat_during(args: &[&str], work: impl FnOnce() -> Outcome) -> Fallible<Vec<String>> {
+    let mut stat = Controlled::stat("stat", &[args, &["-e", MARK_3]].concat())?;
+    stat.say("enable")?;
+    work()?;
+    stat.say("disable")?;
+    stat.interrupt()?;
+    let said = fs::read_to_string("/tmp/stat")?;
+    let lines = said.lines().filter(|line| line.contains("vpmu/"));
+    Ok(lines.map(str::to_owned).collect())
+}
+
+fn stat_of_a_process_counts_its_threads_together() -> Outcome {
+    let mut threads = Threads::start()?;
+    let process = threads.0.id().to_string();
+    let ids = threads.ids()?;
+    ensure_eq!(ids.len(), 3, "threads");
+    let all: u32 = BY_THREADS.iter().sum();
+    let rounds = 4;
+    for (option, id, expected) in [("-p", &process, all), ("-t", &ids[0], BY_THREADS[0])] {
+        let lines = stat_during(&[option, id], || {
+            (0..rounds).try_for_each(|_| threads.round())
+        })?;
+        let expected = format!("{},", expected * rounds);
+        ensure!(
+            lines.len() == 1 && lines[0].starts_with(&expected),
+            "{option}: {lines:?}, not {expected}"
+        );
+    }
+    Ok(())
+}
+
+fn stat_per_thread_counts_each_thread() -> Outcome {
+    let mut threads = Threads::start()?;
+    let process = threads.0.id().to_string();
+    let lines = stat_during(&["--per-thread", "-p", &process], || threads.round())?;
+    let mut counts = Vec::new();
+    for line in &lines {
+        ensure!(line.starts_with("guest-tests-"), "not its thread: {line}");
+        let count = line.split(',').nth(1).unwrap_or_default();
+        counts.push(count.parse::<u32>().map_err(|e| format!("{e}: {line}"))?);
+    }
+    counts.sort_unstable();
+    ensure_eq!(counts, BY_THREADS, "{lines:?}");
+    Ok(())
+}
+
+/// perf prints the threads alone whose count is not zero.
+fn stat_per_thread_of_all_cpus_finds_the_thread() -> Outcome {
+    let mut marker = Marker::start("3")?;
+    marker.place(2)?;
+    let lines = stat_during(&["--per-thread", "-a"], || marker.place(11))?;
+    let expected = format!("guest-tests-{},11,", marker.process.id());
+    ensure!(
+        lines.len() == 1 && lines[0].starts_with(&expected),
+        "{lines:?}, not {expected}"
+    );
+    Ok(())
+}
+
+fn stat_of_a_command_counts_its_threads_unless_left_out() -> Outcome {
+    let command = ["--", "guest-tests", "threads"];
+    let all: u32 = BY_THREADS.iter().sum();
+    for (option, expected) in [(&[][..], all), (&["--no-inherit"], BY_THREADS[0])] {
+        let counted = count(&[option, &["-e", MARK_3], &command].concat())?;
+        ensure_eq!(counted, expected.to_string(), "{option:?}");
+    }
+    Ok(())
+}
+
+/// perf has the kernel enable its events at the exec.
+fn stat_of_a_command_begins_with_its_exec() -> Outcome {
+    let output = perf(&[
+        "stat",
+        "-vv",
+        "-e",
+        MARK_3,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "8",
+    ])?;
+    let said = text(&output.stderr);
+    ensure!(
+        said.contains("enable_on_exec"),
+        "perf enables otherwise: {said}"
+    );
+    let events = ["-e", MARK_3, "-e", "vpmu/marks/"];
+    for times in ["0", "8"] {
+        let lines = stat(&[&events[..], &["--", "guest-tests", "mark", "3", times]].concat())?;
+        for line in &lines {
+            ensure_eq!(line.split(',').next(), Some(times), "{lines:?}");
+        }
+    }
+    Ok(())
+}
+
+fn stat_with_a_delay_counts_what_follows_it() -> Outcome {
+    // The marks begin when perf says that it counts.
+    let _ = fs::remove_file("/tmp/delayed");
+    let script = "until grep -q 'Events enabled' /tmp/delayed; do sleep 0.05; done; \
+        guest-tests mark 3 5";
+    let errors = fs::File::create("/tmp/delayed")?;
+    let status = command(&[
+        "stat", "-x,", "-D", "1", "-e", MARK_3, "--", "sh", "-c", script,
+    ])
+    .stderr(errors)
+    .status()?;
+    let said = fs::read_to_string("/tmp/delayed")?;
+    ensure!(status.success(), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    ensure!(last.starts_with("5,,"), "{said}");
+    // And those that all come before a delay's end are not counted, nor shown as zero.
+    let lines = stat(&[
+        "-D",
+        "80000",
+        "-e",
+        MARK_3,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "5",
+    ])?;
+    let last = lines.last().map(String::as_str).unwrap_or_default();
+    ensure!(last.starts_with("<not counted>,"), "{lines:?}");
+    Ok(())
+}
+
+fn stat_controlled_counts_what_was_enabled() -> Outcome {
+    let mut marker = Marker::start("3")?;
+    let mut stat = Controlled::stat("stat", &["-a", "-e", MARK_3])?;
+    for round in 1..=3 {
+        marker.place(4)?;
+        stat.say("enable")?;
+        marker.place(round)?;
+        stat.say("disable")?;
+    }
+    stat.interrupt()?;
+    let said = fs::read_to_string("/tmp/stat")?;
+    let line = said.lines().find(|line| line.contains("vpmu/"));
+    ensure!(line.is_some_and(|line| line.starts_with("6,")), "{said}");
+    Ok(())
+}
+
+fn stat_repeated_has_the_mean_of_equal_counts() -> Outcome {
+    let lines = stat(&[
+        "-r",
+        "3",
+        "-e",
+        MARK_3,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "7",
+    ])?;
+    let fields: Vec<&str> = lines.iter().flat_map(|line| line.split(',')).collect();
+    // The event's name has a comma; the deviation follows it.
+    ensure_eq!(fields[0], "7", "the mean: {lines:?}");
+    ensure_eq!(fields[4], "0.00%", "the deviation: {lines:?}");
+    let output = perf(&[
+        "stat",
+        "-r",
+        "3",
+        "-e",
+        MARK_3,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "7",
+    ])?;
+    let said = text(&output.stderr);
+    ensure!(said.contains("(3 runs)"), "{said}");
+    Ok(())
+}
+
+fn stat_in_json_has_each_count() -> Outcome {
+    let marks = ["--", "taskset", "2", "guest-tests", "mark", "3", "7"];
+    let events = ["-e", MARK_3, "-e", MARK_4];
+    for (scope, expected) in [
+        (&[][..], &[("", MARK_3, 7.0), ("", MARK_4, 0.0)][..]),
+        (
+            &["-a", "-A"],
+            &[
+                ("0", MARK_3, 0.0),
+                ("1", MARK_3, 7.0),
+                ("0", MARK_4, 0.0),
+                ("1", MARK_4, 0.0),
+            ],
+        ),
+    ] {
+        let output = perf(&[&["stat", "-j"], scope, &events, &marks].concat())?;
+        let said = text(&output.stderr);
+        let mut counts = Vec::new();
+        for line in said.lines() {
+            let value = json(line.as_bytes())?;
+            let word = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+            let count: f64 = word("counter-value").parse()?;
+            let share = value["pcnt-running"].as_f64();
+            ensure_eq!(share, Some(100.0), "{said}");
+            ensure!(value["event-runtime"].as_u64() > Some(0), "{said}");
+            let cpu = match &value["cpu"] {
+                Value::Null => String::new(),
+                cpu => cpu.as_str().unwrap_or_default().to_owned(),
+            };
+            counts.push((cpu, word("event"), count));
+        }
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|&(cpu, event, count)| (cpu.to_owned(), event.to_owned(), count))
+            .collect();
+        ensure_eq!(counts, expected, "{scope:?}");
+    }
+    Ok(())
+}
+
+/// The hierarchy that systems have today. A kernel gives its groups no perf events before somebody
+/// has switched any controller on, as systems do when they start.
+fn stat_of_each_cgroup_counts_its_members() -> Outcome {
+    fs::create_dir_all("/tmp/unified")?;
+    os::mount(c"cgroup2", c"/tmp/unified")?;
+    fs::write("/tmp/unified/cgroup.subtree_control", "+pids")?;
+    let member = |group: &str, times: u32| {
+        format!("sh -c 'echo $$ > /tmp/unified/{group}/cgroup.procs; guest-tests mark 3 {times}'; ")
+    };
+    for group in ["one", "two", "idle"] {
+        fs::create_dir_all(format!("/tmp/unified/{group}"))?;
+    }
+    let shell = format!(
+        "{}{}guest-tests mark 3 2",
+        member("one", 4),
+        member("two", 9)
+    );
+    let expected = [("4", "one"), ("9", "two"), ("<not counted>", "idle")];
+    let check = |lines: &[String]| -> Outcome {
+        let counts: Vec<(&str, &str)> = lines
+            .iter()
+            .map(|line| {
+                let fields: Vec<&str> = line.split(',').collect();
+                (fields[0], fields.get(4).copied().unwrap_or_default())
+            })
+            .collect();
+        ensure_eq!(counts, expected, "counts of groups");
+        Ok(())
+    };
+    let each = ["-a", "-e", MARK_3, "--for-each-cgroup", "one,two,idle"];
+    check(&stat(&[&each[..], &["--", "sh", "-c", &shell]].concat())?)?;
+    let events = [MARK_3; 3].join(",");
+    let named = ["-a", "-e", &events, "-G", "one,two,idle"];
+    check(&stat(&[&named[..], &["--", "sh", "-c", &shell]].concat())?)
+}
+
+/// The leader decides which context a group is in.
+fn stat_of_mixed_groups_counts_both_kinds() -> Outcome {
+    for events in [
+        format!("{{task-clock,{MARK_3},page-faults,{MARK_4}}}"),
+        format!("{{{MARK_3},task-clock,{MARK_4},page-faults}}"),
+    ] {
+        let shell = "guest-tests mark 3 6; guest-tests mark 4 8";
+        let lines = stat(&["-e", &events, "--", "sh", "-c", shell])?;
+        for (event, expected) in [
+            (MARK_3, Some("6")),
+            (MARK_4, Some("8")),
+            ("page-faults", None),
+        ] {
+            let line = lines.iter().find(|line| line.contains(event));
+            let line = line.ok_or_else(|| format!("no {event} in {lines:?}"))?;
+            let value = line.split(',').next().unwrap_or_default();
+            let right = match expected {
+                Some(expected) => value == expected,
+                None => value.parse::<u64>().is_ok_and(|faults| faults > 0),
+            };
+            ensure!(right && line.contains(",100.00,"), "{events}: {lines:?}");
+        }
+    }
+    Ok(())
+}
+
+fn is_counted(event: &str) -> Fallible<bool> {
+    let catalogue = Vpmu::open()?;
+    let entries = catalogue.catalogue().entries();
+    Ok(entries.iter().any(|entry| entry.name == event))
+}
+
+fn stat_without_events_names_what_is_not_supported() -> Outcome {
+    // On a host with counters the events are the device's.
+    let counted = is_counted("cycles")?;
+    let output = perf(&["stat", "-x,", "-d", "--", "guest-tests", "mark", "3", "5"])?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    let value = |event: &str| {
+        said.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(',').collect();
+            (fields.get(2) == Some(&event)).then(|| fields[0].to_owned())
+        })
+    };
+    for event in [
+        "task-clock",
+        "context-switches",
+        "cpu-migrations",
+        "page-faults",
+    ] {
+        let number = value(event).and_then(|value| value.parse::<f64>().ok());
+        ensure!(number.is_some(), "{event}: {said}");
+    }
+    for event in ["cycles", "instructions", "branch-misses", "L1-dcache-loads"] {
+        let supported = value(event).is_some_and(|value| value != "<not supported>");
+        ensure!(value(event).is_some(), "{event} is missing: {said}");
+        ensure!(counted || !supported, "{event}: {said}");
+    }
+    Ok(())
+}
+
+/// `P`: as precise as can be had. perf tries from the top down.
+fn record_asked_for_any_precision_samples_without() -> Outcome {
+    let marks = ["-c", "1", "--", "guest-tests", "mark", "3", "20"];
+    record(
+        "any",
+        &[&["-e", "vpmu/mark,event=3/P"], &marks[..]].concat(),
+    )?;
+    ensure_eq!(script("any", "comm")?.len(), 20, "samples");
+    let output = perf(&["evlist", "-v", "-i", "any"])?;
+    let said = text(&output.stdout);
+    ensure!(!said.contains("precise_ip"), "{said}");
+    Ok(())
+}
+
+fn record_asked_for_precision_names_the_lack() -> Outcome {
+    for modifier in ["p", "pp", "ppp"] {
+        let event = format!("{MARK_3}{modifier}");
+        let args = [
+            "record", "-o", "precise", "-e", &event, "-c", "1", "--", "true",
+        ];
+        let output = perf(&args)?;
+        let said = text(&output.stderr);
+        ensure!(!output.status.success(), "{event} was accepted");
+        let expected = format!("{event}: PMU Hardware doesn't support sampling");
+        ensure!(said.contains(&expected), "{event}: {said}");
+        let counted = count(&["-e", &event, "--", "guest-tests", "mark", "3", "2"])?;
+        ensure_eq!(counted, "<not supported>", "{event}");
+    }
+    Ok(())
+}
+
+/// `-s` asks for a record of each task's counts as it ends; perf core writes as many of ours as of its
+/// own events.
+fn record_with_threads_counts_has_the_kernels_records() -> Outcome {
+    let shell = "guest-tests mark 3 5; guest-tests mark 3 6";
+    let mut records = Vec::new();
+    for event in [MARK_3, "page-faults"] {
+        let args = ["-s", "-T", "-e", event, "-c", "1", "--", "sh", "-c", shell];
+        record("counts", &args)?;
+        let output = perf(&["report", "-i", "counts", "-D"])?;
+        let dump = text(&output.stdout);
+        records.push(dump.matches("PERF_RECORD_READ").count());
+        if event == MARK_3 {
+            ensure_eq!(script("counts", "comm")?.len(), 11, "samples");
+        }
+        let output = perf(&["report", "-T", "--stdio", "-i", "counts"])?;
+        ensure!(output.status.success(), "{}", text(&output.stderr));
+    }
+    ensure_eq!(records[0], records[1], "records of counts");
+    Ok(())
+}
+
+fn record_that_overwrites_keeps_the_newest() -> Outcome {
+    // One page has room for some 100 samples: first those of the one value, then the other's.
+    let shell = "guest-tests mark 3 300; guest-tests mark 4 20";
+    let options = [
+        "--overwrite",
+        "-m",
+        "1",
+        "-d",
+        "-C",
+        "1",
+        "-e",
+        "vpmu/marks/",
+        "-c",
+        "1",
+    ];
+    let command = ["--", "taskset", "2", "sh", "-c", shell];
+    record("newest", &[&options[..], &command].concat())?;
+    let lines = script("newest", "addr")?;
+    let values: Vec<u64> = lines
+        .iter()
+        .map(|line| u64::from_str_radix(line.trim(), 16))
+        .collect::<Result<_, _>>()?;
+    let older = values.iter().filter(|&&value| value == 3).count();
+    ensure_eq!(values.len() - older, 20, "the newest of {values:?}");
+    ensure!(0 < older && older < 300, "{older} older ones");
+    ensure!(values.is_sorted(), "not in order: {values:?}");
+    Ok(())
+}
+
+fn record_that_switches_files_loses_no_sample() -> Outcome {
+    let mut marker = Marker::start("3")?;
+    let _ = fs::remove_dir_all("/tmp/switched");
+    fs::create_dir("/tmp/switched")?;
+    let options = ["--switch-output=signal", "-a", "-e", MARK_3, "-c", "1"];
+    let mut perf = Controlled::start("switched/data", &options)?;
+    perf.say("enable")?;
+    for round in 1..=2 {
+        marker.place(30)?;
+        perf.signal("-USR2")?;
+        // The file is whole when it has its name.
+        while fs::read_dir("/tmp/switched")?.count() <= round {
+            thread::yield_now();
+        }
+    }
+    marker.place(30)?;
+    perf.say("disable")?;
+    perf.stop()?;
+    let mut sizes = Vec::new();
+    for file in fs::read_dir("/tmp/switched")? {
+        let path = file?.path();
+        sizes.push(script(&path.to_string_lossy(), "comm")?.len());
+    }
+    ensure!(sizes.len() > 2, "{} files", sizes.len());
+    ensure_eq!(sizes.iter().sum::<usize>(), 90, "samples of {sizes:?}");
+    Ok(())
+}
+
+fn report_has_every_sample_under_its_symbol() -> Outcome {
+    let marks = ["--", "guest-tests", "mark", "3", "40"];
+    record(
+        "symbols",
+        &[&["-e", MARK_3, "-c", "1"], &marks[..]].concat(),
+    )?;
+    let args = [
+        "report",
+        "-i",
+        "symbols",
+        "--stdio",
+        "-n",
+        "-F",
+        "sample,period,comm,dso",
+    ];
+    let output = perf(&[&args[..], &["-t", ","]].concat())?;
+    let said = text(&output.stdout);
+    let lines: Vec<Vec<&str>> = said
+        .lines()
+        .filter(|line| !line.trim().is_empty() && !line.starts_with('#'))
+        .map(|line| line.split(',').map(str::trim).collect())
+        .collect();
+    // The module places the mark.
+    ensure_eq!(
+        lines,
+        [["40", "40", "guest-tests", "[virtio_pmu]"]],
+        "{said}"
+    );
+    Ok(())
+}
+
+/// perf has objdump take the program apart.
+fn annotate_names_the_hot_instructions() -> Outcome {
+    let spin = ["--", "workload", "spin", "300"];
+    record(
+        "hot",
+        &[&["-e", "vpmu/cpu-clock/u", "-c", "1000000"], &spin[..]].concat(),
+    )?;
+    let output = perf(&["annotate", "-i", "hot", "--stdio", "-s", "workload::spin"])?;
+    let said = text(&output.stdout);
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let mut share = 0.0;
+    for line in said.lines() {
+        let Some((percent, rest)) = line.split_once(" :") else {
+            continue;
+        };
+        // The address and the instruction.
+        if let (Ok(percent), true) = (percent.trim().parse::<f64>(), rest.contains(":  ")) {
+            share += percent;
+        }
+    }
+    ensure!((99.0..101.0).contains(&share), "{share} % in:\n{said}");
+    Ok(())
+}
+
+fn tracepoints_and_marks_are_in_one_recording() -> Outcome {
+    let exec = "sched:sched_process_exec";
+    let shell = "guest-tests mark 3 50; guest-tests mark 3 50";
+    let args = ["-c", "1", "-e", exec, "-e", MARK_3, "--", "sh", "-c", shell];
+    record("both", &args)?;
+    let lines = script("both", "event")?;
+    let (traced, marked) = (format!("{exec}:"), format!("{MARK_3}:"));
+    // The shell's exec is before the first of its own.
+    let tally = tally(&lines);
+    ensure_eq!(tally.get(marked.as_str()), Some(&100), "marks: {tally:?}");
+    ensure!(tally.get(traced.as_str()) >= Some(&2), "execs: {tally:?}");
+    Ok(())
+}
+
+fn sched_recorded_beside_leaves_counts_exact() -> Outcome {
+    let stat = [
+        "perf",
+        "stat",
+        "-x,",
+        "-e",
+        MARK_3,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "500",
+    ];
+    let output = perf(&[&["sched", "record", "-o", "sched", "--"], &stat[..]].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    ensure!(said.lines().any(|line| line.starts_with("500,,")), "{said}");
+    for (action, expected) in [("latency", "guest-tests:"), ("timehist", "guest-tests[")] {
+        let output = perf(&["sched", action, "-i", "sched"])?;
+        let shown = text(&output.stdout);
+        ensure!(
+            output.status.success(),
+            "{action}: {}",
+            text(&output.stderr)
+        );
+        ensure!(shown.contains(expected), "{action}:\n{shown}");
+    }
+    Ok(())
+}

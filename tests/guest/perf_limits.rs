@@ -1,0 +1,175 @@
+//! What stock perf shows of events that the device had no room for, or did not run all the time: how
+//! much of the time they ran, and never a count of the rest.
+
+use vpmu_client::perf::PerfPmu;
+
+use crate::cpu;
+use crate::ensure::{ensure, ensure_eq};
+use crate::perf_record::{MARK_3, MARK_4, perf, record, script, tally};
+use crate::programs::text;
+use crate::{Outcome, Test};
+
+/// In a machine of three events.
+pub(crate) const FEW_EVENTS: &[Test] = &[
+    (
+        "stat_of_more_events_than_the_device_has_names_the_errno",
+        stat_of_more_events_than_the_device_has_names_the_errno,
+    ),
+    (
+        "stat_of_children_without_room_shows_the_share",
+        stat_of_children_without_room_shows_the_share,
+    ),
+    (
+        "stat_of_all_that_has_room_is_whole_again",
+        stat_of_all_that_has_room_is_whole_again,
+    ),
+];
+
+/// In a machine that runs one sampling host counter on a vCPU.
+pub(crate) const ONE_COUNTER: &[Test] = &[
+    (
+        "record_of_a_clock_that_waits_has_no_sample_of_it",
+        record_of_a_clock_that_waits_has_no_sample_of_it,
+    ),
+    ("clock_that_waits_has_not_run", clock_that_waits_has_not_run),
+    (
+        "stat_beside_a_clock_that_waits_is_whole",
+        stat_beside_a_clock_that_waits_is_whole,
+    ),
+];
+
+fn stat_of_more_events_than_the_device_has_names_the_errno() -> Outcome {
+    let events = [MARK_3; 4].join(",");
+    let output = perf(&["stat", "-x,", "-e", &events, "--", "true"])?;
+    let said = text(&output.stderr);
+    ensure!(!output.status.success(), "four events of three: {said}");
+    ensure!(said.contains("No space left on device"), "{said}");
+    Ok(())
+}
+
+/// The shell's own events take two of the three places: of the child's, one has none.
+fn stat_of_children_without_room_shows_the_share() -> Outcome {
+    let shell = "guest-tests mark 3 10; guest-tests mark 4 10; true";
+    let events = ["-e", MARK_3, "-e", MARK_4, "--", "sh", "-c", shell];
+    let output = perf(&[&["stat", "-x;"], &events[..]].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split(';').collect()).collect();
+    let [first, second] = lines.as_slice() else {
+        return Err(format!("not two lines: {said}").into());
+    };
+    ensure_eq!((first[0], first[4]), ("10", "100.00"), "{said}");
+    // None of its own marks are the shell's, so there is nothing to scale.
+    let share: f64 = second[4].parse()?;
+    ensure_eq!(second[0], "0", "{said}");
+    ensure!(0.0 < share && share < 100.0, "{said}");
+    // A person sees the share in brackets, and of the whole one none.
+    let output = perf(&[&["stat"], &events[..]].concat())?;
+    let said = text(&output.stderr);
+    let line = |event: &str| said.lines().find(|line| line.contains(event));
+    ensure!(
+        line(MARK_3).is_some_and(|line| !line.contains('%')),
+        "{said}"
+    );
+    ensure!(
+        line(MARK_4).is_some_and(|line| line.contains("%)")),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// What was refused before takes no place.
+fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
+    for _ in 0..3 {
+        stat_of_more_events_than_the_device_has_names_the_errno()?;
+    }
+    let shell = "guest-tests mark 3 10; guest-tests mark 3 5; true";
+    let output = perf(&["stat", "-x;", "-e", MARK_3, "--", "sh", "-c", shell])?;
+    let said = text(&output.stderr);
+    let fields: Vec<&str> = said.trim().split(';').collect();
+    ensure_eq!((fields[0], fields[4]), ("15", "100.00"), "{said}");
+    Ok(())
+}
+
+const CLOCKS: [&str; 2] = ["vpmu/cpu-clock/", "vpmu/task-clock/"];
+
+fn record_of_a_clock_that_waits_has_no_sample_of_it() -> Outcome {
+    let spin = ["--", "workload", "spin", "300"];
+    let events = ["-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000"];
+    record("waits", &[&events[..], &spin].concat())?;
+    let lines = script("waits", "event")?;
+    let events = tally(&lines);
+    let names: Vec<&str> = events.keys().copied().collect();
+    ensure_eq!(names, ["vpmu/cpu-clock/:"], "samples: {events:?}");
+    // The recording has both events.
+    let output = perf(&["evlist", "-i", "waits"])?;
+    let listed = text(&output.stdout);
+    let listed: Vec<&str> = listed.lines().collect();
+    ensure_eq!(listed[..2], CLOCKS, "events of {listed:?}");
+    Ok(())
+}
+
+/// Through perf core, as any program reads it: the second clock runs once the first leaves it the
+/// counter.
+fn clock_that_waits_has_not_run() -> Outcome {
+    let pmu = PerfPmu::open()?;
+    cpu::pin(1)?;
+    let mut events = Vec::new();
+    for name in CLOCKS {
+        let name = name.trim_start_matches("vpmu").trim_matches('/');
+        events.push(pmu.open_event(&pmu.attr(name)?.sampling(1_000_000))?);
+    }
+    let [first, second] = events.as_slice() else {
+        return Err("not two events".into());
+    };
+    let _rings = [first.map(8)?, second.map(8)?];
+    first.enable()?;
+    second.enable()?;
+    spin();
+    let [ran, waited] = [first.read()?, second.read()?];
+    ensure!(ran.value > 0, "{ran:?}");
+    ensure_eq!(ran.time_running, ran.time_enabled, "{ran:?}");
+    ensure!(waited.time_enabled > 0, "{waited:?}");
+    ensure_eq!((waited.value, waited.time_running), (0, 0), "{waited:?}");
+    first.disable()?;
+    spin();
+    let ran = second.read()?;
+    ensure!(ran.value > 0, "{ran:?}");
+    ensure!(
+        0 < ran.time_running && ran.time_running < ran.time_enabled,
+        "{ran:?}"
+    );
+    Ok(())
+}
+
+fn spin() {
+    let begin = cpu::tsc();
+    while cpu::tsc() - begin < 50_000_000 {}
+}
+
+fn stat_beside_a_clock_that_waits_is_whole() -> Outcome {
+    let stat = [
+        "perf",
+        "stat",
+        "-x;",
+        "-e",
+        MARK_3,
+        "--",
+        "guest-tests",
+        "mark",
+        "3",
+        "200",
+    ];
+    let events = [
+        "-a", "-e", CLOCKS[0], "-e", CLOCKS[1], "-c", "1000000", "--",
+    ];
+    let said = record("beside", &[&events[..], &stat].concat())?;
+    let line = said.lines().find(|line| line.contains(MARK_3));
+    let fields: Vec<&str> = line.unwrap_or_default().split(';').collect();
+    ensure_eq!(
+        (fields[0], fields.get(4)),
+        ("200", Some(&"100.00")),
+        "{said}"
+    );
+    Ok(())
+}

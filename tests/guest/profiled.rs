@@ -1,0 +1,28 @@
+//! What a guest does while its host profiles it: it counts and samples by itself, round after round,
+//! and says how many there were of each.
+
+use crate::Outcome;
+use crate::acts::say;
+use crate::perf_record::{Fallible, MARK_3, perf, record, script};
+use crate::programs::text;
+
+/// Rounds until the host ends the machine.
+pub(crate) fn rounds() -> Outcome {
+    for round in 1_u32.. {
+        let marks = ["--", "guest-tests", "mark", "3"];
+        let counted = counted(&[&marks[..], &["500"]].concat())?;
+        record(
+            "round",
+            &[&["-e", MARK_3, "-c", "1"], &marks[..], &["200"]].concat(),
+        )?;
+        let sampled = script("round", "comm")?.len();
+        say(&format!("round {round}: {counted} {sampled}"));
+    }
+    Ok(())
+}
+
+fn counted(command: &[&str]) -> Fallible<String> {
+    let output = perf(&[&["stat", "-x,", "-e", MARK_3], command].concat())?;
+    let said = text(&output.stderr);
+    Ok(said.split(',').next().unwrap_or_default().to_owned())
+}

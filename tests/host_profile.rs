@@ -1,0 +1,137 @@
+//! The host's own perf on the threads of a machine whose guest counts and samples by vpmu at the same
+//! time: neither takes anything from the other.
+
+use std::sync::OnceLock;
+
+use tests::host::Session;
+
+const SCRIPT: &str = r#"
+rounds() {
+	grep -c '@guest round' /tmp/profiled.console 2> /dev/null
+}
+# Until the guest has ended so many rounds more.
+until_more() {
+	wanted=$(($(rounds) + $1))
+	tries=0
+	while [ "$(rounds)" -lt $wanted ]; do
+		sleep 0.1
+		tries=$((tries + 1))
+		if [ $tries -gt 2000 ] || grep -q '@guest failed' /tmp/profiled.console; then
+			echo "no more rounds"
+			cat /tmp/profiled.console /tmp/profiled.log
+			exit 1
+		fi
+	done
+}
+# Of two rounds that end meanwhile, one has begun meanwhile, too.
+profile() {
+	rm -f /tmp/control /tmp/acknowledged
+	mkfifo /tmp/control /tmp/acknowledged
+	perf "$@" --delay=-1 --control=fifo:/tmp/control,/tmp/acknowledged 2> /tmp/said &
+	perf=$!
+	echo enable > /tmp/control
+	read -r answer < /tmp/acknowledged
+	until_more 2
+	echo disable > /tmp/control
+	read -r answer < /tmp/acknowledged
+	kill -INT $perf
+	wait $perf
+	cat /tmp/said
+}
+ACT=profiled
+boot profiled > /tmp/profiled.said &
+until_more 1
+vmm=$(pidof vmm)
+threads=
+for thread in /proc/$vmm/task/*; do
+	case $(cat $thread/comm) in
+		vcpu*) threads=$threads,${thread##*/} ;;
+	esac
+done
+threads=${threads#,}
+echo "vCPUs: $threads of $vmm"
+profile stat -x, -o /tmp/stat -e task-clock,context-switches,kvm:kvm_exit,kvm:kvm_entry -t $threads
+put stat /tmp/stat
+profile stat -x, -o /tmp/whole -e task-clock,kvm:kvm_exit -p $vmm
+put whole /tmp/whole
+profile record -o /tmp/clock.data -e cpu-clock -c 1000000 -t $threads
+perf script -i /tmp/clock.data -F comm,event > /tmp/clock
+put clock /tmp/clock
+profile record -o /tmp/exits.data -e kvm:kvm_exit -c 1 -p $vmm
+perf script -i /tmp/exits.data -F comm,event > /tmp/exits
+put exits /tmp/exits
+kill -TERM $vmm
+wait
+cat /tmp/profiled.said
+"#;
+
+fn session() -> &'static Session {
+    static SESSION: OnceLock<Result<Session, String>> = OnceLock::new();
+    let session = SESSION.get_or_init(|| {
+        let perf = images::foreign::perf().map_err(|error| error.to_string())?;
+        Session::run(SCRIPT, perf)
+    });
+    match session {
+        Ok(session) => session,
+        Err(error) => panic!("no session: {error}"),
+    }
+}
+
+/// Marks that the guest counts in a round; each is an exit.
+const MARKS: f64 = 500.0;
+
+/// The count of an event in what `perf stat -x,` wrote.
+fn count(file: &str, event: &str) -> f64 {
+    let text = session().text(file);
+    let line = text.lines().find(|line| line.contains(event));
+    let line = line.unwrap_or_else(|| panic!("no {event} in:\n{text}"));
+    assert!(line.contains(",100.00,"), "not all the time: {line}");
+    let value = line.split(',').next().unwrap_or_default();
+    value.parse().unwrap_or_else(|e| panic!("{e}: {line}"))
+}
+
+#[test]
+fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
+    let said = session().said("profiled");
+    // One before, and two for each of the host's four.
+    assert!(said.len() >= 9, "{said:?}");
+    for (at, line) in said.iter().enumerate() {
+        assert_eq!(*line, format!("round {}: 500 200", at + 1), "{said:?}");
+    }
+}
+
+#[test]
+fn hosts_stat_of_vcpu_threads_counts_while_the_guest_does() {
+    assert!(count("stat", "task-clock") > 0.0);
+    let exits = count("stat", "kvm:kvm_exit");
+    assert!(exits >= MARKS, "{exits} exits");
+    // The thread is in the guest, or out of it.
+    let entries = count("stat", "kvm:kvm_entry");
+    assert!(
+        (exits - entries).abs() <= 2.0,
+        "{exits} exits, {entries} entries"
+    );
+}
+
+#[test]
+fn hosts_stat_of_the_whole_machine_counts_while_the_guest_does() {
+    assert!(count("whole", "task-clock") > 0.0);
+    let exits = count("whole", "kvm:kvm_exit");
+    assert!(exits >= MARKS, "{exits} exits");
+}
+
+#[test]
+fn hosts_record_of_vcpu_threads_has_samples_while_the_guest_counts() {
+    let samples = session().text("clock");
+    assert!(samples.lines().count() > 0, "no samples");
+    let other = samples.lines().find(|line| !line.contains("vcpu"));
+    assert_eq!(other, None, "a sample of another thread");
+}
+
+#[test]
+fn hosts_record_of_exits_has_each_of_the_guests_marks() {
+    let samples = session().text("exits");
+    let exits = samples.lines().filter(|line| line.contains("kvm:kvm_exit"));
+    let exits = exits.count();
+    assert!(exits >= 500, "{exits} exits");
+}
