@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::settings::Settings;
 use crate::shard::{CounterPool, RoomLimit};
 use crate::source::Source;
-use crate::throttle::{Budget, RateLimit};
+use crate::throttle::{Budget, RateLimit, TimeLimit};
 
 /// The fixed surroundings of one device.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Backend {
     pub(crate) machine: Arc<dyn Machine>,
     /// How often each event may sample.
     pub(crate) rate_limit: RateLimit,
+    /// How much of a vCPU's time its samples may take.
+    pub(crate) time_limit: TimeLimit,
     /// How much all events of the guest may write.
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
@@ -37,8 +39,10 @@ impl Backend {
         source: Box<dyn Source>,
         machine: Arc<dyn Machine>,
     ) -> Self {
+        let rate_limit = RateLimit::new(settings.limits.max_sample_rate);
         Self {
-            rate_limit: RateLimit::new(settings.limits.max_sample_rate),
+            rate_limit,
+            time_limit: TimeLimit::new(rate_limit, settings.limits.max_sampling_percent),
             budget: Budget::new(
                 settings.limits.max_samples,
                 settings.limits.max_record_bytes,

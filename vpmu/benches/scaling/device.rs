@@ -66,6 +66,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
             max_sample_rate: u32::MAX,
             max_samples: u32::MAX,
             max_record_bytes: u64::MAX,
+            max_sampling_percent: 100,
             min_hardware_period: 1,
             ..Limits::default()
         },

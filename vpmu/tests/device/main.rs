@@ -32,6 +32,7 @@ mod rig;
 mod rings;
 mod rooms;
 mod sampling;
+mod sampling_time;
 mod traces;
 mod vcpus;
 mod world;

@@ -86,6 +86,7 @@ pub(crate) fn limits() -> Limits {
         min_hardware_period: 1,
         max_samples: u32::MAX,
         max_record_bytes: u64::MAX,
+        max_sampling_percent: 100,
         ..Limits::default()
     }
 }
