@@ -1,14 +1,17 @@
 //! The fixed surroundings of a device, shared by all of its parts: settings, clock, source, machine.
 
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, is_hardware};
 use crate::clock::Clock;
 use crate::locks::{DRAIN, Lock};
 use crate::machine::Machine;
+use crate::refusal::Refusal;
 use crate::settings::Settings;
 use crate::shard::{CounterPool, RoomLimit};
-use crate::source::Source;
+use crate::source::{Request, Source};
 use crate::throttle::{Budget, RateLimit, TimeLimit};
 
 /// The fixed surroundings of one device.
@@ -26,6 +29,8 @@ pub(crate) struct Backend {
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
     pub(crate) counters: CounterPool,
+    /// Reasons of the host's that the log has, one bit each.
+    refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
     /// Shards that want to be drained.
@@ -52,6 +57,7 @@ impl Backend {
             clock,
             source,
             machine,
+            refusals: AtomicU32::new(0),
             catalogue: OnceLock::new(),
             guest_ips: OnceLock::new(),
             draining: Lock::new(0),
@@ -77,6 +83,36 @@ impl Backend {
     /// The catalogue, if anyone has asked for it yet.
     pub(crate) fn known_catalogue(&self) -> Option<&Catalogue> {
         self.catalogue.get()
+    }
+
+    /// Whether the operator lets anybody count what is requested.
+    ///
+    /// # Errors
+    /// `ENOENT`: the catalogue does not list it either.
+    pub(crate) fn permit(&self, request: &Request) -> io::Result<()> {
+        match self.settings.hardware_events || !is_hardware(request.kind) {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        }
+    }
+
+    /// The host's reason for an error of a counter that it was asked for. The log has each once: a guest
+    /// can ask for counters as often as it likes.
+    pub(crate) fn refused(&self, error: &io::Error) -> Refusal {
+        let refusal = Refusal::of(error);
+        let bit = 1 << Refusal::wire(Some(refusal));
+        if self.refusals.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            log::warn!("the host refused a counter for a guest's event ({error}): {refusal}");
+        }
+        refusal
+    }
+
+    /// Why the guest has no event of a kind of the host's.
+    pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
+        match self.settings.hardware_events || !is_hardware(kind) {
+            true => self.source.refusal(kind),
+            false => Some(Refusal::Policy),
+        }
     }
 
     /// The answer of [`Machine::reports_guest_ips`], once [`Backend::ask_guest_ips`] has asked.

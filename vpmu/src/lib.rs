@@ -36,6 +36,7 @@ mod period;
 mod persistent;
 mod queues;
 mod record;
+mod refusal;
 mod ring;
 mod session;
 mod settings;
@@ -57,6 +58,7 @@ pub use machine::{
 };
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
+pub use refusal::Refusal;
 pub use session::VcpuSession;
 pub use settings::{Engines, Limits, LimitsError, Settings};
 pub use source::Source;

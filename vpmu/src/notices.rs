@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::{
-    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
+    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice, REFUSED_NOT,
 };
 use crate::locks::{Held, Lock, NOTICES};
 use crate::machine::Machine;
 use crate::queues::{BadChain, Chain, DeviceQueue, put};
+use crate::refusal::Refusal;
 
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl Notices {
             match tell {
                 Tell::Wake(owner) => due.wake(owner),
                 Tell::Aux(event) => due.aux(event),
-                Tell::Fail(event) => due.fail(event),
+                Tell::Fail(event, refused) => due.fail(event, refused),
                 Tell::Limit(event) => due.limit(event),
                 Tell::Forget(event) => due.forget(event),
             }
@@ -155,8 +156,8 @@ pub(crate) enum Tell {
     Wake(u64),
     /// The driver is to look at the area that it keeps for an event.
     Aux(u64),
-    /// An event is in error.
-    Fail(u64),
+    /// An event is in error, for this reason of the host's.
+    Fail(u64, Option<Refusal>),
     /// An event has used its overflows up.
     Limit(u64),
     /// An event is gone.
@@ -223,8 +224,8 @@ impl Due {
     }
 
     /// An event is in error; once in its life.
-    pub(crate) fn fail(&mut self, event: u64) {
-        self.push(NOTICE_ERROR, event);
+    pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
+        self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
     /// An event has used its overflows up; one notice stands for all that are not delivered. It
@@ -288,11 +289,15 @@ impl Due {
     }
 
     fn push(&mut self, kind: u32, event: u64) {
+        self.push_with(kind, event, REFUSED_NOT);
+    }
+
+    fn push_with(&mut self, kind: u32, event: u64, refused: u8) {
         self.grown = true;
         self.queue.push_back(Notice {
             kind: kind.into(),
+            refused: u32::from(refused).into(),
             event: event.into(),
-            ..Notice::default()
         });
     }
 }

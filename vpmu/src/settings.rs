@@ -11,6 +11,9 @@ pub struct Settings {
     pub limits: Limits,
     /// What makes the samples of host counters.
     pub engines: Engines,
+    /// Whether the guest, and its operator, may have events that hardware counts. While such an event is
+    /// open, Linux starts no VM with a mediated PMU on the host.
+    pub hardware_events: bool,
 }
 
 /// What makes the samples of host counters, where the guest leaves the choice to the device.

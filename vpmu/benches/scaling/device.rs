@@ -71,6 +71,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
             ..Limits::default()
         },
         engines: Engines::Auto,
+        hardware_events: true,
     };
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);

@@ -105,6 +105,7 @@ fn measure() -> io::Result<()> {
             ..Limits::default()
         },
         engines: Engines::Exit,
+        hardware_events: true,
     };
     let watch = Watch::default();
     let source = Watched {

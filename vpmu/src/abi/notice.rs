@@ -7,8 +7,9 @@ wire! {
     pub struct Notice {
         /// One of `NOTICE_*`.
         pub kind: U32,
-        /// Zero.
-        pub reserved: U32,
+        /// Of [`NOTICE_ERROR`], one of `REFUSED_*`: why the host refused the event's counter;
+        /// [`REFUSED_NOT`](super::REFUSED_NOT): it gave up one that it had opened. Of others zero.
+        pub refused: U32,
         /// The event meant.
         pub event: U64,
     }

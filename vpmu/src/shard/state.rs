@@ -22,7 +22,7 @@ use crate::abi::{
 };
 use crate::aux::Refused;
 use crate::clock::Clock;
-use crate::errno::{Errno, status};
+use crate::errno::{Denied, Errno, status};
 use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group, GroupEvent};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
@@ -310,10 +310,12 @@ impl State {
     ///
     /// # Errors
     /// The host's; there is no event then.
-    pub(crate) fn open(&mut self, mut event: Event) -> Result<(), Errno> {
+    pub(crate) fn open(&mut self, mut event: Event) -> Result<(), Denied> {
         let id = event.spec.id;
+        self.cpu.take_refusal();
         if !event.is_operators() || self.cpu.thread().is_some() {
-            event.prepare(&mut self.cpu)?;
+            let prepared = event.prepare(&mut self.cpu);
+            prepared.map_err(|error| self.deny(error.into()))?;
         }
         self.events.insert(id, event);
         let started = self.start(id);
@@ -321,7 +323,15 @@ impl State {
             self.events.remove(&id);
             self.writer.tell(Tell::Forget(id));
         }
-        started
+        started.map_err(|errno| self.deny(errno))
+    }
+
+    /// The event is not opened, for the host's reason if it has one.
+    fn deny(&mut self, errno: Errno) -> Denied {
+        Denied {
+            errno,
+            refusal: self.cpu.take_refusal(),
+        }
     }
 
     /// Takes a task event away that is placed on no vCPU, for another shard.
@@ -668,7 +678,8 @@ impl State {
             log::warn!("event {id} is in error: {error}");
             let leases = event.fail();
             self.release(leases);
-            self.writer.tell(Tell::Fail(id));
+            let refusal = self.cpu.take_refusal();
+            self.writer.tell(Tell::Fail(id, refusal));
             self.each_member(id, Self::stop, Errand::Stop);
         }
         errno

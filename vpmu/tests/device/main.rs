@@ -9,6 +9,7 @@ mod areas;
 mod batched;
 mod budgets;
 mod children;
+mod contention;
 mod counting;
 mod driver;
 mod flush;

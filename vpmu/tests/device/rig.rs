@@ -157,6 +157,7 @@ impl Rig {
             tsc_khz: 1_000_000,
             limits,
             engines,
+            hardware_events: true,
         };
         Self::with_memory(settings, window, memory)
     }
@@ -408,6 +409,12 @@ impl Rig {
 
     /// The next notice: its kind and event.
     pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
+        let notice = self.whole_notice()?;
+        Some((notice.kind.get(), notice.event.get()))
+    }
+
+    /// The next notice.
+    pub(crate) fn whole_notice(&mut self) -> Option<Notice> {
         let (slot, len) = self.queues[1].reclaim()?;
         assert_eq!(len as usize, size_of::<Notice>());
         let at = self.queues[1].buffer(u16::try_from(slot).expect("a slot"));
@@ -415,8 +422,7 @@ impl Rig {
         self.memory
             .read_slice(&mut bytes, GuestAddress(at))
             .expect("in memory");
-        let notice = Notice::read_from_bytes(&bytes).expect("a notice");
-        Some((notice.kind.get(), notice.event.get()))
+        Some(Notice::read_from_bytes(&bytes).expect("a notice"))
     }
 
     pub(crate) fn catalogue(&mut self) -> Vec<CatalogueEntry> {

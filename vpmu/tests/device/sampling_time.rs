@@ -409,6 +409,7 @@ fn share_beyond_the_whole_is_refused() {
                 ..limits()
             },
             engines: Engines::Auto,
+            hardware_events: true,
         };
         let source = Box::new(FakeSource::new(&world));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);
