@@ -228,6 +228,7 @@ struct vpmu_device {
 	loff_t wakeups;
 	int lost;
 	bool down;
+	unsigned long refused; /* reasons that the log has */
 	struct mutex events_lock; /* which events there are */
 	struct list_head events;
 	struct work_struct give_up;
@@ -257,6 +258,7 @@ bool vpmu_notices_take(struct vpmu_device *dev);
 void vpmu_device_get(struct vpmu_device *dev);
 void vpmu_device_put(struct vpmu_device *dev);
 void vpmu_device_give_up(struct vpmu_device *dev);
+void vpmu_device_refused(struct vpmu_device *dev, u32 why);
 
 /* vpmu_life.c */
 void vpmu_life_close(struct vpmu_device *dev, int err);

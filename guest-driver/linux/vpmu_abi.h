@@ -46,7 +46,9 @@
  * @time_mult: record time = @time_zero + ((tsc * @time_mult) >> @time_shift),
  *             the product taken in 128 bits
  * @time_shift: see @time_mult
- * @reserved: zero
+ * @refused_hardware: VPMU_REFUSED_*, why the catalogue has no hardware event; zero:
+ *                    it has some
+ * @refused_software: the same of the host's software events
  * @tsc_khz: guest TSC frequency
  * @max_sample_rate: most samples that one event makes in a second
  * @max_aux_pages: most pages of one AUX area, a power of two
@@ -62,12 +64,22 @@ struct vpmu_config {
 	__le64 time_zero;
 	__le32 time_mult;
 	__le16 time_shift;
-	__le16 reserved;
+	__u8 refused_hardware;
+	__u8 refused_software;
 	__le32 tsc_khz;
 	__le32 max_sample_rate;
 	__le32 max_aux_pages;
 	__le32 max_persistent;
 };
+
+/* Why the host refuses a counter */
+#define VPMU_REFUSED_NOT		0	/* it does not */
+#define VPMU_REFUSED_IN_USE		1	/* others have its counters for themselves */
+#define VPMU_REFUSED_PERMISSION		2	/* the VMM may not */
+#define VPMU_REFUSED_DESCRIPTORS	3	/* none is left */
+#define VPMU_REFUSED_ABSENT		4	/* it has no such event, or no PMU */
+#define VPMU_REFUSED_POLICY		5	/* the operator keeps such events from us */
+#define VPMU_REFUSED_OTHER		6
 
 /* vpmu_control_header::op, with what follows and what answers */
 #define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */
@@ -187,7 +199,8 @@ struct vpmu_open_request {
 /**
  * struct vpmu_open_reply - the answer to VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
- * @engine: the engine chosen; VPMU_ENGINE_ANY for an event that only counts
+ * @engine: the engine chosen; VPMU_ENGINE_ANY for an event that only counts. With a
+ *          @status, VPMU_REFUSED_*: why the host refused; zero: the device did
  * @id: of the event: never zero, never used again while the VM lives
  */
 struct vpmu_open_reply {
@@ -445,13 +458,14 @@ struct vpmu_reply {
 /**
  * struct vpmu_notice - what the device tells the driver on the event queue
  * @kind: VPMU_NOTICE_*
- * @count: of VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many of them it stands for, 1 to
- *         VPMU_NOTICE_COUNT; else zero
+ * @value: of VPMU_NOTICE_WAKEUP and VPMU_NOTICE_LIMIT: how many of them it stands for, 1 to
+ *         VPMU_NOTICE_COUNT; of VPMU_NOTICE_ERROR, VPMU_REFUSED_*: why the host refused the
+ *         event's counter, zero if it gave up one that it had opened; else zero
  * @event: the event meant
  */
 struct vpmu_notice {
 	__le32 kind;
-	__le32 count;
+	__le32 value;
 	__le64 event;
 };
 

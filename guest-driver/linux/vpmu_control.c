@@ -371,6 +371,8 @@ int vpmu_control_open(struct vpmu_device *dev, const struct vpmu_open_request *w
 	if (!ret) {
 		*id = le64_to_cpu(open->reply.id);
 		*engine = le32_to_cpu(open->reply.engine);
+	} else if (open->request.ret >= (int)sizeof(open->reply) && open->reply.status) {
+		vpmu_device_refused(dev, le32_to_cpu(open->reply.engine));
 	}
 	kfree(open);
 	return ret;

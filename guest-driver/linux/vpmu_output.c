@@ -258,12 +258,12 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		goto unlock;
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
-		output_wakeup(file, POLL_IN, le32_to_cpu(notice->count));
+		output_wakeup(file, POLL_IN, le32_to_cpu(notice->value));
 		if (file->views && file->cpu >= 0)
 			vpmu_sampling_call(dev, file->cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
-		output_wakeup(file, POLL_HUP, le32_to_cpu(notice->count));
+		output_wakeup(file, POLL_HUP, le32_to_cpu(notice->value));
 		break;
 	case VPMU_NOTICE_ERROR:
 		WRITE_ONCE(file->error, true);

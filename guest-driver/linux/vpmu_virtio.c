@@ -90,6 +90,61 @@ static void device_drain(struct vpmu_device *dev)
 	synchronize_rcu();
 }
 
+/* VPMU_REFUSED_* in words. */
+static const char *refusal(u32 why)
+{
+	switch (why) {
+	case VPMU_REFUSED_IN_USE:
+		return "others have its counters for themselves";
+	case VPMU_REFUSED_PERMISSION:
+		return "no permission";
+	case VPMU_REFUSED_DESCRIPTORS:
+		return "no descriptor is left";
+	case VPMU_REFUSED_ABSENT:
+		return "it has none";
+	case VPMU_REFUSED_POLICY:
+		return "its operator keeps them";
+	default:
+		return "an error";
+	}
+}
+
+/**
+ * vpmu_device_refused() - the host has refused a counter for an event
+ * @dev: the device
+ * @why: VPMU_REFUSED_*
+ *
+ * Says so in the kernel's log, once for each reason: programs can ask as often as they like.
+ */
+void vpmu_device_refused(struct vpmu_device *dev, u32 why)
+{
+	why = min_t(u32, why, VPMU_REFUSED_OTHER);
+	if (why != VPMU_REFUSED_NOT && !test_and_set_bit(why, &dev->refused))
+		dev_warn(&dev->vdev->dev,
+			 "the host refused a counter for an event: %s; ask the operator\n",
+			 refusal(why));
+}
+
+/* Says why the catalogue has no event of a kind, if the host has refused them all. */
+static void device_say_refused(struct virtio_device *vdev, const char *kind, u8 why)
+{
+	if (why == VPMU_REFUSED_ABSENT)
+		dev_info(&vdev->dev, "no %s events: the host has none\n", kind);
+	else if (why != VPMU_REFUSED_NOT)
+		dev_warn(&vdev->dev, "no %s events: the host refused them: %s; ask the operator\n",
+			 kind, refusal(why));
+}
+
+static void device_say_refusals(struct virtio_device *vdev)
+{
+	u8 hardware, software;
+
+	virtio_cread_le(vdev, struct vpmu_config, refused_hardware, &hardware);
+	virtio_cread_le(vdev, struct vpmu_config, refused_software, &software);
+	device_say_refused(vdev, "hardware", hardware);
+	device_say_refused(vdev, "software", software);
+}
+
 static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
 {
 	struct scatterlist sg;
@@ -121,8 +176,11 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 	do {
 		virtqueue_disable_cb(vq);
 		while ((notice = virtqueue_get_buf(vq, &len))) {
-			if (len >= sizeof(*notice))
+			if (len >= sizeof(*notice)) {
+				if (le32_to_cpu(notice->kind) == VPMU_NOTICE_ERROR)
+					vpmu_device_refused(dev, le32_to_cpu(notice->value));
 				vpmu_output_notice(dev, notice);
+			}
 			notices_post(dev, notice);
 			taken = true;
 		}
@@ -579,6 +637,7 @@ static int device_bind(struct virtio_device *vdev)
 	register_reboot_notifier(&dev->reboot);
 	dev_info(&vdev->dev, "%u vCPUs, %u events to choose from\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
+	device_say_refusals(vdev);
 	return 0;
 
 forget:

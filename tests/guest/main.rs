@@ -67,9 +67,11 @@ mod profiled;
 mod profiles;
 mod programs;
 mod raw;
+mod refusals;
 mod rings;
 mod sampling;
 mod stock_perf;
+mod storms;
 mod stubs;
 mod switches;
 mod tasks;
@@ -183,6 +185,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
+        "storms" => Some(storms::TESTS.to_vec()),
+        "refusals" => Some(refusals::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
         "baseline" => Some(baseline::TESTS.to_vec()),
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),

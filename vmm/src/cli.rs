@@ -77,6 +77,11 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_vpmu: bool,
 
+    /// Open no event that hardware counts, not even to try: none for the guest, none for --persistent.
+    /// While such an event is open, Linux starts no VM with a mediated PMU on this host
+    #[arg(long)]
+    pub no_hardware_events: bool,
+
     /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
     /// in bytes or with K or M; 0: none [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -172,7 +177,7 @@ Examples:
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"window\": \"16M\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"hardware-events\": true, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,

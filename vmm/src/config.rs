@@ -38,6 +38,8 @@ pub struct Config {
     pub memory_mib: u64,
     /// Whether the paravirtual PMU is there.
     pub vpmu: bool,
+    /// Whether events that hardware counts may be opened on the host.
+    pub hardware_events: bool,
     /// Bytes of the window, whole pages; zero: there is none.
     pub window: u64,
     /// Persistent events that the run begins with.
@@ -125,6 +127,8 @@ struct Document {
     vcpus: Option<u32>,
     memory: Option<u64>,
     vpmu: Option<bool>,
+    #[serde(rename = "hardware-events")]
+    hardware_events: Option<bool>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
     persistent: Vec<Spec>,
@@ -200,6 +204,7 @@ impl TryFrom<&RunArgs> for Config {
                 .ok_or(ConfigError::Vcpus(vcpus))?,
             memory_mib,
             vpmu,
+            hardware_events: !args.no_hardware_events && file.hardware_events.unwrap_or(true),
             window,
             persistent,
             recording: args.recording.or(file.recording),

@@ -44,6 +44,11 @@ pub struct LimitArgs {
     #[serde(deserialize_with = "bytes")]
     pub max_record_bytes: Option<u64>,
 
+    /// Most of each vCPU's time in percent, 1 to 100, that samples take which make it leave the guest;
+    /// beyond it they are throttled [default: 25]
+    #[arg(long, value_name = "PERCENT")]
+    pub max_sampling_percent: Option<u32>,
+
     /// Shortest period of events that hardware counts [default: 1000]
     #[arg(long, value_name = "N")]
     pub min_hardware_period: Option<u64>,
@@ -118,6 +123,14 @@ pub enum LimitError {
     /// Nothing would be left.
     #[error("{0} of zero leaves the guest nothing: give 1 or more")]
     Zero(&'static str),
+    /// There is no more than all.
+    #[error("{flag} {given} is more than the whole: give 1 to 100")]
+    Percent {
+        /// Which one.
+        flag: &'static str,
+        /// What was given.
+        given: u32,
+    },
     /// Rings and areas are powers of two.
     #[error("{flag} {given}: give a power of two")]
     PowerOfTwo {
@@ -162,6 +175,7 @@ impl LimitArgs {
             max_sample_rate: self.max_sample_rate.or(file.max_sample_rate),
             max_samples: self.max_samples.or(file.max_samples),
             max_record_bytes: self.max_record_bytes.or(file.max_record_bytes),
+            max_sampling_percent: self.max_sampling_percent.or(file.max_sampling_percent),
             min_hardware_period: self.min_hardware_period.or(file.min_hardware_period),
             max_ring_pages: self.max_ring_pages.or(file.max_ring_pages),
             max_aux_pages: self.max_aux_pages.or(file.max_aux_pages),
@@ -201,6 +215,9 @@ impl LimitArgs {
             max_sample_rate: self.max_sample_rate.unwrap_or(usual.max_sample_rate),
             max_samples: self.max_samples.unwrap_or(usual.max_samples),
             max_record_bytes: self.max_record_bytes.unwrap_or(usual.max_record_bytes),
+            max_sampling_percent: self
+                .max_sampling_percent
+                .unwrap_or(usual.max_sampling_percent),
             min_hardware_period: self
                 .min_hardware_period
                 .unwrap_or(usual.min_hardware_period),
@@ -215,6 +232,10 @@ impl LimitArgs {
                 given,
             },
             vpmu::LimitsError::Zero(limit) => LimitError::Zero(flag(limit)),
+            vpmu::LimitsError::Percent { limit, given } => LimitError::Percent {
+                flag: flag(limit),
+                given,
+            },
         })?;
         let resets = self.max_resets.unwrap_or(DEFAULT_RESETS);
         if resets == 0 {
@@ -246,6 +267,7 @@ fn flag(limit: &'static str) -> &'static str {
         "max_sample_rate" => "--max-sample-rate",
         "max_samples" => "--max-samples",
         "max_record_bytes" => "--max-record-bytes",
+        "max_sampling_percent" => "--max-sampling-percent",
         "min_hardware_period" => "--min-hardware-period",
         other => other,
     }
@@ -327,6 +349,20 @@ mod tests {
                     ..none.clone()
                 },
                 "--min-hardware-period",
+            ),
+            (
+                LimitArgs {
+                    max_sampling_percent: Some(0),
+                    ..none.clone()
+                },
+                "--max-sampling-percent",
+            ),
+            (
+                LimitArgs {
+                    max_sampling_percent: Some(101),
+                    ..none.clone()
+                },
+                "--max-sampling-percent 101",
             ),
             (
                 LimitArgs {

@@ -153,6 +153,10 @@ pub struct VpmuReport {
     pub bad_requests: u64,
     /// Overflows that made no sample because all events together had made as many as they may.
     pub samples_over_budget: u64,
+    /// Nanoseconds that samples of the guest's took vCPUs, by the exit engine.
+    pub sampling_time: u64,
+    /// Times that a vCPU's samples were throttled for the time that they took.
+    pub sampling_throttles: u64,
     /// Times that an event waited for one of its vCPU's host counters.
     pub counter_waits: u64,
     /// Host counters that the guest's sampling events held open at once, at most.
@@ -318,6 +322,8 @@ impl Report {
                 aux_records: metrics.aux_records,
                 bad_requests: metrics.bad_requests,
                 samples_over_budget: metrics.samples_over_budget,
+                sampling_time: metrics.sampling_time,
+                sampling_throttles: metrics.sampling_throttles,
                 counter_waits: metrics.counter_waits,
                 host_counters: metrics.host_counters,
                 work: metrics.work.into(),
@@ -434,6 +440,10 @@ pub fn summary(report: &Report, ending: Option<Ending>) -> String {
         (
             device(|vpmu| vpmu.samples_over_budget),
             "times that an event was throttled for the budget of all",
+        ),
+        (
+            device(|vpmu| vpmu.sampling_throttles),
+            "times that a vCPU's samples were throttled for the time they took",
         ),
         (
             device(|vpmu| vpmu.counter_waits),

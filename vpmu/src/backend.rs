@@ -1,16 +1,19 @@
 //! The fixed surroundings of a device, shared by all of its parts: settings, clock, source, machine.
 
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, is_hardware};
 use crate::clock::Clock;
 use crate::locks::{DRAIN, Lock};
 use crate::machine::Machine;
 use crate::producer::AuxProducer;
+use crate::refusal::Refusal;
 use crate::settings::Settings;
 use crate::shard::{CounterPool, RoomLimit};
-use crate::source::Source;
-use crate::throttle::{Budget, RateLimit};
+use crate::source::{Request, Source};
+use crate::throttle::{Budget, RateLimit, TimeLimit};
 
 /// The fixed surroundings of one device.
 #[derive(Debug)]
@@ -21,12 +24,16 @@ pub(crate) struct Backend {
     pub(crate) machine: Arc<dyn Machine>,
     /// How often each event may sample.
     pub(crate) rate_limit: RateLimit,
+    /// How much of a vCPU's time its samples may take.
+    pub(crate) time_limit: TimeLimit,
     /// How much all events of the guest may write.
     pub(crate) budget: Budget,
     /// The host counters of the guest's events.
     pub(crate) counters: CounterPool,
     /// The VMM's own producers of AUX data, by number.
     producers: OnceLock<Vec<AuxProducer>>,
+    /// Reasons of the host's that the log has, one bit each.
+    refusals: AtomicU32,
     catalogue: OnceLock<Catalogue>,
     guest_ips: OnceLock<bool>,
     /// Shards that want to be drained.
@@ -40,8 +47,10 @@ impl Backend {
         source: Box<dyn Source>,
         machine: Arc<dyn Machine>,
     ) -> Self {
+        let rate_limit = RateLimit::new(settings.limits.max_sample_rate);
         Self {
-            rate_limit: RateLimit::new(settings.limits.max_sample_rate),
+            rate_limit,
+            time_limit: TimeLimit::new(rate_limit, settings.limits.max_sampling_percent),
             budget: Budget::new(
                 settings.limits.max_samples,
                 settings.limits.max_record_bytes,
@@ -52,6 +61,7 @@ impl Backend {
             source,
             machine,
             producers: OnceLock::new(),
+            refusals: AtomicU32::new(0),
             catalogue: OnceLock::new(),
             guest_ips: OnceLock::new(),
             draining: Lock::new(0),
@@ -85,6 +95,36 @@ impl Backend {
     /// The catalogue, if anyone has asked for it yet.
     pub(crate) fn known_catalogue(&self) -> Option<&Catalogue> {
         self.catalogue.get()
+    }
+
+    /// Whether the operator lets anybody count what is requested.
+    ///
+    /// # Errors
+    /// `ENOENT`: the catalogue does not list it either.
+    pub(crate) fn permit(&self, request: &Request) -> io::Result<()> {
+        match self.settings.hardware_events || !is_hardware(request.kind) {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        }
+    }
+
+    /// The host's reason for an error of a counter that it was asked for. The log has each once: a guest
+    /// can ask for counters as often as it likes.
+    pub(crate) fn refused(&self, error: &io::Error) -> Refusal {
+        let refusal = Refusal::of(error);
+        let bit = 1 << Refusal::wire(Some(refusal));
+        if self.refusals.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            log::warn!("the host refused a counter for a guest's event ({error}): {refusal}");
+        }
+        refusal
+    }
+
+    /// Why the guest has no event of a kind of the host's.
+    pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
+        match self.settings.hardware_events || !is_hardware(kind) {
+            true => self.source.refusal(kind),
+            false => Some(Refusal::Policy),
+        }
     }
 
     /// The answer of [`Machine::reports_guest_ips`], once [`Backend::ask_guest_ips`] has asked.

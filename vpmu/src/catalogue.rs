@@ -4,7 +4,7 @@ use crate::abi::{
     CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
     CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, CatalogueEntry, EXIT_ALL, EXIT_HLT, EXIT_IO,
     EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, FORMAT_EXITS, FORMAT_SAMPLES, KIND_EXIT_TRACE,
-    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK,
+    KIND_EXITS, KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW,
     KIND_SAMPLE_TRACE, KIND_TSC, KIND_VMM_TRACE, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES, PACE_EXITS,
     PACE_INSTRUCTIONS,
 };
@@ -118,9 +118,7 @@ impl Catalogue {
     ) -> Self {
         let vcpus = settings.vcpus;
         let floor = settings.limits.min_hardware_period;
-        let mut entries: Vec<Entry> = source
-            .offers()
-            .iter()
+        let mut entries: Vec<Entry> = offers(source, settings)
             .map(|offer| Entry {
                 kind: offer.kind,
                 config: offer.config,
@@ -221,7 +219,7 @@ impl Catalogue {
             let entry = Entry::device(KIND_EXIT_TRACE, config, name, DEVICE, None, counts);
             entry.tracing(FORMAT_EXITS)
         }));
-        entries.extend(sample_traces(source, floor));
+        entries.extend(sample_traces(source, settings));
         entries.extend((0..).zip(producers).map(|(number, producer)| Entry {
             format: Some(producer.format.into()),
             unit: "bytes",
@@ -335,16 +333,28 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
     ),
 ];
 
+/// Whether the CPU's PMU counts events of this kind.
+pub(crate) fn is_hardware(kind: u32) -> bool {
+    matches!(kind, KIND_HARDWARE | KIND_HW_CACHE | KIND_RAW)
+}
+
+/// What `source` offers, as far as the operator lets anybody have it.
+fn offers<'a>(source: &'a dyn Source, settings: &Settings) -> impl Iterator<Item = &'a Offer> {
+    let hardware = settings.hardware_events;
+    let permitted = move |offer: &&Offer| hardware || !is_hardware(offer.kind);
+    source.offers().iter().filter(permitted)
+}
+
 /// The shortest period of a host event, if it can sample. Those of hardware begin at a `floor`: the host
 /// is interrupted as often as the guest makes them happen.
 fn shortest_period(offer: &Offer, floor: u64) -> Option<u64> {
-    let is_hardware = matches!(offer.kind, KIND_HARDWARE | KIND_HW_CACHE);
-    let floor = if is_hardware { floor } else { 0 };
+    let floor = if is_hardware(offer.kind) { floor } else { 0 };
     offer.shortest_period.map(|shortest| shortest.max(floor))
 }
 
 /// The traces of samples whose pace there is: the device's own, and those that `source` can sample.
-fn sample_traces(source: &dyn Source, floor: u64) -> impl Iterator<Item = Entry> {
+fn sample_traces(source: &dyn Source, settings: &Settings) -> impl Iterator<Item = Entry> {
+    let floor = settings.limits.min_hardware_period;
     SAMPLE_TRACES
         .into_iter()
         .filter_map(move |(config, name, counts)| {
@@ -357,7 +367,7 @@ fn sample_traces(source: &dyn Source, floor: u64) -> impl Iterator<Item = Entry>
                 return Some(trace(ANY_PERIOD));
             };
             let paced = |offer: &&Offer| (offer.kind, offer.config) == paced_by;
-            let offer = source.offers().iter().find(paced)?;
+            let offer = offers(source, settings).find(paced)?;
             shortest_period(offer, floor).map(|shortest| Entry {
                 excludes: offer.excludes,
                 guest_only: offer.guest_only,

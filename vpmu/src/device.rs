@@ -9,8 +9,8 @@ use vm_memory::GuestMemoryMmap;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_CONTROL,
-    QUEUE_EVENT, QUEUE_VCPU, VERSION,
+    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW, KIND_HARDWARE,
+    KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, VERSION,
 };
 use crate::backend::Backend;
 use crate::clock::Clock;
@@ -21,6 +21,7 @@ use crate::machine::Machine;
 use crate::metrics::{ExitCounts, Metrics};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
 use crate::producer::{AuxError, AuxProducer, AuxWriter};
+use crate::refusal::Refusal;
 use crate::session::VcpuSession;
 use crate::settings::{LimitsError, Settings};
 use crate::shard::{Shard, State};
@@ -270,6 +271,8 @@ impl Vpmu {
             count_mode: COUNT_GUEST.into(),
             time_mult: backend.clock.mult.into(),
             time_shift: backend.clock.shift.into(),
+            refused_hardware: Refusal::wire(backend.refusal(KIND_HARDWARE)),
+            refused_software: Refusal::wire(backend.refusal(KIND_SOFTWARE)),
             tsc_khz: backend.settings.tsc_khz.into(),
             max_sample_rate: limits.max_sample_rate.into(),
             max_aux_pages: limits.max_aux_pages.into(),

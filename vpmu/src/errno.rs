@@ -4,6 +4,8 @@ use std::io;
 
 use libc::c_int;
 
+use crate::refusal::Refusal;
+
 /// A positive Linux errno, as it stands on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(u32);
@@ -32,6 +34,23 @@ impl Errno {
 
     pub(crate) fn get(self) -> u32 {
         self.0
+    }
+}
+
+/// Why an event is not opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Denied {
+    pub(crate) errno: Errno,
+    /// The host's reason; `None`: the device refused.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+impl From<Errno> for Denied {
+    fn from(errno: Errno) -> Self {
+        Self {
+            errno,
+            refusal: None,
+        }
     }
 }
 

@@ -37,6 +37,7 @@ mod persistent;
 mod producer;
 mod queues;
 mod record;
+mod refusal;
 mod ring;
 mod session;
 mod settings;
@@ -59,6 +60,7 @@ pub use machine::{
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
+pub use refusal::Refusal;
 pub use session::VcpuSession;
 pub use settings::{Engines, Limits, LimitsError, Settings};
 pub use source::Source;

@@ -44,6 +44,10 @@ pub struct Metrics {
     pub samples_throttled: u64,
     /// Of these, overflows of events that were throttled for the budget of all events together.
     pub samples_over_budget: u64,
+    /// Nanoseconds that samples of the guest's took vCPUs, by the exit engine.
+    pub sampling_time: u64,
+    /// Times that a vCPU's samples were throttled for the time that they took.
+    pub sampling_throttles: u64,
     /// Times that an event waited because its vCPU ran as many host counters, or clocks of as high a
     /// rate, as it may.
     pub counter_waits: u64,

@@ -11,6 +11,7 @@ use crate::abi::{
 use crate::locks::{Held, Lock, NOTICES};
 use crate::machine::Machine;
 use crate::queues::{BadChain, Chain, DeviceQueue, put};
+use crate::refusal::Refusal;
 
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ impl Notices {
             match tell {
                 Tell::Wake(owner) => due.wake(owner, 1),
                 Tell::Aux(event) => due.aux(event),
-                Tell::Fail(event) => due.fail(event),
+                Tell::Fail(event, refused) => due.fail(event, refused),
                 Tell::Limit { event, woke } => due.limit(event, woke),
                 Tell::Forget(event) => due.forget(event),
             }
@@ -155,8 +156,8 @@ pub(crate) enum Tell {
     Wake(u64),
     /// The driver is to look at the area that it keeps for an event.
     Aux(u64),
-    /// An event is in error.
-    Fail(u64),
+    /// An event is in error, for this reason of the host's.
+    Fail(u64, Option<Refusal>),
     /// An event has used its overflows up, the last of which has called for `woke` wakeups.
     Limit { event: u64, woke: u64 },
     /// An event is gone.
@@ -227,8 +228,8 @@ impl Due {
     }
 
     /// An event is in error; once in its life.
-    pub(crate) fn fail(&mut self, event: u64) {
-        self.push(NOTICE_ERROR, event);
+    pub(crate) fn fail(&mut self, event: u64, refused: Option<Refusal>) {
+        self.push_with(NOTICE_ERROR, event, Refusal::wire(refused));
     }
 
     /// An event has used its overflows up. That is a wakeup too, and stands for those that the last
@@ -282,9 +283,12 @@ impl Due {
             NOTICE_LIMIT => self.limited.get(&event),
             _ => None,
         };
-        let count = due.map_or(0, |&due| u32::try_from(due).unwrap_or(u32::MAX));
+        let Some(&due) = due else {
+            return Some(*notice);
+        };
+        let count = u32::try_from(due).unwrap_or(u32::MAX).min(NOTICE_COUNT);
         Some(Notice {
-            count: count.min(NOTICE_COUNT).into(),
+            value: count.into(),
             ..*notice
         })
     }
@@ -294,7 +298,7 @@ impl Due {
         let Some(notice) = self.next() else {
             return;
         };
-        let (event, count) = (notice.event.get(), u64::from(notice.count.get()));
+        let (event, count) = (notice.event.get(), u64::from(notice.value.get()));
         let rest = match notice.kind.get() {
             NOTICE_WAKEUP => subtract(&mut self.waking, event, count),
             NOTICE_LIMIT => subtract(&mut self.limited, event, count),
@@ -319,11 +323,15 @@ impl Due {
     }
 
     fn push(&mut self, kind: u32, event: u64) {
+        self.push_with(kind, event, 0);
+    }
+
+    fn push_with(&mut self, kind: u32, event: u64, value: u8) {
         self.grown = true;
         self.queue.push_back(Notice {
             kind: kind.into(),
+            value: u32::from(value).into(),
             event: event.into(),
-            ..Notice::default()
         });
     }
 }
@@ -344,7 +352,7 @@ mod tests {
     fn drained(notices: &mut Due) -> Vec<(u32, u64, u32)> {
         let mut all = Vec::new();
         while let Some(notice) = notices.next() {
-            all.push((notice.kind.get(), notice.event.get(), notice.count.get()));
+            all.push((notice.kind.get(), notice.event.get(), notice.value.get()));
             notices.delivered();
         }
         all

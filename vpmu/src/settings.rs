@@ -11,6 +11,9 @@ pub struct Settings {
     pub limits: Limits,
     /// What makes the samples of host counters.
     pub engines: Engines,
+    /// Whether the guest, and its operator, may have events that hardware counts. While such an event is
+    /// open, Linux starts no VM with a mediated PMU on the host.
+    pub hardware_events: bool,
 }
 
 /// What makes the samples of host counters, where the guest leaves the choice to the device.
@@ -56,6 +59,10 @@ pub struct Limits {
     /// Most bytes of sample records of all events of the guest together in a second, but for the records
     /// that go beyond; not zero.
     pub max_record_bytes: u64,
+    /// Most of each vCPU's time, in percent, that samples of host counters may take by
+    /// [`Engine::Exit`](crate::source::Engine::Exit), from the overflow until the vCPU enters again. 100:
+    /// as much as they take; not zero.
+    pub max_sampling_percent: u32,
     /// The shortest period of events that hardware counts; not zero.
     pub min_hardware_period: u64,
 }
@@ -74,6 +81,14 @@ pub enum LimitsError {
     /// With zero the guest could not sample at all.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
+    /// There is no more than all.
+    #[error("{limit} must be at most 100, not {given}")]
+    Percent {
+        /// As above.
+        limit: &'static str,
+        /// As above.
+        given: u32,
+    },
 }
 
 impl Limits {
@@ -95,11 +110,18 @@ impl Limits {
             ("max_sample_rate", self.max_sample_rate.into()),
             ("max_samples", self.max_samples.into()),
             ("max_record_bytes", self.max_record_bytes),
+            ("max_sampling_percent", self.max_sampling_percent.into()),
             ("min_hardware_period", self.min_hardware_period),
         ] {
             if given == 0 {
                 return Err(LimitsError::Zero(limit));
             }
+        }
+        if self.max_sampling_percent > 100 {
+            return Err(LimitsError::Percent {
+                limit: "max_sampling_percent",
+                given: self.max_sampling_percent,
+            });
         }
         Ok(())
     }
@@ -119,6 +141,8 @@ impl Default for Limits {
             max_sample_rate: 100_000,
             max_samples: 400_000,
             max_record_bytes: 256 << 20,
+            // As much as Linux lets samples take by default: kernel.perf_cpu_time_max_percent.
+            max_sampling_percent: 25,
             min_hardware_period: 1000,
         }
     }

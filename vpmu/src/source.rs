@@ -4,6 +4,8 @@
 use std::fmt::Debug;
 use std::io;
 
+use crate::refusal::Refusal;
+
 /// The host's clocks and what it can count on a vCPU's thread.
 pub trait Source: Send + Sync + Debug {
     /// The host's time stamp counter now.
@@ -14,6 +16,12 @@ pub trait Source: Send + Sync + Debug {
     fn thread_time(&self) -> Option<u64>;
     /// What can be counted, each entry found to work.
     fn offers(&self) -> &[Offer];
+    /// Why [`Source::offers`] lists no event of a kind, where the host refused all of them; `None` by
+    /// default.
+    fn refusal(&self, kind: u32) -> Option<Refusal> {
+        let _ = kind;
+        None
+    }
     /// A counter on `thread`, stopped, at zero.
     ///
     /// # Errors

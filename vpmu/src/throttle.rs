@@ -1,5 +1,5 @@
 //! How often an event may make samples: a share in each window of guest time, so that no guest
-//! makes its host write records without end.
+//! makes its host write records without end. And how much of a vCPU's time its samples may take.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +23,67 @@ impl RateLimit {
             window: NANOS_PER_SECOND / windows,
             share: most / windows,
         }
+    }
+}
+
+/// How much of a vCPU's time samples may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TimeLimit {
+    window: u64,
+    /// Nanoseconds of a window.
+    share: u64,
+}
+
+impl TimeLimit {
+    /// `percent` of each window of `rate`; with 100 and more there is no limit.
+    pub(crate) fn new(rate: RateLimit, percent: u32) -> Self {
+        let share = match percent {
+            0..100 => rate.window / 100 * u64::from(percent),
+            _ => u64::MAX,
+        };
+        Self {
+            window: rate.window,
+            share,
+        }
+    }
+}
+
+/// The time that the samples of a vCPU took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SamplingTime {
+    window: u64,
+    /// Of this window. What goes beyond the share of a window is charged to the next.
+    spent: u64,
+    total: u64,
+}
+
+impl SamplingTime {
+    /// A sample took so many nanoseconds, up to `time` in guest nanoseconds.
+    pub(crate) fn charge(&mut self, limit: TimeLimit, time: u64, took: u64) {
+        self.turn(limit, time);
+        // A thread that was away for long is not to be throttled for as long.
+        let took = took.min(limit.window);
+        self.spent = self.spent.saturating_add(took);
+        self.total = self.total.saturating_add(took);
+    }
+
+    /// Whether samples have taken all that they may of the window of `time`.
+    pub(crate) fn is_used_up(&mut self, limit: TimeLimit, time: u64) -> bool {
+        self.turn(limit, time);
+        self.spent >= limit.share
+    }
+
+    /// Nanoseconds since the start.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    fn turn(&mut self, limit: TimeLimit, time: u64) {
+        let passed = (time / limit.window).saturating_sub(self.window);
+        self.window += passed;
+        self.spent = self
+            .spent
+            .saturating_sub(limit.share.saturating_mul(passed));
     }
 }
 
@@ -226,6 +287,39 @@ mod tests {
         assert_eq!(throttle.admit(limit, at(20_000_001)), Verdict::Within);
         assert_eq!(throttle.admit(limit, at(20_000_002)), Verdict::Within);
         assert_eq!(throttle.admit(limit, at(20_000_003)), Verdict::Last);
+    }
+
+    #[test]
+    fn samples_take_their_share_of_each_window() {
+        let limit = TimeLimit::new(RateLimit::new(100_000), 25);
+        let mut time = SamplingTime::default();
+        for sample in 0..250 {
+            assert!(!time.is_used_up(limit, 70_000_000), "sample {sample}");
+            time.charge(limit, 70_000_000, 10_000);
+        }
+        assert!(time.is_used_up(limit, 79_999_999));
+        assert!(!time.is_used_up(limit, 80_000_000), "a later window");
+        assert_eq!(time.total(), 2_500_000);
+    }
+
+    #[test]
+    fn samples_longer_than_a_share_are_charged_to_later_windows() {
+        let limit = TimeLimit::new(RateLimit::new(100_000), 25);
+        let mut time = SamplingTime::default();
+        time.charge(limit, 0, 9_000_000);
+        let windows = [10, 20, 30, 40].map(|ms| time.is_used_up(limit, ms * 1_000_000));
+        assert_eq!(windows, [true, true, false, false]);
+        time.charge(limit, 500_000_000, u64::MAX);
+        assert_eq!(time.total(), 9_000_000 + 10_000_000, "a window at most");
+    }
+
+    #[test]
+    fn hundred_percent_is_without_limit() {
+        let limit = TimeLimit::new(RateLimit::new(100_000), 100);
+        let mut time = SamplingTime::default();
+        (0..100).for_each(|_| time.charge(limit, 0, 10_000_000));
+        assert!(!time.is_used_up(limit, 0) && !time.is_used_up(limit, 20_000_000));
+        assert_eq!(time.total(), 1_000_000_000);
     }
 
     #[test]

@@ -73,6 +73,16 @@ pub(crate) struct Vcpu {
     hooks: AtomicU32,
     guest_time: AtomicU64,
     entered: AtomicU64,
+    /// CPU time of the thread at the last entry while host counters sample, and the host's TSC; zero: not
+    /// known.
+    entered_at: AtomicU64,
+    entered_tsc: AtomicU64,
+    /// Ticks from the last entry to the overflow whose exit lasts, and one; zero: there was none.
+    sampled_after: AtomicU64,
+    /// Of the last sample, not accounted yet: CPU time from one entry to the next, and ticks of it before
+    /// the overflow.
+    sample_spent: AtomicU64,
+    sample_guest: AtomicU64,
     inside: AtomicBool,
     /// Odd while the vCPU visits the guest, until its exit is handled; never the same again.
     visits: AtomicU64,
@@ -120,6 +130,9 @@ impl Vcpu {
     pub(crate) fn attach(&self, thread: i32, tsc_offset: u64) {
         self.inside.store(false, Ordering::Relaxed);
         self.entered.store(0, Ordering::Relaxed);
+        self.entered_at.store(0, Ordering::Relaxed);
+        self.sampled_after.store(0, Ordering::Relaxed);
+        self.sample_spent.store(0, Ordering::Relaxed);
         self.tsc_offset.store(tsc_offset, Ordering::Relaxed);
         self.thread.store(thread, Ordering::Relaxed);
     }
@@ -199,10 +212,46 @@ impl Vcpu {
         // they see it.
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store((visits + 1) | 1, Ordering::SeqCst);
-        if self.hooks().has(Hook::GuestTime) {
-            let now = source.thread_time().unwrap_or(0);
+        let hooks = self.hooks();
+        let guest_ticks = self.sampled_after.swap(0, Ordering::Relaxed);
+        let sampled = guest_ticks.checked_sub(1);
+        let samples = sampled.is_some() || hooks.has(Hook::HostSamples);
+        if !samples && !hooks.has(Hook::GuestTime) {
+            return;
+        }
+        let now = source.thread_time().unwrap_or(0);
+        if hooks.has(Hook::GuestTime) {
             self.entered.store(now, Ordering::Relaxed);
         }
+        if samples {
+            let before = self.entered_at.swap(now, Ordering::Relaxed);
+            self.entered_tsc.store(source.tsc(), Ordering::Relaxed);
+            if let Some(ticks) = sampled.filter(|_| before != 0) {
+                let spent = now.saturating_sub(before);
+                self.sample_spent.store(spent, Ordering::Relaxed);
+                self.sample_guest.store(ticks, Ordering::Relaxed);
+            }
+        } else {
+            self.entered_at.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The exit that lasts is for an overflow at the host's TSC `first`: the vCPU's time since then, until
+    /// the next entry, is a sample's. On the vCPU's thread.
+    pub(crate) fn begin_sample(&self, first: u64) {
+        // An overflow in the host's work ends a visit that has not got into the guest.
+        let entered = self.entered_tsc.load(Ordering::Relaxed);
+        let ticks = first.saturating_sub(entered);
+        self.sampled_after
+            .store(ticks.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// What the last sample took, once: CPU time of the thread in nanoseconds between two entries, and
+    /// the ticks of it before the overflow. On the vCPU's thread.
+    pub(crate) fn take_sample(&self) -> Option<(u64, u64)> {
+        let spent = self.sample_spent.swap(0, Ordering::Relaxed);
+        let ticks = self.sample_guest.load(Ordering::Relaxed);
+        (spent != 0).then_some((spent, ticks))
     }
 
     /// The run call has ended; on the vCPU's thread.

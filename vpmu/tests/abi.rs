@@ -59,7 +59,7 @@ fn layouts() -> Vec<Layout> {
     layouts! {
         Config = "vpmu_config" {
             version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
-            time_mult, time_shift, reserved, tsc_khz, max_sample_rate, max_aux_pages,
+            time_mult, time_shift, refused_hardware, refused_software, tsc_khz, max_sample_rate, max_aux_pages,
             max_persistent,
         }
         ControlHeader = "vpmu_control_header" { op, reserved, event }
@@ -89,7 +89,7 @@ fn layouts() -> Vec<Layout> {
         TaskSwitch = "vpmu_task_switch" { pid, tid, since }
         Command = "vpmu_command" { op, reserved, event, value, room }
         Reply = "vpmu_reply" { status, state, value, time_enabled, time_running, lost }
-        Notice = "vpmu_notice" { kind, count, event }
+        Notice = "vpmu_notice" { kind, value, event }
         SyncPacket = "vpmu_sync_packet" {
             kind, flags, format, vcpu, magic, event, time, tsc, sequence, lost, config,
         }
@@ -241,6 +241,13 @@ fn constants() -> Vec<(&'static str, i128)> {
         STATE_OFF,
         STATE_INACTIVE,
         STATE_ACTIVE,
+        REFUSED_NOT,
+        REFUSED_IN_USE,
+        REFUSED_PERMISSION,
+        REFUSED_DESCRIPTORS,
+        REFUSED_ABSENT,
+        REFUSED_POLICY,
+        REFUSED_OTHER,
         NOTICE_WAKEUP,
         NOTICE_ERROR,
         NOTICE_LIMIT,

@@ -99,6 +99,7 @@ impl Guest {
                 ..Limits::default()
             },
             engines: Engines::Exit,
+            hardware_events: true,
         };
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

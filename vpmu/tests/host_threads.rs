@@ -63,6 +63,7 @@ fn device() -> Vpmu {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Exit,
+        hardware_events: true,
     };
     let source = source();
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);

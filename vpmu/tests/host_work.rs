@@ -105,6 +105,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Exit,
+        hardware_events: true,
     };
     let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

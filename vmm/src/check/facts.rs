@@ -124,6 +124,10 @@ pub struct Perf {
     pub paranoid: Option<i32>,
     /// Candidate events by name.
     pub events: BTreeMap<&'static str, Event>,
+    /// Why no hardware event opens, with the remedy; `None`: one does.
+    pub hardware_refused: Option<String>,
+    /// The same of software events.
+    pub software_refused: Option<String>,
     /// Whether `exclude_host` keeps host work out of a software clock; `None`: not observed.
     pub software_excludes_host: Option<bool>,
     /// The same for hardware cycles; `None`: no such counter.

@@ -109,6 +109,23 @@ fn events_open_and_fail_as_the_bare_system_call_does() {
 }
 
 #[test]
+fn kind_without_an_event_has_the_reason_of_its_plainest() {
+    let perf = &surveyed().perf;
+    for (refused, kind) in [(&perf.hardware_refused, 0), (&perf.software_refused, 1)] {
+        let names = match kind {
+            0 => perf::hardware_names().collect::<Vec<_>>(),
+            _ => perf::software_names().collect(),
+        };
+        let opens = names.iter().any(|name| perf.events[name].opens);
+        let expected = match perf_event_open(kind, 0) {
+            0 => None,
+            errno => Some(vpmu::Refusal::of(&io::Error::from_raw_os_error(errno)).to_string()),
+        };
+        assert_eq!(refused, &expected.filter(|_| !opens), "kind {kind}");
+    }
+}
+
+#[test]
 fn a_guest_in_ring_3_shows_in_the_hosts_samples() {
     let survey = surveyed();
     let clock = survey.perf.events["cpu-clock"].opens;

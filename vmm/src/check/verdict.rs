@@ -206,23 +206,34 @@ fn counters(perf: &Perf) -> Vec<Check> {
     };
     let hardware: Vec<_> = perf::hardware_names().filter(open).collect();
     let software: Vec<_> = perf::software_names().filter(open).collect();
-    let no_hardware = hardware.is_empty();
     let tsc = perf.events.get("msr/tsc");
     vec![
         paranoid(perf),
         check(
             "perf.hardware",
             list(hardware),
-            if no_hardware {
-                "no cycles or instructions for guests; the device offers what is left"
-            } else {
-                "guests can count these"
+            match &perf.hardware_refused {
+                Some(why) => format!(
+                    "no cycles or instructions for guests; the device offers what is left. The host \
+                     refused: {why}"
+                ),
+                None => {
+                    "guests can count these; while one does, Linux starts no VM with a mediated \
+                         PMU: see 'vmm run --no-hardware-events'"
+                        .into()
+                }
             },
         ),
         check(
             "perf.software",
             list(software),
-            "what a guest can count of its vCPU's thread",
+            match &perf.software_refused {
+                Some(why) => format!(
+                    "no clock or fault of its vCPU's thread for a guest. The host \
+                                      refused: {why}"
+                ),
+                None => "what a guest can count of its vCPU's thread".into(),
+            },
         ),
         check(
             "perf.msr-tsc",

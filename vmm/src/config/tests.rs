@@ -100,6 +100,21 @@ fn confinement_comes_from_flags_or_else_from_the_file() {
 }
 
 #[test]
+fn hardware_events_are_kept_by_the_flag_or_else_by_the_file() {
+    let config = Config::try_from(&kernel()).expect("valid");
+    assert!(config.hardware_events);
+    let without = r#"{"hardware-events": false}"#;
+    let config = with_file(without, kernel()).expect("valid");
+    assert!(!config.hardware_events);
+    let flag = RunArgs {
+        no_hardware_events: true,
+        ..kernel()
+    };
+    let config = with_file(r#"{"hardware-events": true}"#, flag).expect("valid");
+    assert!(!config.hardware_events, "the flag wins");
+}
+
+#[test]
 fn persistent_events_come_from_flags_or_else_from_the_file() {
     let text = r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b"}"#;
     let config = with_file(text, kernel()).expect("valid");

@@ -70,7 +70,10 @@ impl Opened {
         Ok(Self {
             recorder: Operator::recorder(config)?,
             socket: config.ctl.as_deref().map(listen).transpose()?,
-            files: HostFiles::read(),
+            files: match config.hardware_events {
+                true => HostFiles::read(),
+                false => HostFiles::read().without_hardware(),
+            },
         })
     }
 }
@@ -86,6 +89,7 @@ pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
             Engine::Batched => Engines::Batched,
             Engine::Exit => Engines::Exit,
         },
+        hardware_events: config.hardware_events,
     }
 }
 

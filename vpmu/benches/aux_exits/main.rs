@@ -90,6 +90,7 @@ fn measure() -> io::Result<()> {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Exit,
+        hardware_events: true,
     };
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;

@@ -66,10 +66,12 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
             max_sample_rate: u32::MAX,
             max_samples: u32::MAX,
             max_record_bytes: u64::MAX,
+            max_sampling_percent: 100,
             min_hardware_period: 1,
             ..Limits::default()
         },
         engines: Engines::Auto,
+        hardware_events: true,
     };
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);

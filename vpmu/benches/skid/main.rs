@@ -100,10 +100,12 @@ fn measure() -> io::Result<()> {
             max_sample_rate: u32::MAX,
             max_samples: u32::MAX,
             max_record_bytes: u64::MAX,
+            max_sampling_percent: 100,
             min_hardware_period: 1,
             ..Limits::default()
         },
         engines: Engines::Exit,
+        hardware_events: true,
     };
     let watch = Watch::default();
     let source = Watched {

@@ -221,6 +221,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Auto,
+        hardware_events: true,
     };
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let host = Arc::new(Host(Arc::clone(&shared)));

@@ -53,8 +53,10 @@ wire! {
         pub time_mult: U32,
         /// See [`Config::time_mult`].
         pub time_shift: U16,
-        /// Zero.
-        pub reserved: U16,
+        /// Why the catalogue has no hardware event, one of `REFUSED_*`; [`REFUSED_NOT`]: it has some.
+        pub refused_hardware: u8,
+        /// The same of the host's software events.
+        pub refused_software: u8,
         /// Guest TSC frequency in kHz.
         pub tsc_khz: U32,
         /// The most samples that one event makes in a second, and the highest frequency that
@@ -66,6 +68,21 @@ wire! {
         pub max_persistent: U32,
     }
 }
+
+/// A reason of the host's for a refusal: there was none.
+pub const REFUSED_NOT: u8 = 0;
+/// A reason of the host's for a refusal: others have its counters for themselves.
+pub const REFUSED_IN_USE: u8 = 1;
+/// A reason of the host's for a refusal: the VMM has no permission.
+pub const REFUSED_PERMISSION: u8 = 2;
+/// A reason of the host's for a refusal: no descriptor is left.
+pub const REFUSED_DESCRIPTORS: u8 = 3;
+/// A reason of the host's for a refusal: it has no such event, or no PMU.
+pub const REFUSED_ABSENT: u8 = 4;
+/// A reason of the host's for a refusal: the operator keeps such events from the guest.
+pub const REFUSED_POLICY: u8 = 5;
+/// A reason of the host's for a refusal: another one.
+pub const REFUSED_OTHER: u8 = 6;
 
 /// [`Config::count_mode`]: only while the guest runs.
 pub const COUNT_GUEST: u32 = 0;

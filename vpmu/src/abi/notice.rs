@@ -8,8 +8,10 @@ wire! {
         /// One of `NOTICE_*`.
         pub kind: U32,
         /// Of [`NOTICE_WAKEUP`] and [`NOTICE_LIMIT`]: how many of them it stands for, 1 to
-        /// [`NOTICE_COUNT`]; else zero.
-        pub count: U32,
+        /// [`NOTICE_COUNT`]. Of [`NOTICE_ERROR`], one of `REFUSED_*`: why the host refused the
+        /// event's counter; [`REFUSED_NOT`](super::REFUSED_NOT): it gave up one that it had opened.
+        /// Of others zero.
+        pub value: U32,
         /// The event meant.
         pub event: U64,
     }

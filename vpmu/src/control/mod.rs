@@ -33,7 +33,7 @@ use crate::abi::{
 };
 use crate::aux::Area;
 use crate::backend::Backend;
-use crate::errno::Errno;
+use crate::errno::{Denied, Errno};
 use crate::event::{Context, Event, EventSpec, Group, GroupEvent, LastCounts, Persistent};
 use crate::flush::Visit;
 use crate::links::{Links, Refused, Role};
@@ -498,7 +498,7 @@ impl Control {
     // Events.
 
     /// Opens an event: its engine and id.
-    fn open(&mut self, request: &OpenRequest, maker: Maker) -> Result<(u32, u64), Errno> {
+    fn open(&mut self, request: &OpenRequest, maker: Maker) -> Result<(u32, u64), Denied> {
         let operators = matches!(maker, Maker::Operator(_));
         let backend = Arc::clone(&self.backend);
         let terms = Terms {
@@ -563,13 +563,13 @@ impl Control {
             event.join(self.grow_group(leader, id));
         }
         let opened = self.on(shard, |state| state.open(event));
-        if let Err(errno) = opened {
+        if let Err(denied) = opened {
             self.events.remove(&id);
             self.forget_links(id);
             if let Some(leader) = leader {
                 self.leave_group(leader, id);
             }
-            return Err(errno);
+            return Err(denied);
         }
         if persistent {
             self.persistent.insert(id);
@@ -1391,7 +1391,7 @@ impl Control {
             operator: true,
         };
         let opened = self.open(request, Maker::Operator(persistence));
-        let (_, id) = opened.map_err(|errno| refused(asked, errno))?;
+        let (_, id) = opened.map_err(|denied| refused(asked, denied.errno))?;
         let spec = self.events.get(&id).map(|entry| entry.spec);
         if let Some(spec) = spec.filter(|_| pages != 0)
             && self

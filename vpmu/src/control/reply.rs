@@ -5,8 +5,9 @@ use std::io::Write;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::abi::{ControlReply, OpenReply};
-use crate::errno::{Errno, status};
+use crate::errno::{Denied, Errno, status};
 use crate::queues::{BadChain, put};
+use crate::refusal::Refusal;
 
 /// The driver's room for an answer.
 pub(super) struct Room<W> {
@@ -35,18 +36,23 @@ impl<W: Write> Room<W> {
         Ok(wire_len::<ControlReply>(1))
     }
 
-    /// Answers with an [`OpenReply`]: an engine and an id.
+    /// Answers with an [`OpenReply`]: an engine and an id, or why there is none.
     pub(super) fn opened(
         mut self,
-        open: impl FnOnce() -> Result<(u32, u64), Errno>,
+        open: impl FnOnce() -> Result<(u32, u64), Denied>,
     ) -> Result<u32, BadChain> {
         self.enough(size_of::<OpenReply>())?;
-        let opened = open();
-        let (engine, id) = opened.unwrap_or_default();
-        let reply = OpenReply {
-            status: status(&opened).into(),
-            engine: engine.into(),
-            id: id.into(),
+        let reply = match open() {
+            Ok((engine, id)) => OpenReply {
+                engine: engine.into(),
+                id: id.into(),
+                ..OpenReply::default()
+            },
+            Err(Denied { errno, refusal }) => OpenReply {
+                status: errno.get().into(),
+                engine: u32::from(Refusal::wire(refusal)).into(),
+                ..OpenReply::default()
+            },
         };
         put(&mut self.writer, &reply)?;
         Ok(wire_len::<OpenReply>(1))

@@ -22,7 +22,7 @@ use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
 use crate::shard::{Cpu, Lease, Place, RoomLimit};
 use crate::sink::Sink;
-use crate::source::{Engine, Overflows, Reading, Request, Sampling};
+use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
 use crate::tasks::Task;
 use crate::throttle::{RateLimit, Throttle, Verdict};
 use crate::trace::Trace;
@@ -79,6 +79,8 @@ pub(crate) struct Event {
     paused: bool,
     pub(crate) period: Option<Period>,
     throttle: Throttle,
+    /// Its host counters overflow no more until it is throttled no longer.
+    silent: bool,
     failed: bool,
     backing: Backing,
     active: Option<Active>,
@@ -110,6 +112,7 @@ impl Event {
             paused: spec.has(OPEN_PAUSED | OPEN_AUX_START_PAUSED),
             period,
             throttle: Throttle::default(),
+            silent: false,
             failed: false,
             active: None,
             place: None,
@@ -241,6 +244,12 @@ impl Event {
     /// Whether host counters make its samples, or packets.
     pub(crate) fn is_sampled_by_host(&self) -> bool {
         matches!(self.backing, Backing::Own(_))
+    }
+
+    /// Whether each of its samples is an exit of its vCPU for the guest's sake.
+    pub(crate) fn takes_time(&self) -> bool {
+        let samples = self.is_sampled_by_host() && self.period.is_some();
+        samples && !self.is_batched() && !self.is_operators()
     }
 
     /// Whether the host records its overflows, to be collected later.
@@ -521,7 +530,7 @@ impl Event {
 
     fn change_period(&mut self, period: Period) -> io::Result<()> {
         // The host is told when the throttle is lifted.
-        if !self.throttle.is_closed() || period.is_frequency() {
+        if !self.silent {
             self.backing.set_rate(period.rate())?;
         }
         self.period = Some(period);
@@ -547,7 +556,7 @@ impl Event {
         // A frequency is no higher than the rate, and the host keeps to it.
         let silence = verdict == Verdict::Last && !self.period.is_some_and(Period::is_frequency);
         let silenced = match silence {
-            true => self.backing.silence(),
+            true => self.silence(),
             false => Ok(()),
         };
         (verdict, silenced)
@@ -561,7 +570,25 @@ impl Event {
         self.throttle.close(limit, time);
         match self.period.is_some_and(Period::is_frequency) {
             true => Ok(()),
-            false => self.backing.silence(),
+            false => self.silence(),
+        }
+    }
+
+    /// As [`Event::exhaust`], whatever its rate: there was no time for its overflows.
+    ///
+    /// # Errors
+    /// As [`Event::start`].
+    pub(crate) fn rest(&mut self, limit: RateLimit, time: u64) -> io::Result<()> {
+        self.throttle.close(limit, time);
+        self.silence()
+    }
+
+    /// Its host counters overflow as good as never, until it is throttled no longer.
+    fn silence(&mut self) -> io::Result<()> {
+        self.silent = true;
+        match self.period {
+            Some(period) if period.is_frequency() => self.backing.set_rate(Rate::Frequency(1)),
+            _ => self.backing.silence(),
         }
     }
 
@@ -584,7 +611,7 @@ impl Event {
         if !self.throttle.unthrottle(limit, time) {
             return Ok(false);
         }
-        match self.period.filter(|period| !period.is_frequency()) {
+        match self.period.filter(|_| std::mem::take(&mut self.silent)) {
             Some(period) => self.backing.set_rate(period.rate()).map(|()| true),
             None => Ok(true),
         }

@@ -25,12 +25,14 @@ use libc::c_int;
 pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
+use self::probe::Probed;
 use self::ring::Pool;
 use self::set::PerfSet;
 use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
-use crate::abi::{KIND_EXIT_TRACE, PAGE_SIZE};
+use crate::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE, PAGE_SIZE};
+use crate::refusal::Refusal;
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -53,6 +55,8 @@ pub enum Error {
 #[derive(Debug)]
 pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
+    /// Whether events that hardware counts may be opened.
+    hardware: bool,
 }
 
 impl HostFiles {
@@ -64,6 +68,17 @@ impl HostFiles {
         }
         Self {
             tracepoints: Tracepoints::find(),
+            hardware: true,
+        }
+    }
+
+    /// The same for a source that opens no event that hardware counts, not even to find out whether it
+    /// can: goes with [`Settings::hardware_events`](crate::Settings::hardware_events).
+    #[must_use]
+    pub fn without_hardware(self) -> Self {
+        Self {
+            hardware: false,
+            ..self
         }
     }
 }
@@ -78,6 +93,8 @@ pub struct PerfSource {
     tracepoints: Option<Tracepoints>,
     closer: Arc<Closer>,
     offers: Vec<Offer>,
+    /// Why there are none of a kind.
+    refusals: Vec<(u32, Refusal)>,
 }
 
 impl PerfSource {
@@ -113,7 +130,13 @@ impl PerfSource {
             .and_then(Tracepoints::permitted)
             .inspect_err(|refusal| log::info!("exits that KVM handles cannot be traced: {refusal}"))
             .ok();
-        let mut offers = probe::offers();
+        let Probed {
+            mut offers,
+            refusals,
+        } = probe::probe(files.hardware);
+        for (kind, refusal) in &refusals {
+            log_refusal(*kind, *refusal);
+        }
         offers.extend(tracepoints.map(|_| tracepoint::offer()));
         Ok(Self {
             signal,
@@ -123,8 +146,22 @@ impl PerfSource {
             tracepoints,
             closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
             offers,
+            refusals,
         })
     }
+}
+
+/// Machines without counters are many, and say so when somebody asks.
+fn log_refusal(kind: u32, refusal: Refusal) {
+    let (events, level) = match (kind, refusal) {
+        (KIND_SOFTWARE, _) => ("software", log::Level::Warn),
+        (_, Refusal::Absent) => ("hardware", log::Level::Info),
+        _ => ("hardware", log::Level::Warn),
+    };
+    log::log!(
+        level,
+        "the host lets no guest count {events} events: {refusal}"
+    );
 }
 
 /// Whether this host's perf can trace the exits that its kernel handles by itself; it is tried on
@@ -171,6 +208,11 @@ impl Source for PerfSource {
 
     fn offers(&self) -> &[Offer] {
         &self.offers
+    }
+
+    fn refusal(&self, kind: u32) -> Option<Refusal> {
+        let mut refusals = self.refusals.iter();
+        refusals.find_map(|&(of, refusal)| (of == kind).then_some(refusal))
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {

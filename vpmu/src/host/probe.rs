@@ -1,8 +1,12 @@
 //! What this host counts, found by opening each candidate once.
 
+use std::io;
+
 use super::counter::attr;
 use super::sys;
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_SOFTWARE};
+use crate::catalogue::is_hardware;
+use crate::refusal::Refusal;
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
 /// The kernel lets software clocks fire no more often; a shorter period would be lied about.
@@ -72,8 +76,38 @@ pub(super) fn is_clock(kind: u32, config: u64) -> bool {
     kind == KIND_SOFTWARE && [CPU_CLOCK, TASK_CLOCK].contains(&config)
 }
 
-/// Every candidate that opens.
-pub(super) fn offers() -> Vec<Offer> {
+/// What this host counts.
+pub(super) struct Probed {
+    /// Every candidate that opens.
+    pub(super) offers: Vec<Offer>,
+    /// Kinds of which none does, and why.
+    pub(super) refusals: Vec<(u32, Refusal)>,
+}
+
+/// Opens each candidate; with `hardware` also those that the CPU's PMU counts.
+pub(super) fn probe(hardware: bool) -> Probed {
+    let mut offers = Vec::new();
+    let mut refusals = Vec::new();
+    let tried = candidates().filter(|offer| hardware || !is_hardware(offer.kind));
+    for offer in tried {
+        let kind = offer.kind;
+        match probed(offer) {
+            Ok(offer) => offers.push(offer),
+            // The first of a kind is the plainest.
+            Err(error) if refusals.iter().all(|&(of, _)| of != kind) => {
+                refusals.push((kind, Refusal::of(&error)));
+            }
+            Err(_) => {}
+        }
+    }
+    refusals.retain(|&(kind, _)| {
+        // Few PMUs have every cache event.
+        kind != KIND_HW_CACHE && offers.iter().all(|offer| offer.kind != kind)
+    });
+    Probed { offers, refusals }
+}
+
+fn candidates() -> impl Iterator<Item = Offer> {
     let hardware = HARDWARE.iter().map(|&(config, name)| {
         let counts = "the CPU's event of this name while the guest runs on the vCPU";
         on_cpu(KIND_HARDWARE, config, name.to_owned(), counts)
@@ -107,11 +141,7 @@ pub(super) fn offers() -> Vec<Offer> {
             })
         })
     });
-    hardware
-        .chain(software)
-        .chain(caches)
-        .filter_map(probed)
-        .collect()
+    hardware.chain(software).chain(caches)
 }
 
 fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
@@ -128,7 +158,10 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
 }
 
 /// The offer as far as this host keeps it.
-fn probed(offer: Offer) -> Option<Offer> {
+///
+/// # Errors
+/// The host's: it does not open at all.
+fn probed(offer: Offer) -> io::Result<Offer> {
     let opens = |sampling, excludes: bool| {
         let request = Request {
             kind: offer.kind,
@@ -138,19 +171,17 @@ fn probed(offer: Offer) -> Option<Offer> {
             exclude_kernel: excludes,
             pinned: false,
         };
-        sys::open(&attr(&request), 0).is_ok()
+        sys::open(&attr(&request), 0).map(drop)
     };
-    if !opens(None, false) {
-        return None;
-    }
+    opens(None, false)?;
     // Long enough to be allowed anywhere; the event never runs.
     let sampling = Sampling {
         rate: Rate::Period(1_000_000),
         engine: Engine::Exit,
     };
-    let samples = offer.shortest_period.is_some() && opens(Some(sampling), false);
-    let excludes = offer.excludes && opens(None, true);
-    Some(Offer {
+    let samples = offer.shortest_period.is_some() && opens(Some(sampling), false).is_ok();
+    let excludes = offer.excludes && opens(None, true).is_ok();
+    Ok(Offer {
         shortest_period: offer.shortest_period.filter(|_| samples),
         excludes,
         ..offer

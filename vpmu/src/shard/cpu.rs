@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Place, Room};
 use crate::backend::Backend;
+use crate::refusal::Refusal;
 use crate::source::{Counter, CounterKey, CounterSet, Reading, Request};
 use crate::vcpu::Vcpu;
 use crate::work;
@@ -27,6 +28,8 @@ pub(crate) struct Cpu {
     now: Option<u64>,
     exits: Option<Option<u64>>,
     halts: Option<Option<u64>>,
+    /// Why the host refused the last counter that it was asked for.
+    refusal: Option<Refusal>,
 }
 
 impl Cpu {
@@ -42,6 +45,7 @@ impl Cpu {
             now: None,
             exits: None,
             halts: None,
+            refusal: None,
         }
     }
 
@@ -51,6 +55,7 @@ impl Cpu {
         self.now = None;
         self.exits = None;
         self.halts = None;
+        self.refusal = None;
     }
 
     /// The vCPU's thread, while it has one.
@@ -92,10 +97,21 @@ impl Cpu {
     ///
     /// # Errors
     /// The host's; `ESRCH` while the vCPU has no thread.
-    pub(crate) fn open(&self, request: &Request) -> io::Result<Box<dyn Counter>> {
+    pub(crate) fn open(&mut self, request: &Request) -> io::Result<Box<dyn Counter>> {
         let thread = self.thread().ok_or_else(no_thread)?;
         work::charge_host_call();
-        self.backend.source.open(request, thread)
+        let permitted = self.backend.permit(request);
+        let opened = permitted.and_then(|()| self.backend.source.open(request, thread));
+        self.refusal = opened
+            .as_ref()
+            .err()
+            .map(|error| self.backend.refused(error));
+        opened
+    }
+
+    /// Why the host refused the last counter that it was asked for, since this was last called.
+    pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
+        self.refusal.take()
     }
 
     /// A place for a counter that interrupts `rate` times a second; `None`: its event waits.
@@ -141,9 +157,15 @@ impl Cpu {
     pub(crate) fn share(&mut self, request: &Request) -> io::Result<Lease> {
         let thread = self.thread().ok_or_else(no_thread)?;
         let source = &self.backend.source;
-        let key = self.counters.share(request, || source.counters(thread))?;
+        let permitted = self.backend.permit(request);
+        let shared =
+            permitted.and_then(|()| self.counters.share(request, || source.counters(thread)));
+        self.refusal = shared
+            .as_ref()
+            .err()
+            .map(|error| self.backend.refused(error));
         Ok(Lease {
-            key,
+            key: shared?,
             threads: self.threads,
         })
     }

@@ -23,7 +23,7 @@ use crate::abi::{
 };
 use crate::aux::Refused;
 use crate::clock::Clock;
-use crate::errno::{Errno, status};
+use crate::errno::{Denied, Errno, status};
 use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group, GroupEvent};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
@@ -41,7 +41,7 @@ use crate::ring::{CountSnapshot, Session, Wakeup};
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
 use crate::tasks::{Task, TaskHistory, Tasks};
-use crate::throttle::{Allowance, Verdict};
+use crate::throttle::{Allowance, SamplingTime, Verdict};
 use crate::trace::{Found, OpenExit, Packet};
 use crate::vcpu::{ExitStamp, Hook, exit_matches};
 use crate::walk::{Capture, CpuContext};
@@ -168,6 +168,10 @@ pub(crate) struct State {
     waiting: VecDeque<u64>,
     /// Samples that the guest's events may still write.
     allowance: Allowance,
+    /// The time that samples of the guest's events took the vCPU.
+    sampling: SamplingTime,
+    /// The host's TSC at the first of the guest's overflows that were found at this exit.
+    first_overflow: Option<u64>,
 }
 
 impl State {
@@ -190,6 +194,8 @@ impl State {
             errands: Vec::new(),
             waiting: VecDeque::new(),
             allowance: Allowance::default(),
+            sampling: SamplingTime::default(),
+            first_overflow: None,
         }
     }
 
@@ -229,6 +235,8 @@ impl State {
         metrics.samples_unnamed += self.metrics.samples_unnamed;
         metrics.samples_over_budget += self.metrics.samples_over_budget;
         metrics.counter_waits += self.metrics.counter_waits;
+        metrics.sampling_time += self.sampling.total();
+        metrics.sampling_throttles += self.metrics.sampling_throttles;
         metrics.overflow_exits += self.metrics.overflow_exits;
         metrics.samples_written += tally.written;
         metrics.samples_lost = metrics.samples_lost.saturating_add(tally.lost);
@@ -304,10 +312,12 @@ impl State {
     ///
     /// # Errors
     /// The host's; there is no event then.
-    pub(crate) fn open(&mut self, mut event: Event) -> Result<(), Errno> {
+    pub(crate) fn open(&mut self, mut event: Event) -> Result<(), Denied> {
         let id = event.spec.id;
+        self.cpu.take_refusal();
         if !event.is_operators() || self.cpu.thread().is_some() {
-            event.prepare(&mut self.cpu)?;
+            let prepared = event.prepare(&mut self.cpu);
+            prepared.map_err(|error| self.deny(error.into()))?;
         }
         self.events.insert(id, event);
         let started = self.start(id);
@@ -315,7 +325,15 @@ impl State {
             self.events.remove(&id);
             self.writer.tell(Tell::Forget(id));
         }
-        started
+        started.map_err(|errno| self.deny(errno))
+    }
+
+    /// The event is not opened, for the host's reason if it has one.
+    fn deny(&mut self, errno: Errno) -> Denied {
+        Denied {
+            errno,
+            refusal: self.cpu.take_refusal(),
+        }
     }
 
     /// Takes a task event away that is placed on no vCPU, for another shard.
@@ -662,7 +680,8 @@ impl State {
             log::warn!("event {id} is in error: {error}");
             let leases = event.fail();
             self.release(leases);
-            self.writer.tell(Tell::Fail(id));
+            let refusal = self.cpu.take_refusal();
+            self.writer.tell(Tell::Fail(id, refusal));
             self.each_member(id, Self::stop, Errand::Stop);
         }
         errno
@@ -949,6 +968,7 @@ impl State {
             // A command may come next, whose stop finds overflows after this.
             let exits = self.cpu.vcpu.exits().total();
             self.sampled_exit = (exits, exit.place(self));
+            self.account_samples();
         }
         // Before any overflow: the exit that pauses a trace is the last that it holds.
         self.claim_exit();
@@ -963,6 +983,49 @@ impl State {
                 state.drain_all_overflows(why.reason);
             }
         });
+        if let Some(first) = self.first_overflow.take()
+            && why.reason == ExitReason::Signal
+        {
+            self.cpu.vcpu.begin_sample(first);
+        }
+    }
+
+    /// Charges what the sample before this exit took. Once samples have taken all of the time that they
+    /// may, those of the guest's that make exits are throttled, all at once.
+    fn account_samples(&mut self) {
+        self.first_overflow = None;
+        let backend = Arc::clone(&self.cpu.backend);
+        let time = self.cpu.time();
+        if let Some((spent, guest)) = self.cpu.vcpu.take_sample() {
+            // The host may have run others in the guest's part: then too little is charged, never too much.
+            let took = spent.saturating_sub(backend.clock.nanoseconds(guest));
+            self.sampling.charge(backend.time_limit, time, took);
+        }
+        if !self.sampling.is_used_up(backend.time_limit, time) {
+            return;
+        }
+        let goes = |id: &u64| {
+            let event = self.events.get(id);
+            event.is_some_and(|event| event.takes_time() && !event.is_throttled())
+        };
+        let watched = self.hooks.watched().iter().copied();
+        let ids: Vec<u64> = watched.filter(goes).collect();
+        self.metrics.sampling_throttles += u64::from(!ids.is_empty());
+        for id in ids {
+            let rested = self.with_hooks(id, |event, _| event.rest(backend.rate_limit, time));
+            let origin = self.events.get(&id).map(|event| Origin {
+                time,
+                ..self.origin(event)
+            });
+            if let Some(origin) = origin {
+                self.note(id, &origin, &Note::Throttle);
+            }
+            // Its host counter is silent, so the vCPU may not come here for long.
+            self.start_collecting();
+            if let Some(Err(error)) = rested {
+                self.fail(id, error);
+            }
+        }
     }
 
     /// Something happened that events count whose spec `matches`: first all of them count it, so that
@@ -1170,6 +1233,12 @@ impl State {
         };
         let HostOverflows { samples, lost, .. } = event.drain(vcpu);
         let overflows = samples.len() as u64;
+        if let Some(first) = samples.first().filter(|_| event.takes_time()) {
+            let first = self
+                .first_overflow
+                .map_or(first.tsc, |before| before.min(first.tsc));
+            self.first_overflow = Some(first);
+        }
         if overflows > 0 {
             // Earlier overflows of this vCPU come first in the rings.
             self.settle();
@@ -1545,10 +1614,13 @@ impl State {
 
     /// As [`State::unthrottle`], at a moment in guest nanoseconds.
     fn unthrottle_at(&mut self, id: u64, time: u64) {
-        if !self.events.get(&id).is_some_and(Event::is_throttled) {
+        let Some(event) = self.events.get(&id).filter(|event| event.is_throttled()) else {
+            return;
+        };
+        let limit = self.cpu.backend.rate_limit;
+        if event.takes_time() && self.sampling.is_used_up(self.cpu.backend.time_limit, time) {
             return;
         }
-        let limit = self.cpu.backend.rate_limit;
         match self.with_hooks(id, |event, _| event.unthrottle(limit, time)) {
             Some(Ok(true)) => {
                 let origin = self.events.get(&id).map(|event| Origin {

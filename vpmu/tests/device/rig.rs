@@ -88,6 +88,7 @@ pub(crate) fn limits() -> Limits {
         min_hardware_period: 1,
         max_samples: u32::MAX,
         max_record_bytes: u64::MAX,
+        max_sampling_percent: 100,
         ..Limits::default()
     }
 }
@@ -158,6 +159,7 @@ impl Rig {
             tsc_khz: 1_000_000,
             limits,
             engines,
+            hardware_events: true,
         };
         Self::with_memory(settings, window, memory)
     }
@@ -429,12 +431,18 @@ impl Rig {
 
     /// The next notice: its kind and event.
     pub(crate) fn notice(&mut self) -> Option<(u32, u64)> {
-        let (kind, event, _) = self.counted_notice()?;
-        Some((kind, event))
+        let notice = self.whole_notice()?;
+        Some((notice.kind.get(), notice.event.get()))
     }
 
     /// Kind, event and count of the next notice.
     pub(crate) fn counted_notice(&mut self) -> Option<(u32, u64, u32)> {
+        let notice = self.whole_notice()?;
+        Some((notice.kind.get(), notice.event.get(), notice.value.get()))
+    }
+
+    /// The next notice.
+    pub(crate) fn whole_notice(&mut self) -> Option<Notice> {
         let (slot, len) = self.queues[1].reclaim()?;
         assert_eq!(len as usize, size_of::<Notice>());
         let at = self.queues[1].buffer(u16::try_from(slot).expect("a slot"));
@@ -442,8 +450,7 @@ impl Rig {
         self.memory
             .read_slice(&mut bytes, GuestAddress(at))
             .expect("in memory");
-        let notice = Notice::read_from_bytes(&bytes).expect("a notice");
-        Some((notice.kind.get(), notice.event.get(), notice.count.get()))
+        Some(Notice::read_from_bytes(&bytes).expect("a notice"))
     }
 
     pub(crate) fn catalogue(&mut self) -> Vec<CatalogueEntry> {

@@ -9,7 +9,7 @@ use vpmu::source::{
     Counter, CounterKey, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded,
     Request, Sampling, Source,
 };
-use vpmu::{GuestRegs, Machine, Registers};
+use vpmu::{GuestRegs, Machine, Refusal, Registers};
 
 /// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
@@ -28,6 +28,12 @@ pub(crate) struct World {
     thread_time: AtomicU64,
     counters: Mutex<Vec<Arc<Mutex<FakeCounter>>>>,
     broken: AtomicBool,
+    /// The errno of each open from now on; zero: it succeeds.
+    denying: AtomicI32,
+    /// Kinds of counters that the host was asked for.
+    asked: Mutex<Vec<u32>>,
+    /// Why there are no offers of a kind.
+    refusals: Mutex<Vec<(u32, Refusal)>>,
     /// No rate but those that there are.
     refusing: AtomicBool,
     interrupts: AtomicU64,
@@ -152,6 +158,24 @@ impl World {
 
     pub(crate) fn break_host(&self) {
         self.broken.store(true, Ordering::Relaxed);
+    }
+
+    /// The host opens no counter from now on, with this errno; zero: it does again.
+    pub(crate) fn deny(&self, errno: i32) {
+        self.denying.store(errno, Ordering::Relaxed);
+    }
+
+    /// Kinds of counters that the host was asked for.
+    pub(crate) fn asked(&self) -> Vec<u32> {
+        self.asked.lock().expect("no panic").clone()
+    }
+
+    /// The host says that it offers nothing of a kind for this reason.
+    pub(crate) fn refuse_kind(&self, kind: u32, refusal: Refusal) {
+        self.refusals
+            .lock()
+            .expect("no panic")
+            .push((kind, refusal));
     }
 
     /// The host gives up the open counters of `thread`.
@@ -292,6 +316,11 @@ impl Handle {
         if world.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
+        world.asked.lock().expect("no panic").push(what.kind);
+        match world.denying.load(Ordering::Relaxed) {
+            0 => {}
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
         let period = what.sampling.map_or(0, |sampling| match sampling.rate {
             Rate::Period(length) | Rate::Frequency(length) => length,
         });
@@ -428,6 +457,12 @@ impl Source for FakeSource {
 
     fn offers(&self) -> &[Offer] {
         &self.offers
+    }
+
+    fn refusal(&self, kind: u32) -> Option<Refusal> {
+        let refusals = self.world.refusals.lock().expect("no panic");
+        let mut of_kind = refusals.iter().filter(|(of, _)| *of == kind);
+        of_kind.next().map(|&(_, refusal)| refusal)
     }
 
     fn open(&self, what: &Request, thread: i32) -> io::Result<Box<dyn Counter>> {

@@ -20,6 +20,7 @@ use perf_event_open_sys::bindings::{
     PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
+use vpmu::Refusal;
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
 use vpmu::host::{PerfSource, host_traces, traces_exits};
 use vpmu::source::{Counter, Request, Source};
@@ -135,6 +136,19 @@ pub(super) fn probe(guests: bool) -> Perf {
         .collect();
     events.insert("msr/tsc", tsc());
     let opens = |name: &str| events.get(name).is_some_and(|event: &Event| event.opens);
+    // Of the plainest of a kind, where none opens.
+    let refused = |plainest: &str| {
+        let errno = events.get(plainest).and_then(|event| event.errno)?;
+        Some(Refusal::of(&io::Error::from_raw_os_error(errno)).to_string())
+    };
+    let hardware_refused = match hardware_names().any(opens) {
+        true => None,
+        false => refused("cycles"),
+    };
+    let software_refused = match software_names().any(opens) {
+        true => None,
+        false => refused("cpu-clock"),
+    };
     let clock = opens("cpu-clock");
     let cycles = opens("cycles");
     let sampled = |ring| {
@@ -159,6 +173,8 @@ pub(super) fn probe(guests: bool) -> Perf {
         },
         guest_kernel,
         guest_user,
+        hardware_refused,
+        software_refused,
         tracepoints: tracepoints(guests),
         host_traces: host_traces().into_iter().map(Into::into).collect(),
         events,

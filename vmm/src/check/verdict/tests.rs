@@ -126,6 +126,37 @@ fn refused_events_name_the_remedy() {
 }
 
 #[test]
+fn kind_that_the_host_refuses_comes_with_the_remedy() {
+    let line = |name: &str, perf: &Perf| {
+        let mut lines = counters(perf).into_iter();
+        lines
+            .find(|line| line.name == name)
+            .expect("a line")
+            .consequence
+    };
+    for (errno, remedy) in [
+        (libc::EBUSY, "mediated PMU"),
+        (libc::EOPNOTSUPP, "mediated PMU"),
+        (libc::EACCES, "perf_event_paranoid=1"),
+        (libc::EMFILE, "ulimit -n"),
+        (libc::ENOENT, "no PMU"),
+    ] {
+        let refused = vpmu::Refusal::of(&std::io::Error::from_raw_os_error(errno)).to_string();
+        let perf = Perf {
+            hardware_refused: Some(refused.clone()),
+            software_refused: Some(refused),
+            ..Perf::default()
+        };
+        for name in ["perf.hardware", "perf.software"] {
+            let line = line(name, &perf);
+            assert!(line.contains(remedy), "{name}: {line}");
+        }
+    }
+    let open = line("perf.hardware", &Perf::default());
+    assert!(open.contains("--no-hardware-events"), "{open}");
+}
+
+#[test]
 fn a_trace_of_the_hosts_comes_with_the_reason_against_it() {
     let trace = |pmu: &str| HostTrace {
         pmu: pmu.into(),

@@ -88,6 +88,7 @@ impl Stage {
             tsc_khz: 1_000_000,
             limits: limits(input)?,
             engines,
+            hardware_events: true,
         };
         let memory = MEMORY.with_borrow_mut(|memory| {
             let memory = memory.get_or_insert_with(|| Rc::new(Memory::new()));

@@ -1,0 +1,115 @@
+//! Events that the host's operator keeps: not offered, and the kernel's log says why. Events whose counter
+//! cannot be had: in error.
+
+use std::hint::black_box;
+use std::process::Command;
+
+use perf_event_open_sys::bindings::perf_event_attr;
+use vpmu_client::Vpmu;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::IP;
+use crate::raw::{
+    Device, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused, sampling,
+    silent,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "hardware_that_the_operator_keeps_is_not_offered",
+        hardware_that_the_operator_keeps_is_not_offered,
+    ),
+    (
+        "kernel_log_says_once_that_the_operator_keeps_hardware",
+        kernel_log_says_once_that_the_operator_keeps_hardware,
+    ),
+    (
+        "pinned_event_without_a_counter_is_in_error",
+        pinned_event_without_a_counter_is_in_error,
+    ),
+];
+
+const HARDWARE: u64 = 0;
+const HW_CACHE: u64 = 3;
+
+fn hardware_that_the_operator_keeps_is_not_offered() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    for entry in vpmu.catalogue().entries() {
+        let kind = u64::from(entry.kind);
+        ensure!(![HARDWARE, HW_CACHE].contains(&kind), "offered: {entry:?}");
+        ensure!(entry.name != "sample-trace-cycles", "offered: {entry:?}");
+    }
+    let device = Device::open()?;
+    for kind in [HARDWARE, HW_CACHE] {
+        let attr = device.attr(kind, 0);
+        ensure_eq!(
+            refused(device.open_event(&attr, How::OWN)),
+            Some(libc::ENOENT),
+            "an event of kind {kind}"
+        );
+    }
+    // perf core's own types of them, too.
+    for kind in [0, 3] {
+        let opened = os::open_perf_event(kind, 0);
+        ensure_eq!(refused(opened), Some(libc::ENOENT), "perf's type {kind}");
+    }
+    let clock = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
+    ensure_eq!(
+        refused(device.open_event(&clock, How::OWN)),
+        None,
+        "a clock"
+    );
+    Ok(())
+}
+
+fn kernel_log_says_once_that_the_operator_keeps_hardware() -> Outcome {
+    let output = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&output.stdout);
+    let lines = log.lines().filter(|line| line.contains("ask the operator"));
+    let lines: Vec<&str> = lines.collect();
+    ensure_eq!(lines.len(), 1, "lines of the log: {lines:?}");
+    let says = "no hardware events: the host refused them: its operator keeps them";
+    ensure!(lines[0].contains(says), "{}", lines[0]);
+    Ok(())
+}
+
+/// The operator lets one counter that samples run on a vCPU at once.
+fn pinned_event_without_a_counter_is_in_error() -> Outcome {
+    cpu::pin(1)?;
+    let device = Device::open()?;
+    let clock = silent(sampling(
+        device.attr(KIND_SOFTWARE, SW_TASK_CLOCK),
+        1_000_000,
+        IP,
+    ));
+    let mut pinned = perf_event_attr {
+        read_format: FORMAT_ENABLED | FORMAT_RUNNING,
+        ..clock
+    };
+    pinned.set_pinned(1);
+    let spin = || {
+        for round in 0..1_000_000_u64 {
+            black_box(round);
+        }
+    };
+
+    // With the counter to itself it counts.
+    let alone = device.start(&pinned, How::OWN)?;
+    spin();
+    let words = alone.read()?;
+    ensure!(words.len() == 3 && words[0] > 0, "{words:?}");
+    drop(alone);
+
+    let holder = device.start(&clock, How::OWN)?;
+    spin();
+    ensure!(holder.count()? > 0, "the one that has the counter counts");
+    let ours = device.start(&pinned, How::OWN)?;
+    spin();
+    ensure_eq!(ours.read()?, [0_u64; 0], "a reading of an event in error");
+    let error = libc::POLLHUP | libc::POLLERR;
+    let polled = ours.poll(0)?;
+    ensure!(polled & error != 0, "poll says {polled:#x}");
+    ensure!(holder.count()? > 0, "the other goes on");
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Sampling storms: a clock of ten microseconds of a program without privileges leaves its vCPU to
+//! others.
+
+use std::hint::black_box;
+use std::process::{Child, Command, Stdio};
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{IP, TIME};
+use crate::pages::{Pages, READ_WRITE};
+use crate::raw::{
+    Device, ENGINE_EXIT, How, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, sampling, silent,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "clock_of_nobodys_task_is_throttled_and_others_go_on",
+        clock_of_nobodys_task_is_throttled_and_others_go_on,
+    ),
+    (
+        "clocks_of_nobodys_task_share_one_budget",
+        clocks_of_nobodys_task_share_one_budget,
+    ),
+];
+
+/// The shortest that the host's clocks keep.
+const PERIOD: u64 = 10_000;
+/// Of guest time, in nanoseconds.
+const WINDOW: u64 = 10_000_000;
+/// What another process has to do meanwhile.
+const ROUNDS: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo $i";
+const DONE: &[u8] = b"20000\n";
+
+const LOST: u32 = 2;
+const THROTTLE: u32 = 5;
+const UNTHROTTLE: u32 = 6;
+const SAMPLE: u32 = 9;
+
+/// What the rings of a storm had, and how long it lasted.
+#[derive(Debug, Default)]
+struct Storm {
+    samples: u64,
+    throttles: u64,
+    unthrottles: u64,
+    /// Times that the host had no room for more.
+    losses: u64,
+    time: u64,
+}
+
+fn clock_of_nobodys_task_is_throttled_and_others_go_on() -> Outcome {
+    storm(&[SW_CPU_CLOCK])
+}
+
+fn clocks_of_nobodys_task_share_one_budget() -> Outcome {
+    storm(&[SW_CPU_CLOCK, SW_TASK_CLOCK])
+}
+
+/// Both processes have one CPU.
+fn storm(clocks: &[u64]) -> Outcome {
+    os::set_paranoid(1)?;
+    let code = os::forked(|| {
+        let stormed = cpu::pin(0)
+            .map_err(Into::into)
+            .and_then(|()| by_nobody(clocks));
+        match stormed {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("{error}");
+                1
+            }
+        }
+    })?;
+    ensure_eq!(code, 0, "what nobody ended with");
+    Ok(())
+}
+
+fn by_nobody(clocks: &[u64]) -> Outcome {
+    let mut other = Command::new("sh")
+        .args(["-c", ROUNDS])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    os::become_nobody()?;
+    let storm = until_done(clocks, &mut other)?;
+    let output = other.wait_with_output()?;
+    ensure_eq!(output.stdout, DONE, "rounds of another process");
+    // For who has the device's figures.
+    println!("storm of {} clocks: {storm:?}", clocks.len());
+    ensure!(storm.throttles > 0, "nothing was throttled: {storm:?}");
+    let open = storm.throttles - storm.unthrottles;
+    ensure!(
+        open <= clocks.len() as u64,
+        "throttles and their ends: {storm:?}"
+    );
+    // Each event is throttled once in a window at most.
+    let windows = storm.time / WINDOW + 2;
+    ensure!(
+        storm.throttles <= windows * clocks.len() as u64,
+        "throttles of {windows} windows: {storm:?}"
+    );
+    Ok(())
+}
+
+/// A storm of this task's until `other` has ended.
+fn until_done(clocks: &[u64], other: &mut Child) -> Result<Storm, Box<dyn std::error::Error>> {
+    let device = Device::open()?;
+    let mut events = Vec::new();
+    for &clock in clocks {
+        let clock = device.attr(KIND_SOFTWARE, clock);
+        let attr = silent(sampling(clock, PERIOD, IP | TIME));
+        let event = device.open_event(&attr, How::OWN.by(ENGINE_EXIT))?;
+        let ring = Pages::map(&event, 32, READ_WRITE)?;
+        events.push((event, ring));
+    }
+    let mut storm = Storm::default();
+    let begin = cpu::tsc();
+    for (event, _) in &events {
+        event.enable(0)?;
+    }
+    loop {
+        for round in 0..20_000_u64 {
+            black_box(round);
+        }
+        let ended = other.try_wait()?.is_some();
+        if ended {
+            for (event, _) in &events {
+                event.disable(0)?;
+            }
+        }
+        for (_, ring) in &mut events {
+            for record in ring.take()? {
+                match record.kind {
+                    SAMPLE => storm.samples += 1,
+                    THROTTLE => storm.throttles += 1,
+                    UNTHROTTLE => storm.unthrottles += 1,
+                    LOST => storm.losses += 1,
+                    other => return Err(format!("a record of type {other}").into()),
+                }
+            }
+        }
+        if ended {
+            break;
+        }
+    }
+    storm.time = device.time_of(cpu::tsc()) - device.time_of(begin);
+    Ok(storm)
+}

@@ -1,0 +1,8 @@
+//! Counters that the host or its operator refuses: what the guest sees of it.
+
+tests::guest_tests! {
+    "refusals" started &["--no-hardware-events", "--max-active-counters", "1"];
+    hardware_that_the_operator_keeps_is_not_offered,
+    kernel_log_says_once_that_the_operator_keeps_hardware,
+    pinned_event_without_a_counter_is_in_error,
+}

@@ -1,0 +1,63 @@
+//! Sampling storms of a program without privileges, and what they leave of its vCPU.
+//!
+//! On the exact lab, where a clock of ten microseconds is due again before the vCPU is back in the
+//! guest, the guest goes on by the throttle alone.
+#![expect(
+    clippy::expect_used,
+    reason = "a test that cannot set itself up ends there"
+)]
+
+use std::time::Duration;
+
+use images::{Boot, PlaceChoice};
+
+tests::guest_tests! {
+    // On a fast machine a sample takes a small part of ten microseconds.
+    "storms" started &["--max-sampling-percent", "5"];
+    clock_of_nobodys_task_is_throttled_and_others_go_on,
+    clocks_of_nobodys_task_share_one_budget,
+}
+
+/// Of guest time, in nanoseconds.
+const WINDOW: u64 = 10_000_000;
+
+/// The number behind `name: ` in what a guest prints of its storm.
+fn printed(output: &str, name: &str) -> u64 {
+    let line = output.lines().find(|line| line.contains("storm of 1"));
+    let line = line.unwrap_or_else(|| panic!("no storm in {output}"));
+    let (_, rest) = line.split_once(&format!(" {name}: ")).expect("its number");
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}
+
+#[test]
+fn storm_takes_a_quarter_of_its_vcpu_by_the_devices_own_count() {
+    let test = "clock_of_nobodys_task_is_throttled_and_others_go_on";
+    let boot = Boot {
+        command: format!("guest-tests one storms {test}"),
+        programs: vec!["guest-tests".into()],
+        place: PlaceChoice::Exact,
+        vcpus: 1,
+        timeout: Duration::from_secs(600),
+        ..Boot::default()
+    };
+    let outcome = boot.run().expect("the guest goes on");
+    assert_eq!(outcome.status, 0, "{}", outcome.output);
+    let device = |name: &str| {
+        let figure = outcome.report["vpmu"][name].as_u64();
+        figure.unwrap_or_else(|| panic!("no {name}: {:#}", outcome.report))
+    };
+    let [samples, throttles, time] =
+        ["samples", "throttles", "time"].map(|name| printed(&outcome.output, name));
+    // Nobody else samples in this guest.
+    assert_eq!(device("samples_written"), samples);
+    assert_eq!(device("sampling_throttles"), throttles);
+    assert!(throttles > 1, "{}", outcome.output);
+    // What goes beyond the share of one window is charged to the next: the last one is left.
+    let taken = device("sampling_time");
+    let share = time / 4 + WINDOW;
+    assert!(taken <= share, "{taken} ns of {time}");
+    // A storm uses its share up.
+    assert!(taken >= time / 5, "{taken} ns of {time}");
+    assert!(device("samples_throttled") > 0);
+}

@@ -1,0 +1,91 @@
+//! Why a host lets nobody count, for its operator, with the remedy, and for the guest, by a number.
+
+use std::io;
+
+use crate::abi::{
+    REFUSED_ABSENT, REFUSED_DESCRIPTORS, REFUSED_IN_USE, REFUSED_NOT, REFUSED_OTHER,
+    REFUSED_PERMISSION, REFUSED_POLICY,
+};
+
+/// Why the host refuses a counter. The text is the operator's, with the remedy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Refusal {
+    /// Others have the counters for themselves.
+    #[error(
+        "others have its counters for themselves, as a VM with a mediated PMU has: end that VM, or run \
+         this one elsewhere"
+    )]
+    InUse,
+    /// The process may not.
+    #[error(
+        "no permission: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON; for rings, raise \
+         kernel.perf_event_mlock_kb"
+    )]
+    Permission,
+    /// The process, or the host, has as many descriptors as it may.
+    #[error("no descriptor is left: raise 'ulimit -n', or sysctl fs.file-max")]
+    Descriptors,
+    /// The host has no such event, or no PMU.
+    #[error("it has no such event, or no PMU")]
+    Absent,
+    /// The operator wants none opened.
+    #[error("the operator keeps them from guests")]
+    Policy,
+    /// For another reason.
+    #[error("the log of its kernel may say why")]
+    Other,
+}
+
+impl Refusal {
+    /// The reason behind an error of `perf_event_open(2)` for an event that is asked for as its PMU can
+    /// count it.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            // Linux with mediated PMUs has the second for whoever comes after such a VM.
+            Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::InUse,
+            Some(libc::EACCES | libc::EPERM) => Self::Permission,
+            Some(libc::EMFILE | libc::ENFILE) => Self::Descriptors,
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Self::Absent,
+            _ => Self::Other,
+        }
+    }
+
+    /// As the guest reads it, one of `REFUSED_*`; `None`: the host does not refuse.
+    pub(crate) fn wire(refusal: Option<Self>) -> u8 {
+        match refusal {
+            None => REFUSED_NOT,
+            Some(Self::InUse) => REFUSED_IN_USE,
+            Some(Self::Permission) => REFUSED_PERMISSION,
+            Some(Self::Descriptors) => REFUSED_DESCRIPTORS,
+            Some(Self::Absent) => REFUSED_ABSENT,
+            Some(Self::Policy) => REFUSED_POLICY,
+            Some(Self::Other) => REFUSED_OTHER,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errno_of_the_host_has_its_reason() {
+        for (errno, refusal) in [
+            (libc::EBUSY, Refusal::InUse),
+            (libc::EOPNOTSUPP, Refusal::InUse),
+            (libc::EACCES, Refusal::Permission),
+            (libc::EPERM, Refusal::Permission),
+            (libc::EMFILE, Refusal::Descriptors),
+            (libc::ENFILE, Refusal::Descriptors),
+            (libc::ENOENT, Refusal::Absent),
+            (libc::ENODEV, Refusal::Absent),
+            (libc::EINVAL, Refusal::Other),
+        ] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(Refusal::of(&error), refusal, "{error}");
+        }
+        let without = io::Error::other("no errno");
+        assert_eq!(Refusal::of(&without), Refusal::Other);
+    }
+}

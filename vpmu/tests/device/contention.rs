@@ -1,0 +1,248 @@
+//! A host whose counters others use, that gives them up, or that refuses them: the guest finds that
+//! in the times, the states and the answers of its events.
+
+use vpmu::abi::*;
+use vpmu::{Engines, Limits, Refusal, Settings};
+use zerocopy::IntoBytes;
+
+use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
+use crate::world::{CYCLES, FAULTS};
+
+/// A driver on a device of `settings`.
+fn rig_of(settings: Settings) -> Rig {
+    let memory = Rig::bare(Engines::Auto, limits(), None).memory;
+    let mut rig = Rig::with_memory(settings, None, memory);
+    (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+    rig.activate(ALL_FEATURES);
+    rig
+}
+
+fn without_hardware() -> Rig {
+    rig_of(Settings {
+        vcpus: VCPUS,
+        tsc_khz: 1_000_000,
+        limits: limits(),
+        engines: Engines::Auto,
+        hardware_events: false,
+    })
+}
+
+fn config(rig: &Rig) -> Config {
+    let mut config = Config::default();
+    rig.vpmu.read_config(0, config.as_mut_bytes());
+    config
+}
+
+/// An answer to an open: its status and the host's reason.
+fn answer(rig: &mut Rig, request: &OpenRequest) -> (i32, u32) {
+    let reply = rig.open_reply(request);
+    let status = i32::try_from(reply.status.get()).expect("an errno");
+    assert_eq!(reply.id.get() == 0, status != 0);
+    (status, reply.engine.get())
+}
+
+fn of_host((kind, config): (u32, u64), context: u32) -> OpenRequest {
+    open_of(kind, config, context)
+}
+
+#[test]
+fn others_share_of_a_counter_shows_in_time_running() {
+    let mut rig = Rig::new();
+    for (request, seen) in [
+        (of_host(CYCLES, 0), 1),
+        (of_host(FAULTS, 0), 3),
+        (sampling(of_host(CYCLES, 0), 1_000_000), 2),
+    ] {
+        let event = rig.open(&request).expect("open");
+        rig.command(0, COMMAND_ENABLE, event);
+        // Ticks of the clock pass as the host's counter runs a part of its time.
+        for _ in 0..100 {
+            rig.world.pass(4000);
+            rig.world.work(thread(0), 4000, seen);
+            rig.command(0, COMMAND_READ, event);
+        }
+        let reply = rig.command(0, COMMAND_DISABLE, event);
+        assert_eq!(reply.value.get(), 100_000 * seen);
+        let [enabled, running] = [reply.time_enabled, reply.time_running].map(|time| time.get());
+        assert!(enabled >= 400_000, "{enabled}");
+        assert!(
+            running.abs_diff(enabled * seen / 4) < 1000,
+            "{running} of {enabled} with {seen} of 4"
+        );
+        rig.close(event).expect("closed");
+    }
+}
+
+#[test]
+fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
+    for request in [
+        of_host(CYCLES, 0),
+        sampling(of_host(CYCLES, 0), 1_000_000),
+        OpenRequest {
+            flags: OPEN_PINNED.into(),
+            ..of_host(FAULTS, 0)
+        },
+    ] {
+        let mut rig = Rig::new();
+        let event = rig.open(&request).expect("open");
+        rig.post_notice(0, 16);
+        rig.command(0, COMMAND_ENABLE, event);
+        rig.world.work(thread(0), 40, 4);
+        assert_eq!(rig.value(0, event), 40);
+        rig.world.give_up(thread(0));
+        let reply = rig.command(0, COMMAND_READ, event);
+        assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
+        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
+        let notice = rig.whole_notice().expect("told");
+        assert_eq!(notice.kind.get(), NOTICE_ERROR);
+        assert_eq!(notice.event.get(), event);
+        assert_eq!(notice.value.get(), u32::from(REFUSED_NOT));
+    }
+}
+
+#[test]
+fn open_that_the_host_refuses_names_its_reason() {
+    let mut rig = Rig::new();
+    for (errno, reason) in [
+        (libc::EBUSY, REFUSED_IN_USE),
+        (libc::EOPNOTSUPP, REFUSED_IN_USE),
+        (libc::EACCES, REFUSED_PERMISSION),
+        (libc::EPERM, REFUSED_PERMISSION),
+        (libc::EMFILE, REFUSED_DESCRIPTORS),
+        (libc::ENFILE, REFUSED_DESCRIPTORS),
+        (libc::ENOENT, REFUSED_ABSENT),
+        (libc::ENODEV, REFUSED_ABSENT),
+        (libc::ENOMEM, REFUSED_OTHER),
+    ] {
+        rig.world.deny(errno);
+        for request in [
+            of_host(CYCLES, 0),
+            of_host(CYCLES, CONTEXT_TASK),
+            sampling(of_host(CYCLES, 0), 100),
+            open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0),
+        ] {
+            let request = match request.kind.get() {
+                KIND_SAMPLE_TRACE => OpenRequest {
+                    period: 100.into(),
+                    ..request
+                },
+                _ => request,
+            };
+            let expected = (errno, u32::from(reason));
+            assert_eq!(answer(&mut rig, &request), expected, "{request:?}");
+        }
+        rig.world.deny(0);
+        let event = rig.open(&of_host(CYCLES, 0)).expect("as before");
+        rig.close(event).expect("closed");
+    }
+    assert_eq!(rig.world.open_counters(), 0);
+}
+
+#[test]
+fn refusal_of_the_devices_own_has_no_reason_of_the_hosts() {
+    let limits = Limits {
+        max_host_counters: 1,
+        ..limits()
+    };
+    let mut rig = Rig::with(limits, ALL_FEATURES);
+    let cycles = sampling(of_host(CYCLES, 0), 100);
+    rig.open(&cycles).expect("the one that there may be");
+    for (request, errno) in [
+        (cycles, libc::EMFILE),
+        (of_host((KIND_HARDWARE, 7), 0), libc::ENOENT),
+        (of_host((KIND_RAW, 0), 0), libc::EOPNOTSUPP),
+        (sampling(of_host(FAULTS, 0), 100), libc::EOPNOTSUPP),
+        (of_host(CYCLES, 9), libc::EINVAL),
+    ] {
+        assert_eq!(answer(&mut rig, &request), (errno, 0), "{request:?}");
+    }
+}
+
+#[test]
+fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
+    for sampled in [false, true] {
+        let mut rig = Rig::new();
+        let request = of_host(CYCLES, CONTEXT_TASK);
+        let request = match sampled {
+            true => sampling(request, 1_000_000),
+            false => request,
+        };
+        let event = rig.open(&request).expect("open");
+        rig.post_notice(0, 16);
+        rig.command(0, COMMAND_ENABLE, event);
+        rig.command(0, COMMAND_IN, event);
+        rig.world.work(thread(0), 40, 4);
+        rig.command(0, COMMAND_OUT, event);
+        // Its task moves, and a counter more is needed there.
+        rig.world.deny(libc::EBUSY);
+        let reply = rig.command(1, COMMAND_IN, event);
+        assert_eq!(reply.status.get(), libc::EBUSY.unsigned_abs());
+        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
+        let notice = rig.whole_notice().expect("told");
+        assert_eq!(
+            (notice.kind.get(), notice.event.get(), notice.value.get()),
+            (NOTICE_ERROR, event, REFUSED_IN_USE.into())
+        );
+        // A later one has its own reason.
+        rig.world.deny(0);
+        let other = rig.open(&of_host(FAULTS, 0)).expect("open");
+        rig.post_notice(1, 16);
+        rig.command(0, COMMAND_ENABLE, other);
+        rig.world.give_up(thread(0));
+        rig.command(0, COMMAND_READ, other);
+        let notice = rig.whole_notice().expect("told");
+        assert_eq!(
+            (notice.event.get(), notice.value.get()),
+            (other, REFUSED_NOT.into())
+        );
+    }
+}
+
+#[test]
+fn configuration_says_why_a_kind_is_missing() {
+    let rig = Rig::new();
+    let why = |rig: &Rig| (config(rig).refused_hardware, config(rig).refused_software);
+    assert_eq!(why(&rig), (REFUSED_NOT, REFUSED_NOT));
+    rig.world.refuse_kind(KIND_HARDWARE, Refusal::InUse);
+    rig.world.refuse_kind(KIND_SOFTWARE, Refusal::Permission);
+    assert_eq!(why(&rig), (REFUSED_IN_USE, REFUSED_PERMISSION));
+}
+
+#[test]
+fn hardware_that_the_operator_keeps_is_not_offered() {
+    let mut rig = without_hardware();
+    let kept = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
+    for entry in rig.catalogue() {
+        let pace = (entry.kind.get(), entry.config.get());
+        assert!(!kept.contains(&entry.kind.get()), "{entry:?}");
+        assert_ne!(pace, (KIND_SAMPLE_TRACE, PACE_CYCLES));
+    }
+    let trace = OpenRequest {
+        period: 100.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
+    };
+    for (request, errno) in [
+        (of_host(CYCLES, 0), libc::ENOENT),
+        (of_host(CYCLES, CONTEXT_TASK), libc::ENOENT),
+        (sampling(of_host(CYCLES, 0), 100), libc::ENOENT),
+        (open_of(KIND_HW_CACHE, 0, 0), libc::ENOENT),
+        (open_of(KIND_RAW, 0, 0), libc::EOPNOTSUPP),
+        (trace, libc::ENOENT),
+    ] {
+        assert_eq!(answer(&mut rig, &request), (errno, 0), "{request:?}");
+    }
+    let persist = crate::persistent::asked("cycles", 0);
+    let refused = rig.vpmu.persist(&persist).expect_err("the operator's, too");
+    assert!(
+        refused.to_string().contains("no event `cycles`"),
+        "{refused}"
+    );
+    assert_eq!(config(&rig).refused_hardware, REFUSED_POLICY);
+    assert_eq!(rig.world.asked(), [0; 0], "the host was not even asked");
+    // The rest is there.
+    let faults = rig.open(&of_host(FAULTS, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, faults);
+    rig.world.work(thread(0), 40, 4);
+    assert_eq!(rig.value(0, faults), 40);
+    assert_eq!(rig.world.asked(), [KIND_SOFTWARE]);
+}

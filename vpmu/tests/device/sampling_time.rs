@@ -1,0 +1,421 @@
+//! The time that samples take a vCPU: a share of each window, and those that make exits are throttled
+//! until the next.
+
+use vpmu::abi::*;
+use vpmu::source::{Mode, Overflow, Rate};
+use vpmu::{Engines, Error, ExitReason, Limits, LimitsError, Persist, Settings, Vpmu};
+
+use crate::reader::{Raw, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
+use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
+use crate::world::{At, CLOCK, CYCLES, FAULTS, FakeMachine, FakeSource};
+
+const WINDOW: u64 = 10_000_000;
+/// A quarter of a window is 25 of these, and some ticks: each look at the clock is one, which is the guest's.
+const COST: u64 = 100_100;
+/// The period of a host counter that is throttled.
+const NEVER: u64 = u64::MAX >> 1;
+
+/// A device that gives a quarter of the time to samples, at the beginning of a window.
+fn rig() -> Rig {
+    rig_of(25, Engines::Auto)
+}
+
+fn rig_of(percent: u32, engines: Engines) -> Rig {
+    let limits = Limits {
+        max_sampling_percent: percent,
+        ..limits()
+    };
+    let rig = Rig::with_engines(engines, limits, ALL_FEATURES);
+    begin_window(&rig);
+    rig
+}
+
+/// The clock goes on to the beginning of a later window.
+fn begin_window(rig: &Rig) {
+    // Guest time is ahead of the host's.
+    let left = WINDOW - (rig.world.now() + crate::rig::TSC_OFFSET) % WINDOW;
+    rig.world.pass(left);
+}
+
+/// An event of the host's that samples, on, with its ring.
+fn started(rig: &mut Rig, (kind, config): (u32, u64), vcpu: u32) -> (u64, Reader) {
+    let request = sampling(open_of(kind, config, vcpu), 100);
+    let event = rig.open(&request).expect("open");
+    let ring = rig.map(event, 64);
+    rig.command(vcpu, COMMAND_ENABLE, event);
+    (event, ring)
+}
+
+/// Each counter of the vCPU overflows after `inside` ticks in the guest; the vCPU is back after `cost`.
+fn overflow(rig: &Rig, vcpu: u32, inside: u64, cost: u64) {
+    work(rig, inside);
+    let overflow = Overflow {
+        tsc: rig.world.now(),
+        ip: 0,
+        mode: Mode::Host,
+        period: 100,
+    };
+    rig.world.record(thread(vcpu), overflow);
+    rig.vcpus.leave(vcpu, ExitReason::Signal, &mut At(1));
+    work(rig, cost);
+    rig.vcpus.enter(vcpu);
+}
+
+/// The vCPU's thread is on its CPU for so many ticks.
+fn work(rig: &Rig, ticks: u64) {
+    rig.world.pass(ticks);
+    rig.world.spend(ticks);
+}
+
+fn kinds(raw: &[Raw]) -> Vec<u64> {
+    raw.iter().map(|record| record.kind).collect()
+}
+
+fn samples_then(samples: usize, last: u64) -> Vec<u64> {
+    let mut kinds = vec![SAMPLE; samples];
+    kinds.push(last);
+    kinds
+}
+
+#[test]
+fn samples_that_take_their_share_are_throttled_until_the_next_window() {
+    let mut rig = rig();
+    let (event, mut ring) = started(&mut rig, CYCLES, 0);
+    (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
+    let raw = ring.raw();
+    assert_eq!(kinds(&raw), samples_then(25, THROTTLE));
+    assert_eq!(raw[25].words[1..], [event, event]);
+    assert_eq!(rig.world.periods(), [NEVER]);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(metrics.samples_written, 25);
+    assert_eq!((metrics.samples_throttled, metrics.samples_lost), (15, 0));
+    assert_eq!(metrics.sampling_throttles, 1);
+    begin_window(&rig);
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    let raw = ring.raw();
+    assert_eq!(kinds(&raw), [UNTHROTTLE]);
+    assert_eq!(raw[0].words[1..], [event, event]);
+    assert_eq!(rig.world.periods(), [100]);
+    // The 15 beyond the share are charged to this window.
+    (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
+    assert_eq!(kinds(&ring.raw()), samples_then(10, THROTTLE));
+    assert_eq!(rig.vpmu.metrics().sampling_throttles, 2);
+}
+
+#[test]
+fn storm_leaves_the_guest_three_quarters_of_each_window() {
+    let mut rig = rig();
+    let (_, mut ring) = started(&mut rig, CLOCK, 0);
+    let (begin, mut inside) = (rig.world.now(), 0);
+    while rig.world.now() < begin + 100 * WINDOW {
+        match rig.world.periods()[0] {
+            // The next overflow has come before the vCPU is back in the guest.
+            100 => overflow(&rig, 0, 0, COST),
+            _ => {
+                inside += WINDOW / 100;
+                work(&rig, WINDOW / 100);
+                rig.exit(0, ExitReason::Hlt, &mut At(1));
+            }
+        }
+    }
+    let all = rig.world.now() - begin;
+    let metrics = rig.vpmu.metrics();
+    assert!(inside >= all * 74 / 100, "{inside} of {all}");
+    assert!(
+        metrics.sampling_time.abs_diff(all / 4) < all / 100,
+        "{metrics:?}"
+    );
+    assert!(
+        (99..=101).contains(&metrics.sampling_throttles),
+        "{metrics:?}"
+    );
+    let raw = kinds(&ring.raw());
+    let count = |kind| raw.iter().filter(|&&found| found == kind).count() as u64;
+    assert_eq!(count(SAMPLE), metrics.samples_written);
+    assert_eq!(count(THROTTLE), metrics.sampling_throttles);
+    assert!(count(THROTTLE) - count(UNTHROTTLE) <= 1);
+    assert!(
+        count(SAMPLE) * COST <= all / 4 + WINDOW,
+        "{}",
+        count(SAMPLE)
+    );
+}
+
+#[test]
+fn time_in_the_guest_before_an_overflow_is_free() {
+    let mut rig = rig();
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    // A fifth of the time.
+    (0..200).for_each(|_| overflow(&rig, 0, 4 * COST, COST));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(metrics.sampling_throttles, 0);
+    let taken = metrics.sampling_time;
+    // The last one's is not known before the next exit.
+    assert!((199 * (COST - 20)..=199 * COST).contains(&taken), "{taken}");
+}
+
+#[test]
+fn time_that_the_host_gives_to_others_is_free() {
+    let mut rig = rig();
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    for _ in 0..200 {
+        rig.world.pass(1000);
+        let overflow = Overflow {
+            tsc: rig.world.now(),
+            ip: 0,
+            mode: Mode::Host,
+            period: 100,
+        };
+        rig.world.record(thread(0), overflow);
+        // Before the exit, and while it is handled.
+        rig.world.pass(WINDOW);
+        rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
+        rig.world.pass(WINDOW);
+        rig.world.spend(COST);
+        rig.vcpus.enter(0);
+    }
+    assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(metrics.sampling_throttles, 0);
+    assert!(metrics.sampling_time <= 200 * COST, "{metrics:?}");
+}
+
+#[test]
+fn overflow_from_before_the_entry_charges_the_whole_visit() {
+    let mut rig = rig();
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    for _ in 0..40 {
+        let overflow = Overflow {
+            tsc: rig.world.now() - 1,
+            ip: 0,
+            mode: Mode::Host,
+            period: 100,
+        };
+        rig.world.record(thread(0), overflow);
+        work(&rig, COST / 2);
+        rig.vcpus.leave(0, ExitReason::Signal, &mut At(1));
+        work(&rig, COST / 2);
+        rig.vcpus.enter(0);
+    }
+    assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
+}
+
+#[test]
+fn exit_of_the_guests_own_is_free_though_it_finds_an_overflow() {
+    let mut rig = rig();
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    for _ in 0..100 {
+        rig.world.work(thread(0), 100, 4);
+        rig.vcpus.leave(0, ExitReason::Io, &mut At(1));
+        work(&rig, COST);
+        rig.vcpus.enter(0);
+    }
+    assert_eq!(kinds(&ring.raw()), [SAMPLE; 100]);
+    assert_eq!(rig.vpmu.metrics().sampling_time, 0);
+}
+
+#[test]
+fn all_of_a_vcpus_clocks_are_throttled_at_once_whatever_their_rate() {
+    let mut rig = rig();
+    let (_, mut first) = started(&mut rig, CYCLES, 0);
+    let frequent = OpenRequest {
+        flags: (OPEN_FREQ | OPEN_ENABLED).into(),
+        ..sampling(open_of(CLOCK.0, CLOCK.1, 0), 250)
+    };
+    let frequent = rig.open(&frequent).expect("open");
+    let mut second = rig.map(frequent, 64);
+    let (_, mut elsewhere) = started(&mut rig, CYCLES, 1);
+    (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
+    for ring in [&mut first, &mut second] {
+        assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
+    }
+    assert_eq!(
+        rig.world.periods(),
+        [NEVER, 100],
+        "the other vCPU's goes on"
+    );
+    assert_eq!(rig.world.frequencies(), [1]);
+    // A new rate meanwhile holds afterwards.
+    assert_eq!(rig.valued(0, COMMAND_PERIOD, frequent, 125), 0);
+    assert_eq!(rig.world.frequencies(), [1]);
+    (0..5).for_each(|_| overflow(&rig, 1, 1000, COST));
+    assert_eq!(kinds(&elsewhere.raw()), [SAMPLE; 5]);
+    begin_window(&rig);
+    rig.exit(0, ExitReason::Hlt, &mut At(1));
+    for ring in [&mut first, &mut second] {
+        assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
+    }
+    assert_eq!(rig.world.periods(), [100, 100]);
+    assert_eq!(rig.world.frequencies(), [125]);
+}
+
+#[test]
+fn throttle_ends_though_the_vcpu_never_leaves_the_guest() {
+    let mut rig = rig();
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
+    assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
+    assert!(rig.world.draining());
+    rig.vpmu.drain();
+    assert_eq!(kinds(&ring.raw()), [0; 0]);
+    begin_window(&rig);
+    rig.vpmu.drain();
+    assert_eq!(kinds(&ring.raw()), [UNTHROTTLE]);
+    assert!(!rig.world.draining());
+}
+
+#[test]
+fn event_that_starts_in_a_window_used_up_makes_no_sample_there() {
+    let mut rig = rig();
+    let (event, mut ring) = started(&mut rig, CYCLES, 0);
+    (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
+    ring.raw();
+    rig.command(0, COMMAND_DISABLE, event);
+    let (_, mut newer) = started(&mut rig, CLOCK, 0);
+    (0..3).for_each(|_| overflow(&rig, 0, 1000, COST));
+    assert_eq!(kinds(&newer.raw()), [THROTTLE]);
+    // Nor does one that was throttled and comes again.
+    rig.command(0, COMMAND_ENABLE, event);
+    overflow(&rig, 0, 1000, COST);
+    assert_eq!(kinds(&ring.raw()), [0; 0]);
+}
+
+#[test]
+fn counts_and_marks_go_on_while_clocks_are_throttled() {
+    let mut rig = rig();
+    let (event, mut ring) = started(&mut rig, CYCLES, 0);
+    let marks = rig.open(&sampling(open_of(KIND_MARK, 5, 0), 1));
+    let marks = marks.expect("open");
+    let mut of_marks = rig.map(marks, 64);
+    let faults = rig.open(&open_of(FAULTS.0, FAULTS.1, 0)).expect("open");
+    rig.command(0, COMMAND_ENABLE, marks);
+    rig.command(0, COMMAND_ENABLE, faults);
+    (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
+    assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
+    rig.world.work(thread(0), 70, 4);
+    (0..100).for_each(|_| rig.mark(0, 5, 1));
+    assert_eq!(kinds(&of_marks.raw()), [SAMPLE; 100]);
+    assert_eq!(rig.value(0, faults), 70);
+    assert_eq!(rig.value(0, event), 70, "its count goes on");
+}
+
+#[test]
+fn marks_start_and_stop_a_clock_that_is_throttled() {
+    let mut rig = rig();
+    let paused = OpenRequest {
+        flags: (OPEN_PAUSED | OPEN_ENABLED).into(),
+        ..sampling(open_of(CYCLES.0, CYCLES.1, 0), 100)
+    };
+    let target = rig.open(&paused).expect("open");
+    let mut ring = rig.map(target, 64);
+    for (value, role) in [(1, LINK_STARTER), (2, LINK_STOPPER)] {
+        let mark = OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..sampling(open_of(KIND_MARK, value, 0), 1)
+        };
+        let mark = rig.open(&mark).expect("open");
+        rig.link(mark, target, role).expect("linked");
+    }
+    rig.mark(0, 1, 1);
+    (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
+    assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
+    rig.mark(0, 2, 1);
+    rig.world.work(thread(0), 1000, 4);
+    rig.mark(0, 1, 1);
+    rig.world.work(thread(0), 30, 4);
+    rig.mark(0, 2, 1);
+    rig.world.work(thread(0), 1000, 4);
+    assert_eq!(rig.value(0, target), 30);
+}
+
+#[test]
+fn overflow_of_a_throttled_clock_that_comes_all_the_same_acts() {
+    let mut rig = rig();
+    let (starter, mut ring) = started(&mut rig, CYCLES, 0);
+    let target = OpenRequest {
+        flags: (OPEN_PAUSED | OPEN_ENABLED).into(),
+        ..open_of(KIND_MARK, 5, 0)
+    };
+    let target = rig.open(&target).expect("open");
+    (0..26).for_each(|_| overflow(&rig, 0, 1000, COST));
+    assert_eq!(kinds(&ring.raw()), samples_then(25, THROTTLE));
+    rig.link(starter, target, LINK_STARTER).expect("linked");
+    rig.mark(0, 5, 1);
+    // It was on its way when the counter was silenced.
+    overflow(&rig, 0, 1000, COST);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.value(0, target), 1);
+    assert_eq!(kinds(&ring.raw()), [0; 0]);
+}
+
+#[test]
+fn operators_samples_are_neither_charged_nor_throttled() {
+    let limits = Limits {
+        max_sampling_percent: 25,
+        ..limits()
+    };
+    let rig = Rig::windowed_with(limits, &crate::persistent::window(64));
+    begin_window(&rig);
+    let persist = Persist {
+        rate: Some(Rate::Period(100)),
+        ..crate::persistent::asked("cycles", 0)
+    };
+    rig.vpmu.persist(&persist).expect("started");
+    (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
+    let metrics = rig.vpmu.metrics();
+    assert_eq!(metrics.samples_written, 40);
+    assert_eq!((metrics.sampling_time, metrics.sampling_throttles), (0, 0));
+}
+
+#[test]
+fn batched_samples_take_the_vcpu_no_time() {
+    let mut rig = rig_of(25, Engines::Batched);
+    rig.world.know_ips();
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    (0..40).for_each(|_| overflow(&rig, 0, 1000, COST));
+    rig.vpmu.drain();
+    assert_eq!(rig.vpmu.metrics().sampling_time, 0);
+    assert!(!kinds(&ring.raw()).contains(&THROTTLE));
+}
+
+#[test]
+fn hundred_percent_throttles_nothing() {
+    let mut rig = rig_of(100, Engines::Auto);
+    let (_, mut ring) = started(&mut rig, CYCLES, 0);
+    (0..200).for_each(|_| overflow(&rig, 0, 0, COST));
+    assert_eq!(kinds(&ring.raw()), [SAMPLE; 200]);
+    assert!(rig.vpmu.metrics().sampling_time >= 199 * (COST - 20));
+}
+
+#[test]
+fn share_beyond_the_whole_is_refused() {
+    for (percent, refused) in [
+        (0, LimitsError::Zero("max_sampling_percent")),
+        (
+            101,
+            LimitsError::Percent {
+                limit: "max_sampling_percent",
+                given: 101,
+            },
+        ),
+    ] {
+        let world = std::sync::Arc::default();
+        let settings = Settings {
+            vcpus: VCPUS,
+            tsc_khz: 1_000_000,
+            limits: Limits {
+                max_sampling_percent: percent,
+                ..limits()
+            },
+            engines: Engines::Auto,
+            hardware_events: true,
+        };
+        let source = Box::new(FakeSource::new(&world));
+        let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);
+        match made {
+            Err(Error::Limits(error)) => assert_eq!(error, refused),
+            other => panic!("{other:?}"),
+        }
+    }
+}

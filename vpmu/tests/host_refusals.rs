@@ -1,0 +1,128 @@
+//! Refusals of this host's perf, each brought about: their reasons, and what a source offers then.
+#![expect(unsafe_code, reason = "gives up limits and capabilities")]
+
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use vmm_sys_util::signal::SIGRTMIN;
+use vpmu::Refusal;
+use vpmu::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
+use vpmu::host::{HostFiles, PerfSource};
+use vpmu::source::{Engine, Rate, Request, Sampling, Source};
+
+const CPU_CLOCK: u64 = 0;
+/// Descriptors that a source leaves to others.
+const LEFT: u64 = 32;
+
+/// The limit of descriptors is the process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn clock() -> Request {
+    Request {
+        kind: KIND_SOFTWARE,
+        config: CPU_CLOCK,
+        sampling: Some(Sampling {
+            rate: Rate::Period(1_000_000_000),
+            engine: Engine::Exit,
+        }),
+        exclude_user: false,
+        exclude_kernel: false,
+        pinned: false,
+    }
+}
+
+fn limit_descriptors(soft: Option<u64>) -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes one rlimit to `limit`.
+    let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    assert_eq!(got, 0, "the limit can be read");
+    let before = limit.rlim_cur;
+    if let Some(soft) = soft {
+        limit.rlim_cur = soft;
+        // SAFETY: the kernel reads one rlimit.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(set, 0, "the soft limit can be lowered");
+    }
+    before
+}
+
+/// Takes every capability from the calling thread.
+fn give_up_capabilities() {
+    let header: [u32; 2] = [0x2008_0522, 0];
+    let none = [[0_u32; 3]; 2];
+    // SAFETY: the kernel reads a header and two elements, which live through the call.
+    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+    assert_eq!(set, 0, "capabilities can always be given up");
+}
+
+#[test]
+fn source_without_descriptors_refuses_for_want_of_them() {
+    let _alone = alone();
+    let source = PerfSource::new(SIGRTMIN()).expect("a source");
+    let open = fs::read_dir("/proc/self/fd").expect("a process").count() as u64;
+    let before = limit_descriptors(Some(open + LEFT + 10));
+    let mut counters = Vec::new();
+    let refused = loop {
+        match source.open(&clock(), source.thread()) {
+            Ok(counter) => counters.push(counter),
+            Err(error) => break error,
+        }
+        assert!(counters.len() < 100, "the limit does not hold");
+    };
+    limit_descriptors(Some(before));
+    assert_eq!(refused.raw_os_error(), Some(libc::EMFILE));
+    let refusal = Refusal::of(&refused);
+    assert_eq!(refusal, Refusal::Descriptors);
+    assert!(refusal.to_string().contains("ulimit -n"), "{refusal}");
+    assert!(!counters.is_empty());
+}
+
+#[test]
+fn thread_without_capabilities_is_refused_as_the_level_says() {
+    let _alone = alone();
+    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").expect("perf events");
+    let level: i32 = level.trim().parse().expect("a number");
+    let (offers, refusal) = thread::spawn(|| {
+        give_up_capabilities();
+        let source = PerfSource::new(SIGRTMIN()).expect("a source");
+        let software = source.offers().iter();
+        let software = software.filter(|offer| offer.kind == KIND_SOFTWARE).count();
+        (software, source.refusal(KIND_SOFTWARE))
+    })
+    .join()
+    .expect("no panic");
+    // From level 2 on, the kernel's part of an event takes the capability.
+    let expected = (level > 1).then_some(Refusal::Permission);
+    assert_eq!(refusal, expected, "at level {level}");
+    assert_eq!(offers == 0, expected.is_some(), "{offers} at level {level}");
+    let remedy = Refusal::Permission.to_string();
+    assert!(remedy.contains("perf_event_paranoid") && remedy.contains("CAP_PERFMON"));
+}
+
+#[test]
+fn source_without_hardware_offers_none_and_does_not_try() {
+    let _alone = alone();
+    let begin = || Ok(());
+    let files = HostFiles::read().without_hardware();
+    let source = PerfSource::confined(files, SIGRTMIN(), begin).expect("a source");
+    let hardware = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
+    assert!(!source.offers().is_empty());
+    for offer in source.offers() {
+        assert!(!hardware.contains(&offer.kind), "{offer:?}");
+    }
+    // A host that was not asked has not refused.
+    assert_eq!(source.refusal(KIND_HARDWARE), None);
+    let asked = PerfSource::new(SIGRTMIN()).expect("a source");
+    let offered = asked
+        .offers()
+        .iter()
+        .any(|offer| offer.kind == KIND_HARDWARE);
+    assert_eq!(asked.refusal(KIND_HARDWARE).is_none(), offered);
+}
