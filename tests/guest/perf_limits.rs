@@ -2,10 +2,11 @@
 //! much of the time they ran, and never a count of the rest.
 
 use vpmu_client::perf::PerfPmu;
+use vpmu_client::{Event, EventAttr};
 
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
-use crate::perf_record::{MARK_3, MARK_4, perf, record, script, tally};
+use crate::perf_record::{Fallible, MARK_3, MARK_4, perf, record, script, tally};
 use crate::programs::text;
 use crate::{Outcome, Test};
 
@@ -32,6 +33,10 @@ pub(crate) const ONE_COUNTER: &[Test] = &[
         record_of_a_clock_that_waits_has_no_sample_of_it,
     ),
     ("clock_that_waits_has_not_run", clock_that_waits_has_not_run),
+    (
+        "pinned_clock_without_a_counter_has_not_run",
+        pinned_clock_without_a_counter_has_not_run,
+    ),
     (
         "stat_beside_a_clock_that_waits_is_whole",
         stat_beside_a_clock_that_waits_is_whole,
@@ -139,6 +144,33 @@ fn clock_that_waits_has_not_run() -> Outcome {
         0 < ran.time_running && ran.time_running < ran.time_enabled,
         "{ran:?}"
     );
+    Ok(())
+}
+
+/// An event that is pinned does not wait for another that is: it is in error, and perf prints `<not counted>` for such a reading.
+fn pinned_clock_without_a_counter_has_not_run() -> Outcome {
+    let pmu = PerfPmu::open()?;
+    cpu::pin(1)?;
+    let open = |name| -> Fallible<Event> {
+        Ok(pmu.open_event(&EventAttr {
+            pinned: true,
+            ..pmu.attr(name)?.sampling(1_000_000)
+        })?)
+    };
+    let [first, second] = [open("cpu-clock")?, open("task-clock")?];
+    first.enable()?;
+    second.enable()?;
+    spin();
+    for _ in 0..3 {
+        let failed = second.read()?;
+        ensure!(failed.time_enabled > 0, "{failed:?}");
+        ensure_eq!((failed.value, failed.time_running), (0, 0), "{failed:?}");
+        spin();
+    }
+    second.disable()?;
+    let failed = second.read()?;
+    ensure_eq!((failed.value, failed.time_running), (0, 0), "{failed:?}");
+    ensure!(first.read()?.value > 0, "the other has not run");
     Ok(())
 }
 
