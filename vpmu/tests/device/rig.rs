@@ -166,16 +166,22 @@ impl Rig {
 
     /// A device with producers of the VMM's own.
     pub(crate) fn producing(producers: &[AuxProducer]) -> Self {
-        let mut rig = Self::bare(Engines::Auto, limits(), None);
-        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
-        let vpmu = vpmu.with_aux_producers(producers.to_vec());
-        rig.vpmu = Arc::new(vpmu.expect("producers"));
+        let rig = Self::bare(Engines::Auto, limits(), None);
+        let mut rig = rig.with_producers(producers);
         (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
         rig.activate(ALL_FEATURES);
         rig
     }
 
-    /// The same, in memory of the caller's.
+    /// The same device, not in use yet, with producers.
+    pub(crate) fn with_producers(mut self, producers: &[AuxProducer]) -> Self {
+        let vpmu = Arc::into_inner(self.vpmu).expect("nobody else's");
+        let vpmu = vpmu.with_aux_producers(producers.to_vec());
+        self.vpmu = Arc::new(vpmu.expect("producers"));
+        self
+    }
+
+    /// A device in memory of the caller's.
     pub(crate) fn with_memory(
         settings: Settings,
         window: Option<&GuestMemoryMmap>,

@@ -25,7 +25,7 @@ const KINDS: [(u32, u64); 16] = [
     (KIND_MARK, 5),
     (KIND_MARK, MARK_ANY),
     CYCLES,
-    CYCLES,
+    (KIND_VMM_TRACE, 0),
     FAULTS,
     (KIND_EXITS, EXIT_USER),
     (KIND_EXITS, EXIT_ALL),
@@ -99,7 +99,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
     }
     .into();
     request.period = match kind {
-        KIND_EXIT_TRACE => 0,
+        KIND_EXIT_TRACE | KIND_VMM_TRACE => 0,
         KIND_HARDWARE => *input.choose(&[0, 10, 10, 100, 1000])?,
         _ => number(input)?,
     }
@@ -123,7 +123,7 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
         _ => OPEN_ENABLED,
     }
     .into();
-    if matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE) {
+    if matches!(kind, KIND_EXIT_TRACE | KIND_SAMPLE_TRACE | KIND_VMM_TRACE) {
         request.aux_watermark = half(input)?.into();
     }
     request.wakeup = match input.arbitrary()? {
@@ -176,7 +176,8 @@ fn open_and_map(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             map_own_as(stage, event, data, input.ratio(3, 4)?, flags)?;
         }
     }
-    if matches!(request.kind.get(), KIND_EXIT_TRACE | KIND_SAMPLE_TRACE) {
+    let traces = [KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE];
+    if traces.contains(&request.kind.get()) {
         map_aux_of(stage, input, event)?;
     }
     Ok(())
@@ -293,7 +294,23 @@ fn redirect(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 
 fn pause(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let event = stage.event(input)?;
-    let _ = stage.rig.pause(event, input.int_in_range(0..=2)?);
+    match input.int_in_range(0..=4)? {
+        3.. => set_wakeup(stage, input, event),
+        paused => {
+            let _ = stage.rig.pause(event, paused);
+            Ok(())
+        }
+    }
+}
+
+fn set_wakeup(stage: &mut Stage, input: &mut Unstructured<'_>, event: u64) -> Result<()> {
+    let request = WakeupRequest {
+        header: header(input, CONTROL_WAKEUP, event)?,
+        every: (*input.choose(&[1_u64, 3, 100, 0, 1 << 32])?).into(),
+        unit: input.int_in_range(0..=3_u32)?.into(),
+        reserved: u32::from(once_in(input, 20)?).into(),
+    };
+    let _ = stage.rig.control(&request);
     Ok(())
 }
 

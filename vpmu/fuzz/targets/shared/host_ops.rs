@@ -1,8 +1,9 @@
 //! What the host, the vCPUs and the operator do, out of the fuzzer's bytes.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use vpmu::abi::PAGE_SIZE;
 use vpmu::source::{HostExit, Mode, Overflow, Rate, Recorded};
-use vpmu::{FlushError, Persist, Vpmu};
+use vpmu::{AuxError, FlushError, Persist, Vpmu};
 
 use super::input::{cpu, exit, number, once_in};
 use super::rig::{Errno, VCPUS, thread};
@@ -25,11 +26,51 @@ pub(crate) fn step(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()
         12 => persist(stage, input),
         13 => flush(stage, input),
         14 => histories(stage, input),
+        _ if input.arbitrary()? => produce(stage, input),
         _ => {
             let _ = stage.rig.vpmu.end(stage.event(input)?);
             Ok(())
         }
     }
+}
+
+/// A producer of the VMM's own writes to a trace that is active, or to any event.
+fn produce(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    let vpmu = &stage.rig.vpmu;
+    let active = vpmu.aux_traces(0, input.int_in_range(0..=VCPUS)?);
+    let trace = match active.first() {
+        Some(&trace) if !once_in(input, 4)? => trace,
+        _ => stage.event(input)?,
+    };
+    let Ok(mut writer) = vpmu.aux_begin(trace) else {
+        return Ok(());
+    };
+    for _ in 0..input.int_in_range(0..=3)? {
+        match input.int_in_range(0..=4)? {
+            0 => assert!(matches!(vpmu.aux_begin(trace), Err(AuxError::Nested))),
+            1 => {
+                let _ = writer.skip(u64::from(input.arbitrary::<u8>()?));
+            }
+            2 => writer.lose(input.int_in_range(0..=4096)?),
+            _ => {
+                let _ = writer.put(&[7; 100][..input.int_in_range(0..=100)?]);
+            }
+        }
+        if let Some(place) = writer.get() {
+            assert!(place.room <= 4 * PAGE_SIZE as u64, "more than any area has");
+        }
+    }
+    match input.int_in_range(0..=7)? {
+        0 => drop(writer),
+        1 => {
+            let _ = writer.end(number(input)?);
+        }
+        _ => {
+            let size = writer.written();
+            let _ = writer.end(size);
+        }
+    }
+    Ok(())
 }
 
 /// A guest program writes to the doorbell.
@@ -126,6 +167,10 @@ fn host_fails(stage: &Stage, input: &mut Unstructured<'_>) -> Result<()> {
         0 => world.give_up(thread(input.int_in_range(0..=VCPUS - 1)?)),
         1 => world.refuse_rates(),
         2 if once_in(input, 4)? => world.break_host(),
+        3 => {
+            // Busy, not permitted, no descriptor, no such event, or invalid; zero: no more.
+            world.deny(*input.choose(&[0, 16, 13, 24, 2, 22])?);
+        }
         _ => {}
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_VCPU};
-use vpmu::{Engines, ExitReason, Limits, Settings, VcpuSession};
+use vpmu::{AuxProducer, Engines, ExitReason, Limits, Settings, VcpuSession};
 
 use super::driver::DriverQueue;
 use super::layout::{self, Memory};
@@ -17,6 +17,13 @@ thread_local! {
     /// Mapping memory anew for each execution would take longer than most executions.
     static MEMORY: RefCell<Option<Rc<Memory>>> = const { RefCell::new(None) };
 }
+
+/// What the VMM itself writes to AUX areas.
+const PRODUCER: AuxProducer = AuxProducer {
+    name: "producer",
+    counts: "words",
+    format: 128,
+};
 
 /// A device in use.
 pub(crate) struct Stage {
@@ -97,6 +104,7 @@ impl Stage {
         memory.clear();
         let window = input.ratio(7, 8)?.then_some(&memory.window);
         let rig = Rig::with_memory(settings, window, memory.guest.clone());
+        let rig = rig.with_producers(&[PRODUCER]);
         if input.ratio(1, 2)? {
             rig.world.know_ips();
         }
