@@ -372,18 +372,22 @@ fn unbinding_ends_open_events_and_returns() -> Outcome {
     ensure_no_complaint()
 }
 
+/// Opens and counts by both doors, calls `held` while all is open, then closes; true if the counts
+/// are right.
+fn hold(held: impl FnOnce()) -> io::Result<bool> {
+    let device = Device::open()?;
+    let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
+    let _ring = Pages::map(&event, 1, READ_WRITE)?;
+    let perf = kernels_own(&device.attr(KIND_MARK, VALUE))?;
+    perf.enable(0)?;
+    device.place(VALUE, 3)?;
+    held();
+    Ok(event.count()? == 3 && perf.count()? == 3)
+}
+
 /// Opens, counts and closes by both doors; true if all of that worked.
 fn turn() -> bool {
-    let once = || -> io::Result<bool> {
-        let device = Device::open()?;
-        let event = device.start(&silent(device.marks(VALUE, 1, TID)), How::OWN)?;
-        let _ring = Pages::map(&event, 1, READ_WRITE)?;
-        let perf = kernels_own(&device.attr(KIND_MARK, VALUE))?;
-        perf.enable(0)?;
-        device.place(VALUE, 3)?;
-        Ok(event.count()? == 3 && perf.count()? == 3)
-    };
-    once().unwrap_or(false)
+    hold(|| ()).unwrap_or(false)
 }
 
 fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
@@ -419,26 +423,41 @@ fn unbinding_and_binding_while_programs_open_and_close() -> Outcome {
 }
 
 fn module_reloads_while_programs_open_and_close() -> Outcome {
-    let (mut refusals, mut worked) = (0, 0);
     for round in 0..30 {
         thread::scope(|scope| -> Outcome {
-            let programs: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
-            // At the latest when both have ended.
-            while refused(os::unload(c"virtio_pmu")).is_some() {
-                refusals += 1;
+            let (tell_open, open) = channel();
+            let (tell_refused, unload_refused) = channel::<()>();
+            let holder = scope.spawn(move || {
+                hold(|| {
+                    // Fails only if the test has failed.
+                    let _ = tell_open.send(());
+                    let _ = unload_refused.recv();
+                })
+            });
+            // An error here means that the holder failed; its result says how.
+            if open.recv().is_ok() {
+                let refusal = refused(os::unload(c"virtio_pmu"));
+                let racers: Vec<_> = (0..2).map(|_| scope.spawn(turn)).collect();
+                drop(tell_refused);
+                ensure_eq!(refusal, Some(libc::EAGAIN), "round {round}: unloading");
+                // At the latest when the last of them has closed.
+                while let Err(error) = os::unload(c"virtio_pmu") {
+                    let errno = error.raw_os_error();
+                    ensure_eq!(errno, Some(libc::EAGAIN), "round {round}: unloading");
+                }
+                for racer in racers {
+                    racer.join().map_err(|_| "a racing program panicked")?;
+                }
             }
-            for program in programs {
-                worked += usize::from(program.join().map_err(|_| "a program panicked")?);
-            }
+            let counted = holder
+                .join()
+                .map_err(|_| "the holding program panicked")??;
+            ensure!(counted, "round {round}: wrong counts");
             os::load(File::open(MODULE)?.as_fd())
                 .map_err(|error| format!("round {round}: loading: {error}"))?;
             Ok(())
         })?;
     }
-    ensure!(
-        refusals > 0 && worked > 0,
-        "{refusals} unloadings refused, {worked} programs served: nothing was shown"
-    );
     ensure_works()?;
     ensure_no_complaint()
 }
