@@ -171,12 +171,17 @@ fn device(name: &str, id: &dyn Aml, resources: Vec<&dyn Aml>) -> Device {
     Device(bytes)
 }
 
+/// The console's interrupt is declared shareable, though nothing shares it: Linux then masks it while
+/// it tests whether the port raises its transmit interrupt again. Otherwise a handler on another CPU
+/// can clear the interrupt during the test. The driver then polls the port every 250 ms, with five
+/// exits each time.
 fn serial() -> Device {
+    let interrupt = aml::Interrupt::new(true, true, false, true, layout::SERIAL_GSI);
     device(
         "COM1",
         &EISAName::new("PNP0501"),
         vec![
-            &aml::Interrupt::new(true, true, false, false, layout::SERIAL_GSI),
+            &interrupt,
             &aml::IO::new(layout::SERIAL_PORT, layout::SERIAL_PORT, 1, 8),
         ],
     )
@@ -272,6 +277,22 @@ mod tests {
         assert_eq!(&bytes[madt..madt + 4], b"APIC");
         let dsdt = u32_at(&bytes, fadt + 140) - base;
         assert_eq!(&bytes[dsdt..dsdt + 4], b"DSDT");
+    }
+
+    #[test]
+    fn serial_interrupt_is_shareable_and_edge_triggered() {
+        let (bytes, _) = build(&Machine {
+            vcpus: 2,
+            virtio: false,
+            window: 0,
+        });
+        // An extended interrupt descriptor: tag, length, flags, one interrupt (ACPI 6.4.3.6).
+        let descriptor = bytes
+            .windows(9)
+            .find(|at| at[..3] == [0x89, 6, 0] && u32_at(at, 5) == layout::SERIAL_GSI as usize)
+            .expect("the DSDT describes the serial interrupt");
+        let (consumer, edge, shared) = (1, 1 << 1, 1 << 3);
+        assert_eq!(descriptor[3], consumer | edge | shared);
     }
 
     #[test]
