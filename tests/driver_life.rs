@@ -14,3 +14,12 @@ tests::guest_tests! {
     vperf_reads_a_persistent_event_whose_cpu_is_offline,
     module_reloads_while_programs_open_and_close,
 }
+
+mod kexec {
+    //! A second kernel, which the first starts in its place.
+
+    tests::guest_tests! {
+        "kexec" with images::foreign::kernel:
+        second_kernel_has_its_memory_and_the_persistent_events,
+    }
+}

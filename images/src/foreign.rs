@@ -9,8 +9,10 @@ use std::process::Command;
 
 use thiserror::Error;
 
+use crate::cache::Cache;
 pub use crate::host::Need;
 use crate::host::{self, HostError};
+use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
 
 /// Why a program cannot come along.
@@ -40,6 +42,9 @@ pub enum ForeignError {
     /// There is no room for what is compiled.
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
+    /// There is no kernel.
+    #[error("no kernel for a guest to start")]
+    Kernel(#[source] KernelError),
     /// The host lacks one of them.
     #[error("{program} lacks {library} on this host; reinstall the package it is from")]
     Library {
@@ -69,6 +74,15 @@ pub type Files = Vec<(String, Vec<u8>)>;
 pub fn perf() -> Result<Files, ForeignError> {
     host::ensure(&[Need::Perf])?;
     with_libraries("perf", &host::perf().unwrap_or_default())
+}
+
+/// Debian's kernel as `boot/kernel`, for a guest that starts another kernel by itself.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn kernel() -> Result<Files, ForeignError> {
+    let kernel = Kernel::stock(&Cache::project(), DEFAULT_SERIES).map_err(ForeignError::Kernel)?;
+    Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
 /// The same, and these programs of the distribution beside it.

@@ -35,6 +35,7 @@ mod groups;
 mod hammer;
 mod hostile;
 mod kernel_log;
+mod kexec;
 mod library;
 mod module;
 mod os;
@@ -181,6 +182,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "persist-vperf-operator" => Some(vperf_persist::OPERATOR.to_vec()),
         "region-vperf" => Some(vperf_region::TESTS.to_vec()),
         "driver-life" => Some(driver_life::TESTS.to_vec()),
+        "kexec" => Some(kexec::TESTS.to_vec()),
         "hostile" => Some(hostile::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),

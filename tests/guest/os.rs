@@ -25,6 +25,47 @@ pub(crate) fn unload(module: &CStr) -> io::Result<()> {
     Ok(())
 }
 
+/// Puts a kernel and its initramfs in place for [`start_kernel`].
+pub(crate) fn load_kernel(
+    kernel: BorrowedFd<'_>,
+    initramfs: BorrowedFd<'_>,
+    command_line: &CStr,
+) -> io::Result<()> {
+    let words = command_line.to_bytes_with_nul();
+    // SAFETY: two open files, a string of that length that lives through the call, no flags.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_kexec_file_load,
+            kernel.as_raw_fd(),
+            initramfs.as_raw_fd(),
+            words.len(),
+            words.as_ptr(),
+            0_u64,
+        )
+    };
+    checked(i32::try_from(done).map_err(io::Error::other)?)?;
+    Ok(())
+}
+
+/// Starts the kernel of [`load_kernel`] in place of this one; returns only if that fails.
+pub(crate) fn start_kernel() -> io::Error {
+    // SAFETY: takes a number; nothing of this process is left where it succeeds.
+    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
+    io::Error::last_os_error()
+}
+
+/// How long this kernel has run, in nanoseconds.
+pub(crate) fn uptime() -> io::Result<u64> {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes one timespec, which `now` is.
+    checked(unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) })?;
+    let nanoseconds = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+    u64::try_from(nanoseconds).map_err(io::Error::other)
+}
+
 /// Loads the module in `file`, without parameters.
 pub(crate) fn load(file: BorrowedFd<'_>) -> io::Result<()> {
     let none = c"";

@@ -1,0 +1,176 @@
+//! Another kernel, started by this one without a reset of the machine: the device must write
+//! nothing more to the first kernel's memory, and keeps what lies in the host's.
+//!
+//! The init of either kernel runs the same command; whether the persistent event is there says
+//! which of them it is.
+
+use std::error::Error;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::TIME;
+use crate::pages::{DATA_HEAD, Pages, READ, READ_WRITE};
+use crate::persisting::{persistent, sequence, values};
+use crate::raw::{Device, Event, How, KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, sampling, silent};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const TESTS: &[Test] = &[(
+    "second_kernel_has_its_memory_and_the_persistent_events",
+    second_kernel_has_its_memory_and_the_persistent_events,
+)];
+
+const NAME: &str = "across";
+const KERNEL: &str = "/boot/kernel";
+const INITRAMFS: &str = "/tmp/initramfs";
+
+fn second_kernel_has_its_memory_and_the_persistent_events() -> Outcome {
+    let device = Device::open()?;
+    cpu::pin(0)?;
+    let listed = device.persistent()?;
+    match listed.iter().find(|entry| entry.name() == NAME) {
+        None => Err(first(&device)?.into()),
+        Some(entry) => second(&device, entry.id),
+    }
+}
+
+/// Where a page of a ring lies in the machine's memory.
+fn frame(ring: &Pages, number: usize) -> Result<u64, Box<dyn Error>> {
+    const IN_MEMORY: u64 = 1 << 63;
+    const FRAME: u64 = (1 << 55) - 1;
+    let mut entry = [0; 8];
+    let index = u64::try_from(ring.address().addr() / PAGE + number)?;
+    File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, index * 8)?;
+    let entry = u64::from_le_bytes(entry);
+    ensure!(entry & IN_MEMORY != 0, "a page is not there: {entry:#x}");
+    Ok((entry & FRAME) * u64::try_from(PAGE)?)
+}
+
+/// An address above which kexec places the second kernel: it fills memory from the top.
+fn lowest_of_second_kernel() -> Result<u64, Box<dyn Error>> {
+    /// `init_size` in the boot protocol's header: bytes that the kernel needs until it has a map.
+    const INIT_SIZE: u64 = 0x260;
+    /// Boot parameters, the code that starts the kernel, alignment.
+    const REST: u64 = 16 << 20;
+    let mut size = [0; 4];
+    File::open(KERNEL)?.read_exact_at(&mut size, INIT_SIZE)?;
+    let taken = u64::from(u32::from_le_bytes(size)) + fs::metadata(INITRAMFS)?.len() + REST;
+    let map = fs::read_to_string("/proc/iomem")?;
+    let end = map
+        .lines()
+        .filter(|line| line.ends_with(": System RAM"))
+        .filter_map(|line| line.split([' ', '-']).nth(1))
+        .map(|end| u64::from_str_radix(end, 16))
+        .next_back()
+        .ok_or("no memory in /proc/iomem")??;
+    end.checked_sub(taken)
+        .ok_or_else(|| format!("{end:#x} bytes of memory, {taken:#x} taken").into())
+}
+
+/// A sampling clock with a ring below `limit`, and the addresses of the ring's pages.
+fn low_clock(device: &Device, limit: u64) -> Result<(Event, Pages, [u64; 2]), Box<dyn Error>> {
+    const STEP: usize = 4 << 20;
+    let mut attr = sampling(device.attr(KIND_SOFTWARE, SW_CPU_CLOCK), 1_000_000, TIME);
+    attr.set_write_backward(1);
+    // Rings too high are kept, and memory is taken, so that the next ring lies elsewhere.
+    let mut high = Vec::new();
+    let mut taken: Vec<Vec<u8>> = Vec::new();
+    loop {
+        let clock = device.start(&silent(attr), How::on_cpu(0))?;
+        let ring = Pages::map(&clock, 1, READ)?;
+        while ring.head() == 0 {}
+        let pages = [frame(&ring, 0)?, frame(&ring, 1)?];
+        if pages.iter().all(|&page| page < limit) {
+            return Ok((clock, ring, pages));
+        }
+        clock.disable(0)?;
+        high.push((clock, ring));
+        taken.push(vec![1; STEP]);
+        ensure!(
+            taken.len() < 64,
+            "all rings lie above {limit:#x}, the last at {pages:#x?}"
+        );
+    }
+}
+
+/// Starts the second kernel, which leaves the ring's pages alone; returns why it did not start.
+fn first(device: &Device) -> Result<io::Error, Box<dyn Error>> {
+    let (kept, _) = persistent(device, &sequence(device), 0, NAME)?;
+    let _window = Pages::map(&kept, 1, READ_WRITE)?;
+    device.place(7, 20)?;
+
+    let pack = "cd / && find . -xdev ! -path ./boot/kernel | cpio -o -H newc > /tmp/initramfs";
+    ensure!(
+        Command::new("sh").args(["-c", pack]).status()?.success(),
+        "no initramfs"
+    );
+    let (clock, _ring, pages) = low_clock(device, lowest_of_second_kernel()?)?;
+    // Perf core stops its events before another kernel starts. This one is not perf core's.
+    clock.detach("clock")?;
+    let command_line = format!(
+        "{} iomem=relaxed memmap=4K${:#x} memmap=4K${:#x}",
+        fs::read_to_string("/proc/cmdline")?.trim(),
+        pages[0],
+        pages[1]
+    );
+    os::load_kernel(
+        File::open(KERNEL)?.as_fd(),
+        File::open(INITRAMFS)?.as_fd(),
+        &CString::new(command_line)?,
+    )?;
+    Ok(os::start_kernel())
+}
+
+/// The addresses of the first kernel's ring, by the command line.
+fn ring_pages() -> Result<[u64; 2], Box<dyn Error>> {
+    let line = fs::read_to_string("/proc/cmdline")?;
+    let pages = line
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("memmap=4K$0x"))
+        .map(|digits| u64::from_str_radix(digits, 16))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(pages.as_slice().try_into()?)
+}
+
+fn second(device: &Device, id: u64) -> Outcome {
+    // By the clock of records.
+    let started = device.time_of(cpu::tsc()) - os::uptime()?;
+    let memory = File::open("/dev/mem")?;
+    let word = |address| -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, address)?;
+        Ok(u64::from_le_bytes(bytes))
+    };
+    let [metadata, data] = ring_pages()?;
+    let head = word(metadata + u64::try_from(DATA_HEAD)?)?;
+    ensure!(head != 0, "nothing was sampled");
+    // The newest record is at the head; behind its header is its time.
+    let newest = word(data + (head + 8) % u64::try_from(PAGE)?)?;
+    ensure!(newest != 0, "the newest record is empty");
+    ensure!(
+        newest < started,
+        "a sample was written {} ns after this kernel started",
+        newest - started
+    );
+
+    let listed = device.persistent()?;
+    ensure_eq!(listed.len(), 1, "events that lie in the host's memory");
+    let kept = device.reopen(id, 0)?;
+    ensure_eq!(kept.count()?, 20, "marks of the first kernel");
+    device.place(8, 5)?;
+    ensure_eq!(kept.count()?, 25, "with marks of this one");
+    let mut ring = Pages::map(&kept, 1, READ_WRITE)?;
+    let records = ring.take()?;
+    let expected: Vec<u64> = [[7; 20].as_slice(), &[8; 5]].concat();
+    ensure_eq!(
+        values(&records, &sequence(device))?,
+        expected,
+        "its samples"
+    );
+    kept.attach()?;
+    Ok(())
+}
