@@ -73,12 +73,12 @@ struct vpmu_config {
 };
 
 /* Why the host refuses a counter */
-#define VPMU_REFUSED_NOT		0	/* it does not */
-#define VPMU_REFUSED_IN_USE		1	/* others have its counters for themselves */
-#define VPMU_REFUSED_PERMISSION		2	/* the VMM may not */
-#define VPMU_REFUSED_DESCRIPTORS	3	/* none is left */
-#define VPMU_REFUSED_ABSENT		4	/* it has no such event, or no PMU */
-#define VPMU_REFUSED_POLICY		5	/* the operator keeps such events from us */
+#define VPMU_REFUSED_NOT		0	/* the host did not refuse */
+#define VPMU_REFUSED_IN_USE		1	/* another user holds its counters */
+#define VPMU_REFUSED_PERMISSION		2	/* the VMM lacks a permission */
+#define VPMU_REFUSED_DESCRIPTORS	3	/* no descriptor is left */
+#define VPMU_REFUSED_ABSENT		4	/* the host has no such event, or no PMU */
+#define VPMU_REFUSED_POLICY		5	/* the operator has disabled them */
 #define VPMU_REFUSED_OTHER		6
 
 /* vpmu_control_header::op, with what follows and what answers */

@@ -142,16 +142,16 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
  * @file: its file
  * @wakeup: how often
  *
- * The device has those that inherit the event wake as often, also those that it gets later.
+ * Inherited events wake at the same interval, future ones included.
  *
- * Return: 0; -EINVAL for an interval that is none, and for an event that makes no records; -EPERM
- * of the host's; or another negative errno.
+ * Return: 0; -EINVAL for an invalid interval, and for an event without records; -EPERM for an
+ * event of the host; or another negative errno.
  */
 int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeup)
 {
 	int err;
 
-	/* What is redirected or mapped meanwhile counts from here on, too. */
+	/* Excludes redirecting and mapping: both set the wakeup of the event, too. */
 	mutex_lock(&file->dev->output_lock);
 	err = file->ended ? -ENOENT : vpmu_control_wakeup(file->dev, file->id, wakeup);
 	mutex_unlock(&file->dev->output_lock);
@@ -209,8 +209,8 @@ void vpmu_output_gone(struct vpmu_file *file)
 }
 
 /*
- * Wakes whoever polls the ring of @file, and signals its owner for @reason, @count times: signals
- * are how a program counts overflows.
+ * Wakes programs that poll the ring of @file, and signals its owner for @reason, @count times:
+ * programs count overflows by signals.
  */
 static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 {

@@ -217,7 +217,7 @@ static int persistent_take(struct perf_event *event, const char *name)
 	if (ring)
 		vpmu_ring_attach(file, ring);
 	vpmu_persistent_add(file);
-	/* The reference is the view's, which can be had of a ring of perf core's samples. */
+	/* The view holds the reference. It opens for any event with a ring of perf core's. */
 	file->handles = 1;
 	vpmu_view_open(view, file);
 	vpmu_view_take(view);

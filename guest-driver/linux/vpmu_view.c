@@ -2,10 +2,10 @@
 /*
  * Views: events of perf core that read persistent events.
  *
- * A persistent event belongs to the device, which counts and samples whoever looks. Perf
- * core has views of it: events that were opened by the type of the persistent PMU, and an
- * event of perf core's that was made persistent. A view's count is the event's own, also
- * of what it counted before. Switching a view off and on changes the view alone.
+ * A persistent event belongs to the device, which counts and samples with or without a
+ * reader. Perf core has views of it: events opened with the type of the persistent PMU, and
+ * perf events that were made persistent. A view reads the whole count of the event,
+ * including the part before the view was opened. Disabling a view stops the view alone.
  *
  * A view's ring is perf core's. While it is mapped, the samples of the persistent event's
  * ring are replayed there, those of before first. As in a ring that several programs map,

@@ -95,15 +95,15 @@ static const char *refusal(u32 why)
 {
 	switch (why) {
 	case VPMU_REFUSED_IN_USE:
-		return "others have its counters for themselves";
+		return "another user holds its counters exclusively";
 	case VPMU_REFUSED_PERMISSION:
 		return "no permission";
 	case VPMU_REFUSED_DESCRIPTORS:
 		return "no descriptor is left";
 	case VPMU_REFUSED_ABSENT:
-		return "it has none";
+		return "it has no such event";
 	case VPMU_REFUSED_POLICY:
-		return "its operator keeps them";
+		return "disabled by its operator";
 	default:
 		return "an error";
 	}

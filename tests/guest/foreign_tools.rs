@@ -133,7 +133,7 @@ fn library_that_reads_sysfs_refuses_what_is_not_there() -> Outcome {
     });
     ensure_eq!(kind, Some(std::io::ErrorKind::NotFound), "an unknown event");
     ensure!(event("mark", None).is_err(), "a mark without its value");
-    // What nothing counts is refused by the kernel, as any tool expects.
+    // The kernel refuses a kind that the device does not have, as any tool expects.
     let mut builder = Dynamic::builder("vpmu")?;
     builder
         .field("paused", 0)?

@@ -532,7 +532,7 @@ fn stat_without_events_names_what_is_not_supported() -> Outcome {
     Ok(())
 }
 
-/// `P`: as precise as can be had. perf tries from the top down.
+/// `P` asks for the highest precision; perf tries from the top down.
 fn record_asked_for_any_precision_samples_without() -> Outcome {
     let marks = ["-c", "1", "--", "guest-tests", "mark", "3", "20"];
     record(

@@ -83,7 +83,7 @@ fn stat_of_children_without_room_shows_the_share() -> Outcome {
     Ok(())
 }
 
-/// What was refused before takes no place.
+/// A refused event takes no room.
 fn stat_of_all_that_has_room_is_whole_again() -> Outcome {
     for _ in 0..3 {
         stat_of_more_events_than_the_device_has_names_the_errno()?;

@@ -287,7 +287,7 @@ fn a_driver_that_comes_again_finds_the_operators() -> Outcome {
     Ok(())
 }
 
-/// Nor by parts: a part of a ring is none.
+/// A part of a ring cannot be mapped alone, either.
 fn their_maps_cannot_be_made_writable() -> Outcome {
     let device = Device::open()?;
     cpu::pin(1)?;

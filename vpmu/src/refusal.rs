@@ -1,4 +1,4 @@
-//! Why a host lets nobody count, for its operator, with the remedy, and for the guest, by a number.
+//! Why a host refuses counters: in words with a remedy for its operator, as a number for the guest.
 
 use std::io;
 
@@ -10,28 +10,28 @@ use crate::abi::{
 /// Why the host refuses a counter. The text is the operator's, with the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Refusal {
-    /// Others have the counters for themselves.
+    /// Another user holds the counters exclusively.
     #[error(
-        "others have its counters for themselves, as a VM with a mediated PMU has: end that VM, or run \
-         this one elsewhere"
+        "another user, such as a VM with a mediated PMU, holds its counters exclusively: end that VM, or \
+         run this one elsewhere"
     )]
     InUse,
-    /// The process may not.
+    /// The process lacks a permission.
     #[error(
         "no permission: sysctl kernel.perf_event_paranoid=1, or give CAP_PERFMON; for rings, raise \
          kernel.perf_event_mlock_kb"
     )]
     Permission,
-    /// The process, or the host, has as many descriptors as it may.
+    /// The process, or the host, has reached its limit of descriptors.
     #[error("no descriptor is left: raise 'ulimit -n', or sysctl fs.file-max")]
     Descriptors,
     /// The host has no such event, or no PMU.
     #[error("it has no such event, or no PMU")]
     Absent,
-    /// The operator wants none opened.
-    #[error("the operator keeps them from guests")]
+    /// The operator has disabled them.
+    #[error("disabled by the operator")]
     Policy,
-    /// For another reason.
+    /// Another reason.
     #[error("the log of its kernel may say why")]
     Other,
 }
@@ -42,7 +42,7 @@ impl Refusal {
     #[must_use]
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
-            // Linux with mediated PMUs has the second for whoever comes after such a VM.
+            // Linux with mediated PMUs returns the second while such a VM runs.
             Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::InUse,
             Some(libc::EACCES | libc::EPERM) => Self::Permission,
             Some(libc::EMFILE | libc::ENFILE) => Self::Descriptors,

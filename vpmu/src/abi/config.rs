@@ -69,19 +69,19 @@ wire! {
     }
 }
 
-/// A reason of the host's for a refusal: there was none.
+/// Reason for a refusal: the host did not refuse.
 pub const REFUSED_NOT: u8 = 0;
-/// A reason of the host's for a refusal: others have its counters for themselves.
+/// Reason for a refusal: another user of the host holds its counters exclusively.
 pub const REFUSED_IN_USE: u8 = 1;
-/// A reason of the host's for a refusal: the VMM has no permission.
+/// Reason for a refusal: the VMM lacks a permission.
 pub const REFUSED_PERMISSION: u8 = 2;
-/// A reason of the host's for a refusal: no descriptor is left.
+/// Reason for a refusal: no descriptor is left.
 pub const REFUSED_DESCRIPTORS: u8 = 3;
-/// A reason of the host's for a refusal: it has no such event, or no PMU.
+/// Reason for a refusal: the host has no such event, or no PMU.
 pub const REFUSED_ABSENT: u8 = 4;
-/// A reason of the host's for a refusal: the operator keeps such events from the guest.
+/// Reason for a refusal: the operator has disabled such events.
 pub const REFUSED_POLICY: u8 = 5;
-/// A reason of the host's for a refusal: another one.
+/// Reason for a refusal: another one.
 pub const REFUSED_OTHER: u8 = 6;
 
 /// [`Config::count_mode`]: only while the guest runs.
