@@ -41,6 +41,11 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 	spin_unlock_irq(&dev->event_lock);
 	/* Before the requests fail: their senders free what the device could write to. */
 	virtio_reset_device(dev->vdev);
+	/*
+	 * A handler of the transport may still walk the queues, without a lock, for an interrupt
+	 * from before the reset. They are freed soon.
+	 */
+	virtio_synchronize_cbs(dev->vdev);
 	vpmu_control_close_queue(dev, err);
 	vpmu_task_forgotten(dev);
 }
