@@ -174,7 +174,7 @@ impl VirtioMmio {
 
     fn read_register(&self, offset: u64) -> u32 {
         if offset == register::INTERRUPT_STATUS {
-            return self.interrupt.status.load(Ordering::SeqCst);
+            return self.interrupt.status();
         }
         let state = self.state();
         // The specification's answer for a region that does not exist is all ones.
@@ -260,6 +260,7 @@ impl VirtioMmio {
             .iter()
             .map(|queue| Queue::try_from(queue.state()))
             .collect();
+        self.interrupt.start();
         let started = queues.map_err(Into::into).and_then(|queues| {
             self.backend
                 .activate(self.memory.clone(), state.driver_features, queues)
@@ -279,7 +280,7 @@ impl VirtioMmio {
     fn reset_state(&self, state: &mut State) {
         self.live.store(false, Ordering::Release);
         self.backend.reset();
-        self.interrupt.status.store(0, Ordering::SeqCst);
+        self.interrupt.stop();
         for queue in &mut state.queues {
             queue.reset();
         }
@@ -362,7 +363,7 @@ impl Device for VirtioMmio {
                 }
             }
             register::INTERRUPT_ACK => {
-                self.interrupt.status.fetch_and(!value, Ordering::SeqCst);
+                self.interrupt.acknowledge(value);
             }
             _ => self.write_register(offset, value),
         }

@@ -9,11 +9,13 @@ use vmm_sys_util::eventfd::EventFd;
 pub(super) const USED_BUFFER: u32 = 1;
 /// Why: the device needs its driver's attention.
 pub(super) const CONFIG_CHANGE: u32 = 2;
+/// A bit of [`Interrupt::status`] that the guest does not see: the driver has started the device.
+const STARTED: u32 = 1 << 31;
 
 /// The device's interrupt: an edge on a line, and the status that says what for.
 #[derive(Debug)]
 pub struct Interrupt {
-    pub(super) status: AtomicU32,
+    status: AtomicU32,
     line: EventFd,
 }
 
@@ -33,7 +35,11 @@ impl Interrupt {
         &self.line
     }
 
-    /// Says that buffers were used. The status stands before the edge, so the handler sees it.
+    /// Reports used buffers. The status is set before the edge, so that the handler sees it.
+    ///
+    /// Does nothing while the driver has not started the device. Another thread of the VMM can get here
+    /// while the driver resets the device; Linux frees its queues then, and a status that says that
+    /// buffers were used would make its handler walk them.
     ///
     /// # Errors
     /// The line's.
@@ -42,7 +48,31 @@ impl Interrupt {
     }
 
     pub(super) fn raise(&self, why: u32) -> io::Result<()> {
-        self.status.fetch_or(why, Ordering::SeqCst);
-        self.line.write(1)
+        let raised = self
+            .status
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |status| {
+                (status & STARTED != 0).then_some(status | why)
+            });
+        // After a reset by another thread in between, the handler finds the status zero.
+        raised.map_or(Ok(()), |_| self.line.write(1))
+    }
+
+    /// The status register.
+    pub(super) fn status(&self) -> u32 {
+        self.status.load(Ordering::SeqCst) & !STARTED
+    }
+
+    pub(super) fn acknowledge(&self, why: u32) {
+        self.status.fetch_and(!why | STARTED, Ordering::SeqCst);
+    }
+
+    /// The driver starts the device: from here on interrupts are raised.
+    pub(super) fn start(&self) {
+        self.status.store(STARTED, Ordering::SeqCst);
+    }
+
+    /// The device is reset: from here on the status stays zero.
+    pub(super) fn stop(&self) {
+        self.status.store(0, Ordering::SeqCst);
     }
 }
