@@ -1,9 +1,7 @@
 //! The host's own perf on the threads of a machine whose guest counts and samples by vpmu at the same
 //! time: neither takes anything from the other.
 
-use std::sync::OnceLock;
-
-use tests::host::Session;
+use tests::host::SharedSession;
 
 const SCRIPT: &str = r#"
 rounds() {
@@ -65,24 +63,14 @@ wait
 cat /tmp/profiled.said
 "#;
 
-fn session() -> &'static Session {
-    static SESSION: OnceLock<Result<Session, String>> = OnceLock::new();
-    let session = SESSION.get_or_init(|| {
-        let perf = images::foreign::perf().map_err(|error| error.to_string())?;
-        Session::run(SCRIPT, perf)
-    });
-    match session {
-        Ok(session) => session,
-        Err(error) => panic!("no session: {error}"),
-    }
-}
+static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 
 /// Marks that the guest counts in a round; each is an exit.
 const MARKS: f64 = 500.0;
 
 /// The count of an event in what `perf stat -x,` wrote.
 fn count(file: &str, event: &str) -> f64 {
-    let text = session().text(file);
+    let text = SESSION.get().text(file);
     let line = text.lines().find(|line| line.contains(event));
     let line = line.unwrap_or_else(|| panic!("no {event} in:\n{text}"));
     assert!(line.contains(",100.00,"), "not all the time: {line}");
@@ -92,7 +80,7 @@ fn count(file: &str, event: &str) -> f64 {
 
 #[test]
 fn guests_counts_and_samples_are_exact_while_its_host_profiles_it() {
-    let said = session().said("profiled");
+    let said = SESSION.get().said("profiled");
     // One before, and two for each of the host's four.
     assert!(said.len() >= 9, "{said:?}");
     for (at, line) in said.iter().enumerate() {
@@ -122,7 +110,7 @@ fn hosts_stat_of_the_whole_machine_counts_while_the_guest_does() {
 
 #[test]
 fn hosts_record_of_vcpu_threads_has_samples_while_the_guest_counts() {
-    let samples = session().text("clock");
+    let samples = SESSION.get().text("clock");
     assert!(samples.lines().count() > 0, "no samples");
     let other = samples.lines().find(|line| !line.contains("vcpu"));
     assert_eq!(other, None, "a sample of another thread");
@@ -130,7 +118,7 @@ fn hosts_record_of_vcpu_threads_has_samples_while_the_guest_counts() {
 
 #[test]
 fn hosts_record_of_exits_has_each_of_the_guests_marks() {
-    let samples = session().text("exits");
+    let samples = SESSION.get().text("exits");
     let exits = samples.lines().filter(|line| line.contains("kvm:kvm_exit"));
     let exits = exits.count();
     assert!(exits >= 500, "{exits} exits");

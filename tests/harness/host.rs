@@ -2,6 +2,7 @@
 //! command in the guest can tell.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use images::foreign::Files;
@@ -132,6 +133,39 @@ impl Session {
             .filter_map(|line| line.strip_prefix("@guest "))
             .map(str::to_owned)
             .collect()
+    }
+}
+
+/// A session with stock perf that all tests of a binary share: the first to ask for it runs the script.
+#[derive(Debug)]
+pub struct SharedSession {
+    script: &'static str,
+    session: OnceLock<Result<Session, String>>,
+}
+
+impl SharedSession {
+    /// A session that will run `script`.
+    #[must_use]
+    pub const fn with_perf(script: &'static str) -> Self {
+        Self {
+            script,
+            session: OnceLock::new(),
+        }
+    }
+
+    /// The session.
+    ///
+    /// # Panics
+    /// The session failed, for this test or one before.
+    pub fn get(&self) -> &Session {
+        let session = self.session.get_or_init(|| {
+            let perf = images::foreign::perf().map_err(|error| chain(&error))?;
+            Session::run(self.script, perf)
+        });
+        match session {
+            Ok(session) => session,
+            Err(error) => panic!("no session: {error}"),
+        }
     }
 }
 

@@ -6,11 +6,10 @@
 )]
 
 use std::io::Cursor;
-use std::sync::OnceLock;
 
 use linux_perf_data::linux_perf_event_reader::EventRecord;
 use linux_perf_data::{AttributeDescription, PerfFileReader, PerfFileRecord};
-use tests::host::Session;
+use tests::host::SharedSession;
 
 /// Marks of one boot, as the guest's program places them.
 const MARKS: u64 = 1_000;
@@ -83,17 +82,7 @@ put panic.report /tmp/panic.report
 true
 "#;
 
-fn session() -> &'static Session {
-    static SESSION: OnceLock<Result<Session, String>> = OnceLock::new();
-    let session = SESSION.get_or_init(|| {
-        let perf = images::foreign::perf().map_err(|error| error.to_string())?;
-        Session::run(SCRIPT, perf)
-    });
-    match session {
-        Ok(session) => session,
-        Err(error) => panic!("no session: {error}"),
-    }
-}
+static SESSION: SharedSession = SharedSession::with_perf(SCRIPT);
 
 /// One sample of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,7 +151,7 @@ fn scripted(text: &str) -> Vec<u64> {
 
 /// A machine that ended so, and what stock perf and the crate read of it.
 fn whole(name: &str, status: i32) {
-    let session = session();
+    let session = SESSION.get();
     let said = session.said(name);
     assert!(
         !said.iter().any(|line| line.starts_with("failed")),
@@ -184,8 +173,8 @@ fn whole(name: &str, status: i32) {
 #[test]
 fn a_panics_recording_has_every_mark() {
     whole("panic", 5);
-    let report = session().text("panic.report");
-    assert_eq!(session().exit("report"), 0, "{report}");
+    let report = SESSION.get().text("panic.report");
+    assert_eq!(SESSION.get().exit("report"), 0, "{report}");
     for event in ["flight-0", "flight-1"] {
         assert!(
             report.contains(event),
@@ -208,7 +197,7 @@ fn a_resets_recording_has_every_mark() {
 /// the power-off, and holds both boots.
 #[test]
 fn a_guest_that_boots_again_finds_its_events() {
-    let session = session();
+    let session = SESSION.get();
     let said = session.said("twice");
     let log = session.text("twice.log");
     assert_eq!(session.exit("twice"), 0, "{said:?}: {log}");
@@ -240,7 +229,7 @@ fn a_guest_that_boots_again_finds_its_events() {
 
 #[test]
 fn a_signals_recording_has_every_mark() {
-    let session = session();
+    let session = SESSION.get();
     let said = session.said("wait");
     assert_eq!(
         said,
@@ -271,7 +260,7 @@ fn a_signals_recording_has_every_mark() {
 
 #[test]
 fn a_dump_on_demand_has_every_mark_so_far() {
-    let session = session();
+    let session = SESSION.get();
     let said = session.text("ctl-dump");
     assert_eq!(session.exit("ctl-dump"), 0, "{said}");
     let data = session.file("by-hand.data");
@@ -293,13 +282,13 @@ fn a_dump_on_demand_has_every_mark_so_far() {
 
 #[test]
 fn an_event_that_the_host_ends_is_over_for_who_has_it_open() {
-    let said = session().said("wait");
+    let said = SESSION.get().said("wait");
     assert!(said.contains(&"flight-1 is over".to_owned()), "{said:?}");
 }
 
 #[test]
 fn the_socket_lists_starts_flushes_and_ends() {
-    let session = session();
+    let session = SESSION.get();
     assert_eq!(session.text("mode").trim(), "600", "who may use the socket");
     for done in ["list", "table", "flush", "start", "end", "list-2"] {
         let said = session.text(&format!("ctl-{done}"));
