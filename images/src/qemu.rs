@@ -33,6 +33,10 @@ const OPTIONS: [&str; 8] = [
     "--disable-debug-info",
     "--meson=meson",
 ];
+/// The rest is what the processors are built with, whatever the machine.
+const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_V7M=y\nCONFIG_SEMIHOSTING=y\n\
+    CONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
+
 /// What is built for an architecture's lab.
 struct Machine {
     arch: Arch,
@@ -46,7 +50,7 @@ impl Machine {
     fn of(arch: Arch) -> Self {
         let (devices, fix) = match arch {
             Arch::X86_64 => ("CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n", Some(FIX)),
-            Arch::Aarch64 => ("CONFIG_ARM_VIRT=y\n", None),
+            Arch::Aarch64 => (VIRT, None),
         };
         Self { arch, devices, fix }
     }
