@@ -33,9 +33,9 @@ const OPTIONS: [&str; 8] = [
     "--disable-debug-info",
     "--meson=meson",
 ];
-/// The rest is what the processors are built with, whatever the machine.
-const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_V7M=y\nCONFIG_SEMIHOSTING=y\n\
-    CONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
+/// The machine and the controller that it is asked for; the rest is what its processors are built with.
+const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_GICV3_TCG=y\nCONFIG_ARM_V7M=y\n\
+    CONFIG_SEMIHOSTING=y\nCONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
 
 /// What is built for an architecture's lab.
 struct Machine {
