@@ -10,16 +10,10 @@
 #include <linux/string.h>
 #include <linux/uaccess.h>
 
-#include <asm/perf_regs.h>
-
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_arch.h"
 #include "vpmu_file.h"
-
-/* Registers that perf's numbering has and 64-bit code does not. */
-#define REGS_ABSENT \
-	(BIT_ULL(PERF_REG_X86_DS) | BIT_ULL(PERF_REG_X86_ES) | \
-	 BIT_ULL(PERF_REG_X86_FS) | BIT_ULL(PERF_REG_X86_GS))
 
 /* What sample_id_all puts behind records that are no samples. */
 #define SAMPLE_ID \
@@ -51,9 +45,7 @@ static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user
 
 static bool regs_valid(u64 mask)
 {
-	const u64 general = BIT_ULL(PERF_REG_X86_64_MAX) - 1;
-
-	return mask && !(mask & ~(general | PERF_REG_EXTENDED_MASK)) && !(mask & REGS_ABSENT);
+	return mask && !(mask & ~(VPMU_ARCH_REGS | PERF_REG_EXTENDED_MASK));
 }
 
 /**

@@ -20,23 +20,20 @@
 #include <linux/slab.h>
 #include <linux/string.h>
 
-#include <asm/perf_regs.h>
 #include <asm/ptrace.h>
-#include <asm/segment.h>
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_arch.h"
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
-
-#define REGS_COUNT	20
 
 /* Markers of a call chain beside its addresses: one of the kernel's part, one of the user's. */
 #define CHAIN_MARKERS	2
 #define CHAIN_LEN	(VPMU_MAX_STACK + CHAIN_MARKERS)
 
 /* Header, nine fields of a word, READ, CALLCHAIN, REGS_INTR. */
-#define RECORD_WORDS	(1 + 9 + 1 + 2 * VPMU_GROUP + 1 + CHAIN_LEN + 1 + REGS_COUNT)
+#define RECORD_WORDS	(1 + 9 + 1 + 2 * VPMU_GROUP + 1 + CHAIN_LEN + 1 + VPMU_ARCH_REGS_COUNT)
 
 /**
  * struct vpmu_replay - what a CPU replays records with; interrupts are off in use
@@ -121,45 +118,6 @@ static u32 replay_pid(const struct perf_event *event, u32 nr)
 	nr = pid ? pid_nr_ns(pid, event->ns) : -1;
 	rcu_read_unlock();
 	return nr;
-}
-
-/* From the values of VPMU_REPLAYED_REGS, lowest number first. */
-static void replay_regs(struct pt_regs *regs, const u64 *values)
-{
-	*regs = (struct pt_regs) {
-		.ax = values[0],
-		.bx = values[1],
-		.cx = values[2],
-		.dx = values[3],
-		.si = values[4],
-		.di = values[5],
-		.bp = values[6],
-		.sp = values[7],
-		.ip = values[8],
-		.flags = values[9],
-		.cs = values[10],
-		.ss = values[11],
-		.r8 = values[12],
-		.r9 = values[13],
-		.r10 = values[14],
-		.r11 = values[15],
-		.r12 = values[16],
-		.r13 = values[17],
-		.r14 = values[18],
-		.r15 = values[19],
-		.orig_ax = -1,
-	};
-}
-
-/* Registers of a sample that has its address and mode alone. */
-static void replay_no_regs(struct pt_regs *regs, u64 ip, bool user)
-{
-	*regs = (struct pt_regs) {
-		.ip = ip,
-		.cs = user ? __USER_CS : __KERNEL_CS,
-		.ss = user ? __USER_DS : __KERNEL_DS,
-		.orig_ax = -1,
-	};
 }
 
 /* Whether perf core would read from the current task what belongs to the sample's. */
@@ -276,11 +234,11 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 	replay_read(replay);
 	replay_chain(replay);
 	if (replay_field(replay, PERF_SAMPLE_REGS_INTR))
-		regs = replay_words(replay, REGS_COUNT);
+		regs = replay_words(replay, VPMU_ARCH_REGS_COUNT);
 	if (regs)
-		replay_regs(&replay->regs, regs);
+		vpmu_arch_regs(&replay->regs, regs, user);
 	else
-		replay_no_regs(&replay->regs, ip, user);
+		vpmu_arch_no_regs(&replay->regs, ip, user);
 	return !replay->bad;
 }
 

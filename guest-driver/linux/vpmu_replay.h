@@ -32,12 +32,7 @@ struct vpmu_records {
 	void *window;
 };
 
-/* General registers by perf's numbers; the device has no segment registers but CS and SS. */
-#define VPMU_REPLAYED_REGS \
-	(GENMASK_ULL(PERF_REG_X86_SS, PERF_REG_X86_AX) | \
-	 GENMASK_ULL(PERF_REG_X86_R15, PERF_REG_X86_R8))
-
-/* Fields of samples that can be replayed; those of PERF_SAMPLE_REGS_INTR are the above. */
+/* Fields of samples that can be replayed; those of PERF_SAMPLE_REGS_INTR are VPMU_ARCH_REGS. */
 #define VPMU_REPLAYED \
 	(PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
 	 PERF_SAMPLE_ADDR | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_CPU | \

@@ -21,10 +21,9 @@
 #include <linux/slab.h>
 #include <linux/smp.h>
 
-#include <asm/perf_regs.h>
-
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_arch.h"
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
 #include "vpmu_ring.h"
@@ -195,7 +194,7 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 		request->max_stack = cpu_to_le32(min_t(u32, attr->sample_max_stack,
 						       VPMU_MAX_STACK));
 	if (sampler->records.type & PERF_SAMPLE_REGS_INTR)
-		request->regs_intr = cpu_to_le64(VPMU_REPLAYED_REGS);
+		request->regs_intr = cpu_to_le64(VPMU_ARCH_REGS);
 	if (attr->exclude_callchain_kernel)
 		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
 	if (attr->exclude_callchain_user)

@@ -12,10 +12,9 @@
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
+#include <linux/timex.h>
 #include <linux/tracepoint.h>
 #include <linux/virtio_config.h>
-
-#include <asm/msr.h>
 
 #include "vpmu.h"
 
@@ -57,7 +56,7 @@ static void task_write(struct task_struct *task)
 	switches = le64_to_cpu(page->switches);
 	entry = &page->history[switches % VPMU_TASK_HISTORY];
 	WRITE_ONCE(*(__le64 *)&entry->pid, cpu_to_le64(who));
-	WRITE_ONCE(entry->since, cpu_to_le64(rdtsc()));
+	WRITE_ONCE(entry->since, cpu_to_le64(get_cycles()));
 	/*
 	 * Here the device may read from another CPU while this writes: an entry is whole
 	 * before it is counted, and one that is written again was counted out before.

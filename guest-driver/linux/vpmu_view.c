@@ -19,6 +19,7 @@
 #include <linux/smp.h>
 
 #include "vpmu.h"
+#include "vpmu_arch.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
@@ -55,7 +56,7 @@ static bool view_fits(const struct vpmu_file *file, u64 wanted)
 	if (type & ~(u64)VPMU_REPLAYED || (type | wanted) & VPMU_SAMPLE_PROMPT)
 		return false;
 	if (type & PERF_SAMPLE_REGS_INTR &&
-	    le64_to_cpu(file->wanted.regs_intr) != VPMU_REPLAYED_REGS)
+	    le64_to_cpu(file->wanted.regs_intr) != VPMU_ARCH_REGS)
 		return false;
 	/* The period of a frequency is in no record unless asked for. */
 	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->freq)

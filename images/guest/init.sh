@@ -3,7 +3,7 @@
 # What it says goes between marked lines, so that the host can tell it from other console output.
 export PATH=/bin HOME=/root TERM=linux
 . /run/settings
-outb "$INIT_PORT" "$INIT_BYTE"
+$TELL
 
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys

@@ -33,4 +33,4 @@ cat /tmp/report 2> /dev/null
 printf '\n@@vpmu:%s end\n' "$MARK"
 # Setting the terminal waits until all output is out.
 stty opost < /dev/console
-outb "$EXIT_PORT" 0
+$END

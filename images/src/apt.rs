@@ -7,10 +7,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use thiserror::Error;
 
+use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::process::{self, ProcessError};
@@ -21,6 +22,8 @@ use crate::sys;
 pub(crate) mod archive;
 
 const LISTS: &str = "/var/lib/apt/lists";
+/// What of apt's own lists tells where Debian is fetched from.
+const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
 
 /// The option of `apt-get update` without which it succeeds even if it reaches no archive.
 pub(crate) const UPDATE_OR_FAIL: &str = "APT::Update::Error-Mode=any";
@@ -83,6 +86,27 @@ pub enum AptError {
     /// The lock between processes could not be taken.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// The host's configuration could not be read.
+    #[error("cannot tell where Debian's packages come from")]
+    Targets(#[source] ProcessError),
+    /// The host's lists name no archive of Debian's.
+    #[error("apt's lists name no archive of Debian's")]
+    NoArchive,
+    /// What apt needs for another architecture could not be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// A file, or a directory.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Stale for AptError {
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::NoArchive)
+    }
 }
 
 /// An error that stale package lists may cause.
@@ -112,6 +136,9 @@ pub struct Apt {
     may_update: bool,
     locks: Cache,
     updated: Mutex<bool>,
+    arch: Arch,
+    /// The one whose programs run on this machine; `None`: this one.
+    native: Option<&'static Apt>,
 }
 
 impl Apt {
@@ -123,8 +150,97 @@ impl Apt {
             may_update: sys::is_root(),
             locks: Cache::project(),
             updated: Mutex::new(false),
+            arch: Arch::default(),
+            native: None,
         });
         &HOST
+    }
+
+    /// One whose packages are `arch`'s; the same one throughout the process. For another
+    /// architecture than the host's it has lists of its own, from where the host's are from.
+    ///
+    /// # Errors
+    /// [`AptError`].
+    pub fn of(arch: Arch) -> Result<&'static Self, AptError> {
+        static FOREIGN: OnceLock<Apt> = OnceLock::new();
+        if arch.is_native() {
+            return Ok(Self::host());
+        }
+        if let Some(apt) = FOREIGN.get() {
+            return Ok(apt);
+        }
+        let apt = Self::foreign(Self::host(), &Cache::project(), arch)?;
+        Ok(FOREIGN.get_or_init(|| apt))
+    }
+
+    fn foreign(native: &'static Self, cache: &Cache, arch: Arch) -> Result<Self, AptError> {
+        let name = format!("apt-{}", arch.debian());
+        let _lock = cache.lock(&name)?;
+        let home = cache.directory().join(&name);
+        let lists = home.join("lists");
+        for directory in [lists.join("partial"), home.join("cache/archives/partial")] {
+            fs::create_dir_all(&directory).map_err(|e| unwritten(&directory, e))?;
+        }
+        let write = |name: &str, text: &str| {
+            let path = home.join(name);
+            fs::write(&path, text).map_err(|e| unwritten(&path, e))?;
+            Ok::<_, AptError>(path)
+        };
+        let archives = native.refreshing(|| match native.archives()? {
+            archives if archives.is_empty() => Err(AptError::NoArchive),
+            archives => Ok(archives),
+        })?;
+        let line = |(uri, codename): &(String, String)| format!("deb {uri} {codename} main\n");
+        write(
+            "sources.list",
+            &archives.iter().map(line).collect::<String>(),
+        )?;
+        write("status", "")?;
+        let include = |config: &PathBuf| format!("#include \"{}\";\n", config.display());
+        let config = format!(
+            "{included}APT::Architecture \"{debian}\";\n\
+            APT::Architectures {{ \"{debian}\"; }};\n\
+            Dir::Etc::sourcelist \"{home}/sources.list\";\n\
+            Dir::Etc::sourceparts \"-\";\n\
+            Dir::State::lists \"{home}/lists\";\n\
+            Dir::State::status \"{home}/status\";\n\
+            Dir::Cache \"{home}/cache\";\n\
+            APT::Sandbox::User \"root\";\n\
+            Acquire::Languages \"none\";\n",
+            included = native.config.as_ref().map(include).unwrap_or_default(),
+            debian = arch.debian(),
+            home = home.display()
+        );
+        Ok(Self {
+            config: Some(write("config", &config)?),
+            lists,
+            may_update: true,
+            locks: cache.clone(),
+            updated: Mutex::new(false),
+            arch,
+            native: Some(native),
+        })
+    }
+
+    /// What its packages are for.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// The one whose packages' programs run on this machine.
+    pub fn native(&self) -> &Self {
+        self.native.unwrap_or(self)
+    }
+
+    /// Where Debian's own packages are fetched from: addresses and code names.
+    ///
+    /// # Errors
+    /// [`AptError::Targets`].
+    pub(crate) fn archives(&self) -> Result<Vec<(String, String)>, AptError> {
+        let mut targets = self.get();
+        targets.args(["indextargets", "--format", TARGETS, "Created-By: Packages"]);
+        let targets = process::output(&mut targets).map_err(AptError::Targets)?;
+        Ok(archives(&String::from_utf8_lossy(&targets)))
     }
 
     /// An `apt-get` without arguments.
@@ -232,6 +348,29 @@ impl Apt {
             command.env("APT_CONFIG", config);
         }
         command
+    }
+}
+
+/// Debian's own in what `apt-get indextargets` reports in the form of [`TARGETS`].
+fn archives(targets: &str) -> Vec<(String, String)> {
+    let archive = |target: &str| {
+        let mut parts = target.split('|');
+        match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some("Debian"), Some("main"), Some(uri), Some(codename)) => {
+                Some((uri.to_owned(), codename.to_owned()))
+            }
+            _ => None,
+        }
+    };
+    let mut archives: Vec<_> = targets.lines().filter_map(archive).collect();
+    archives.dedup();
+    archives
+}
+
+fn unwritten(path: &Path, source: io::Error) -> AptError {
+    AptError::Write {
+        path: path.to_owned(),
+        source,
     }
 }
 
@@ -413,6 +552,32 @@ mod tests {
         assert!(!error.is_stale(), "{error:?}");
         assert!(chain(&error).contains("Could not connect"), "{error:?}");
         assert!(!*apt.updated.lock().unwrap());
+    }
+
+    #[test]
+    fn packages_come_from_where_debians_come_from() {
+        let targets = "Debian|main|http://deb.example/debian/|bookworm\n\
+            Debian|contrib|http://deb.example/debian/|bookworm\n\
+            Other|main|http://other.example/|bookworm\nbroken\n";
+        let debian = (
+            "http://deb.example/debian/".to_owned(),
+            "bookworm".to_owned(),
+        );
+        assert_eq!(archives(targets), [debian]);
+    }
+
+    #[test]
+    fn package_of_another_architecture_is_fetched_from_the_hosts_archive() {
+        let archive = Archive::new();
+        let mut foreign = Deb::new(NAME, "6.1.3-1");
+        foreign.arch = Some(Arch::Aarch64);
+        archive.publish(&[Deb::new("other", "1"), foreign], &[]);
+        let host: &'static Apt = Box::leak(Box::new(archive.apt()));
+        let cache = Cache::at(archive.root().join("cache"));
+        let apt = Apt::foreign(host, &cache, Arch::Aarch64).unwrap();
+        assert_eq!(fetch(&apt).unwrap(), "6.1.3-1");
+        let error = fetch(host).unwrap_err();
+        assert!(matches!(error, PackageError::NoPackage(_)), "{error:?}");
     }
 
     #[test]

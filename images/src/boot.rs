@@ -9,20 +9,26 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::afterwards::{self, Afterwards};
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::cpio::Archive;
 use crate::digest::Key;
 use crate::error::BootError;
 use crate::initramfs;
 use crate::kernel::{Kernel, Sources};
-use crate::lab::{self, Lab};
+use crate::lab::Lab;
 use crate::module;
 use crate::place::{self, Place, PlaceChoice};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 
-/// Where a guest's /init says that it runs: the VMM's debug port.
-const INIT_PORT: u16 = 0x504;
+/// The shell's command by which a guest's /init tells the VMM that it runs.
+fn tells_of_init(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "outb 0x504 1",
+        Arch::Aarch64 => "devmem 0x0a002000 8 1",
+    }
+}
 const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
 /// What the lab's /init runs in place of the VMM for a command of its own.
@@ -104,11 +110,16 @@ impl Boot {
         if self.place == PlaceChoice::Exact && self.vcpus > 1 {
             return Err(BootError::ExactVcpus(self.vcpus));
         }
+        let arch = self.sources.arch;
+        if self.place == PlaceChoice::Direct && !arch.is_native() {
+            return Err(BootError::ForeignDirect(arch));
+        }
         let parts = self.prepare()?;
         let mark = self.mark();
         let guest = self.guest_archive(&parts, &mark)?;
         let direct = match self.place {
             PlaceChoice::Direct => true,
+            PlaceChoice::Auto if !arch.is_native() => false,
             PlaceChoice::Auto => place::stock_kernel_boots(&parts.cache, parts.programs.vmm()?)?,
             PlaceChoice::Lab | PlaceChoice::Exact => false,
         };
@@ -125,7 +136,7 @@ impl Boot {
         let driver = module::build(&cache, &kernel)?;
         let other = (self.vmm != VMM).then(|| self.vmm.clone());
         let programs: Vec<String> = self.programs.iter().cloned().chain(other).collect();
-        let programs = Programs::build(&programs)?;
+        let programs = Programs::build(&cache, kernel.arch, &programs)?;
         let initramfs = initramfs::guest(&cache, &kernel, &driver, &programs, &self.programs)?;
         Ok(Parts {
             cache,
@@ -146,7 +157,8 @@ impl Boot {
 
     /// The guest's initramfs, with what belongs to this run only.
     fn guest_archive(&self, parts: &Parts, mark: &str) -> Result<Vec<u8>, BootError> {
-        let settings = format!("MARK={mark}\nINIT_PORT={INIT_PORT:#x}\nINIT_BYTE=1\n");
+        let tell = quote(tells_of_init(parts.kernel.arch));
+        let settings = format!("MARK={mark}\nTELL={tell}\n");
         let mut run = Archive::new();
         run.file("run/settings", 0o644, settings.as_bytes())?;
         run.file("run/command", 0o644, self.command.as_bytes())?;
@@ -257,14 +269,16 @@ impl Boot {
     /// Boots the lab with `run` over its archive.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let exact = self.place == PlaceChoice::Exact;
-        let lab = Lab::get(&parts.cache, exact)?;
+        let arch = parts.kernel.arch;
+        let lab = Lab::get(&parts.cache, arch, exact)?;
         let place = Place::Lab {
+            arch,
             qemu: lab.version(),
             exact,
         };
-        let host = Kernel::stock(&parts.cache, crate::kernel::DEFAULT_SERIES)?;
+        let host = Kernel::stock_of(&parts.cache, arch, crate::kernel::DEFAULT_SERIES)?;
         let base = initramfs::lab(&parts.cache, &host, &parts.kernel, &parts.programs)?;
-        let settings = format!("MARK={mark}\nEXIT_PORT={:#x}\n", lab::EXIT_PORT);
+        let settings = format!("MARK={mark}\nEND={}\n", quote(&lab.end()));
         run.file("run/settings", 0o644, settings.as_bytes())?;
         let initramfs = Unnamed::new(&initramfs::concatenate(&[&base], &run.finish()?)?)?;
         let mut command = lab.command(&host.image, Path::new(&initramfs.path()), self.memory_mib);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use images::{Boot, Debug, PlaceChoice, Sources};
+use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 
 /// Makes what boots, and boots it.
 ///
@@ -23,6 +23,7 @@ const EXAMPLES: &str = "Examples:
   images boot -- vperf list              what can be counted in a guest
   images boot --vcpus 4 -- 'cat /proc/cpuinfo | grep MHz'
   images boot --lab --exact -- vperf stat true
+  images boot --lab aarch64 --exact -- vperf list
   images lab -- vmm check                what the lab can do
   images kernel --kernel-version 6.12    only fetch a kernel, print where it is
   images kernel --kernel-debug lockdep   build a kernel that checks its locks
@@ -35,15 +36,17 @@ Exit codes: 0 success, 1 failure, 2 wrong usage; `boot` passes on the command's 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
     /// Fetch a stock kernel with its headers, name its functions; print where they are
-    Kernel(KernelArgs),
+    Kernel(ArchKernelArgs),
     /// Build the guest's driver for a kernel; print where it is
-    Module(KernelArgs),
+    Module(ArchKernelArgs),
     /// Have Debian's DKMS build the driver for a kernel and install it in a directory of its own
     Dkms(KernelArgs),
     /// Check the driver's style with the kernel's own script; print what it complains of
     Style,
     /// Build our programs statically; print where they are
     Programs {
+        #[command(flatten)]
+        arch: ArchArgs,
         /// Programs of the tests crate to build as well
         #[arg(long = "program", value_name = "NAME")]
         programs: Vec<String>,
@@ -51,7 +54,7 @@ pub(crate) enum Action {
     /// Pack the guest's initramfs; print where it is
     Initramfs {
         #[command(flatten)]
-        kernel: KernelArgs,
+        kernel: ArchKernelArgs,
         /// Programs of the tests crate to put in as well
         #[arg(long = "program", value_name = "NAME")]
         programs: Vec<String>,
@@ -64,6 +67,29 @@ pub(crate) enum Action {
     Demo(PlaceArgs),
     /// Remove everything that was fetched and made
     Clean,
+}
+
+/// What runs it.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ArchArgs {
+    /// The architecture of guests
+    #[arg(long, value_name = "ARCH", value_enum, default_value_t)]
+    pub(crate) arch: Arch,
+}
+
+/// Which kernel, of which architecture.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ArchKernelArgs {
+    #[command(flatten)]
+    arch: ArchArgs,
+    #[command(flatten)]
+    kernel: KernelArgs,
+}
+
+impl ArchKernelArgs {
+    pub(crate) fn sources(self) -> Sources {
+        self.kernel.sources(self.arch.arch)
+    }
 }
 
 /// Which kernel.
@@ -90,8 +116,9 @@ pub(crate) struct KernelArgs {
 }
 
 impl KernelArgs {
-    pub(crate) fn sources(self) -> Sources {
+    pub(crate) fn sources(self, arch: Arch) -> Sources {
         Sources {
+            arch,
             version: self.kernel_version,
             debug: self.kernel_debug,
             kernel: self.kernel,
@@ -105,9 +132,10 @@ impl KernelArgs {
 /// Where to run; by default where a stock kernel boots.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PlaceArgs {
-    /// Run in the lab, whatever this machine can do
-    #[arg(long, conflicts_with = "direct")]
-    lab: bool,
+    /// Run in the lab, whatever this machine can do; in another one with guests of aarch64
+    #[arg(long, value_name = "ARCH", value_enum, num_args = 0..=1,
+          default_missing_value = "x86_64", conflicts_with = "direct")]
+    lab: Option<Arch>,
     /// Run on this machine's KVM, whatever `vmm check` says
     #[arg(long)]
     direct: bool,
@@ -117,8 +145,12 @@ pub(crate) struct PlaceArgs {
 }
 
 impl PlaceArgs {
+    pub(crate) fn arch(self) -> Arch {
+        self.lab.unwrap_or_default()
+    }
+
     pub(crate) fn choice(self) -> PlaceChoice {
-        match (self.exact, self.lab, self.direct) {
+        match (self.exact, self.lab.is_some(), self.direct) {
             (true, ..) => PlaceChoice::Exact,
             (_, true, _) => PlaceChoice::Lab,
             (.., true) => PlaceChoice::Direct,
@@ -194,7 +226,7 @@ impl BootArgs {
             append: self.append.clone(),
             afterwards: None,
             echo: true,
-            sources: self.kernel.clone().sources(),
+            sources: self.kernel.clone().sources(self.place.arch()),
         })
     }
 }
@@ -232,11 +264,29 @@ mod tests {
     }
 
     #[test]
+    fn lab_is_of_the_architecture_that_follows_it() {
+        let arch = |arguments: &[&str]| {
+            let boot = boot(arguments).unwrap();
+            (boot.place, boot.sources.arch)
+        };
+        let exact = (PlaceChoice::Exact, Arch::Aarch64);
+        assert_eq!(arch(&["--lab", "aarch64", "--exact", "--", "true"]), exact);
+        let lab = |arch| (PlaceChoice::Lab, arch);
+        assert_eq!(arch(&["--lab", "--", "true"]), lab(Arch::X86_64));
+        assert_eq!(
+            arch(&["--lab", "aarch64", "--", "true"]),
+            lab(Arch::Aarch64)
+        );
+        assert_eq!(arch(&["--", "true"]), (PlaceChoice::Auto, Arch::X86_64));
+    }
+
+    #[test]
     fn wrong_words_are_refused() {
         for wrong in [
             &["--vcpus", "0", "--", "true"][..],
             &["--memory", "1", "--", "true"],
             &["--lab", "--direct", "--", "true"],
+            &["--lab", "m68k", "--", "true"],
             &["--exact", "--direct", "--", "true"],
             &["--kernel", "x", "--", "true"],
             &[

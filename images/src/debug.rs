@@ -109,6 +109,7 @@ pub fn get(cache: &Cache, series: &str, debug: Debug) -> Result<Kernel, KernelEr
             modules: Some(place.join("modules")),
             headers: place.join("headers"),
             id,
+            arch: stock.arch,
         })
     })
 }

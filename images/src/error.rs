@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::arch::Arch;
 use crate::cache::CacheError;
 use crate::cpio::CpioError;
 use crate::initramfs::InitramfsError;
@@ -47,6 +48,9 @@ pub enum BootError {
         "the exact lab runs guests of one vCPU, not of {0}: with more, guests were seen to stand still there"
     )]
     ExactVcpus(u32),
+    /// A guest that this machine's processors cannot run.
+    #[error("this machine's KVM runs no guests of {0}; leave out --direct")]
+    ForeignDirect(Arch),
     /// A temporary file could not be written.
     #[error("cannot write a temporary file; is there space?")]
     Temporary(#[source] io::Error),

@@ -5,34 +5,30 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use thiserror::Error;
 
+use crate::arch::Arch;
+use crate::busybox::{self, BusyboxError};
 use crate::cache::{Cache, CacheError};
 use crate::cpio::{self, Archive, CpioError};
 use crate::digest::{DigestError, Key};
-use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::kmod::{self, KmodError, Module};
 use crate::module;
-use crate::process::{self, ProcessError};
 use crate::programs::{ProgramError, Programs};
 use crate::progress::Step;
 
 const GUEST_INIT: &str = include_str!("../guest/init.sh");
 const LAB_INIT: &str = include_str!("../guest/lab.sh");
-/// What the guest's devices need: the transport, and a way to tell the VMM of a panic.
-const GUEST_MODULES: [&str; 2] = ["virtio_mmio", "pvpanic_mmio"];
-const LAB_MODULES: [&str; 1] = ["kvm_amd"];
 const FILE: &str = "initramfs.cpio";
 
 /// Why there is no initramfs.
 #[derive(Debug, Error)]
 pub enum InitramfsError {
-    /// The host lacks something.
+    /// There are no shell and tools.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Busybox(#[from] BusyboxError),
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -48,9 +44,6 @@ pub enum InitramfsError {
     /// A file cannot go in.
     #[error(transparent)]
     Cpio(#[from] CpioError),
-    /// Busybox does not say what it can.
-    #[error("busybox does not list its commands")]
-    Busybox(#[source] ProcessError),
     /// A file could not be read or written.
     #[error("cannot use {path}")]
     File {
@@ -79,7 +72,7 @@ pub fn guest(
     }
     let modules = || -> Result<Vec<Module>, InitramfsError> {
         let mut modules = match &kernel.modules {
-            Some(directory) => kmod::collect(directory, &GUEST_MODULES)?,
+            Some(directory) => kmod::collect(directory, kernel.arch.guest_modules())?,
             None => Vec::new(),
         };
         let bytes = fs::read(driver).map_err(|e| failed(driver, e))?;
@@ -92,7 +85,15 @@ pub fn guest(
     let key = Key::new("guest initramfs")
         .text("kernel", &kernel.id)
         .file("driver", driver)?;
-    pack(cache, "initramfs", key, GUEST_INIT, &files, modules)
+    pack(
+        cache,
+        kernel.arch,
+        "initramfs",
+        key,
+        GUEST_INIT,
+        &files,
+        modules,
+    )
 }
 
 /// The lab's: shell and tools, KVM, the VMM, the guest's kernel.
@@ -108,29 +109,30 @@ pub fn lab(
     // Here the compressed image is the quicker one: it is unpacked once, by the guest itself,
     // and not copied about in full by a processor that is emulated.
     let mut files = BTreeMap::from([("guest/kernel".to_owned(), guest.bzimage.clone())]);
-    for name in ["vmm", "outb"] {
-        files.insert(format!("bin/{name}"), programs.one(name)?.to_owned());
+    files.insert("bin/vmm".to_owned(), programs.vmm()?.to_owned());
+    if let Ok(program) = programs.one("outb") {
+        files.insert("bin/outb".to_owned(), program.to_owned());
     }
     let modules = || -> Result<Vec<Module>, InitramfsError> {
         match &host.modules {
-            Some(directory) => Ok(kmod::collect(directory, &LAB_MODULES)?),
+            Some(directory) => Ok(kmod::collect(directory, host.arch.lab_modules())?),
             None => Ok(Vec::new()),
         }
     };
     let key = Key::new("lab initramfs").text("kernel", &host.id);
-    pack(cache, "lab", key, LAB_INIT, &files, modules)
+    pack(cache, host.arch, "lab", key, LAB_INIT, &files, modules)
 }
 
 fn pack(
     cache: &Cache,
+    arch: Arch,
     kind: &str,
     mut key: Key,
     init: &str,
     files: &BTreeMap<String, PathBuf>,
     modules: impl FnOnce() -> Result<Vec<Module>, InitramfsError>,
 ) -> Result<PathBuf, InitramfsError> {
-    host::ensure(&[Need::Busybox])?;
-    let busybox = host::busybox().unwrap_or_default();
+    let busybox = busybox::get(cache, arch)?;
     key = key
         .text("recipe", "1")
         .text("init", init)
@@ -138,7 +140,7 @@ fn pack(
     for (name, file) in files {
         key = key.file(name, file)?;
     }
-    let place = cache.get(kind, &key.hex(), |dir| {
+    let place = cache.get(&arch.kind(kind), &key.hex(), |dir| {
         let step = Step::new(format!("packing the {kind} archive"));
         let mut archive = Archive::new();
         for directory in ["dev", "proc", "root", "run", "sys", "tmp"] {
@@ -146,14 +148,13 @@ fn pack(
         }
         // The kernel opens it for /init, before anything is mounted.
         archive.device("dev/console", 5, 1)?;
+        // As does /init of a guest whose machine has no ports.
+        if !arch.is_native() {
+            archive.device("dev/mem", 1, 1)?;
+        }
         archive.file("init", 0o755, init.as_bytes())?;
         add(&mut archive, "bin/busybox", &busybox)?;
-        let applets = process::output(Command::new(&busybox).arg("--list"));
-        let applets = applets.map_err(InitramfsError::Busybox)?;
-        for applet in String::from_utf8_lossy(&applets)
-            .lines()
-            .filter(|name| *name != "busybox")
-        {
+        for applet in busybox::applets(&busybox)? {
             archive.link(&format!("bin/{applet}"), "busybox")?;
         }
         let mut order = String::new();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
+use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
@@ -60,6 +61,9 @@ pub enum KernelError {
     /// The host lacks something to build one with.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// Debug kernels are built for this machine's architecture alone.
+    #[error("debug kernels are for x86 alone, not for {0}")]
+    ForeignDebug(Arch),
     /// A debug kernel does not build.
     #[error("cannot build the debug kernel")]
     Build(#[source] ProcessError),
@@ -85,6 +89,8 @@ impl Stale for KernelError {
 /// The user's own parts, in place of stock ones.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
+    /// What guests are of.
+    pub arch: Arch,
     /// Series or release of the stock kernel; `None`: [`DEFAULT_SERIES`].
     pub version: Option<String>,
     /// What checker the kernel of that series is built with; `None`: the stock kernel.
@@ -102,9 +108,9 @@ pub struct Sources {
 /// A kernel and what belongs to it.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What boots: an ELF vmlinux, unless the user gave something else.
+    /// What boots: on x86 an ELF vmlinux, unless the user gave something else.
     pub image: PathBuf,
-    /// The package's bzImage; the same as `image` for a kernel of the user's.
+    /// The package's image, on x86 a bzImage; the same as `image` for a kernel of the user's.
     pub bzimage: PathBuf,
     /// `/lib/modules/VERSION`; `None`: everything is built in.
     pub modules: Option<PathBuf>,
@@ -112,6 +118,8 @@ pub struct Kernel {
     pub headers: PathBuf,
     /// A digest that stands for all of this.
     pub id: String,
+    /// What it runs on.
+    pub arch: Arch,
 }
 
 impl Kernel {
@@ -123,55 +131,73 @@ impl Kernel {
         let version = sources.version.as_deref().unwrap_or(DEFAULT_SERIES);
         match (&sources.kernel, sources.debug) {
             (Some(image), _) => Self::own(image, sources),
+            (None, Some(_)) if !sources.arch.is_native() => {
+                Err(KernelError::ForeignDebug(sources.arch))
+            }
             (None, Some(debug)) => debug::get(cache, version, debug),
-            (None, None) => Self::stock(cache, version),
+            (None, None) => Self::stock_of(cache, sources.arch, version),
         }
+    }
+
+    /// Debian's newest cloud kernel of a series, for this machine's architecture.
+    ///
+    /// # Errors
+    /// [`KernelError`].
+    pub fn stock(cache: &Cache, series: &str) -> Result<Self, KernelError> {
+        Self::stock_of(cache, Arch::default(), series)
     }
 
     /// Debian's newest cloud kernel of a series.
     ///
     /// # Errors
     /// [`KernelError`].
-    pub fn stock(cache: &Cache, series: &str) -> Result<Self, KernelError> {
-        Self::stock_from(Apt::host(), cache, series)
+    pub fn stock_of(cache: &Cache, arch: Arch, series: &str) -> Result<Self, KernelError> {
+        Self::stock_from(Apt::of(arch)?, cache, series)
     }
 
     fn stock_from(apt: &Apt, cache: &Cache, series: &str) -> Result<Self, KernelError> {
         // The refreshed lists may name another kernel.
-        apt.refreshing(|| Self::fetch(apt, cache, &packages::resolve(apt, cache, series)?))
+        let get = || Self::fetch(apt, cache, &packages::resolve(apt, cache, series)?);
+        match apt.arch().is_native() {
+            true => apt.refreshing(get),
+            // What fails may be a tool of this machine's architecture.
+            false => apt.native().refreshing(|| apt.refreshing(get)),
+        }
     }
 
     fn fetch(apt: &Apt, cache: &Cache, found: &KernelPackages) -> Result<Self, KernelError> {
         let mut key = Key::new("kernel, layout 1");
-        for package in &found.packages {
+        for package in found.packages.iter().chain(&found.tools) {
             key = key.text(&package.name, &package.version);
         }
         let id = format!("{}-{}", found.release, key.hex());
-        let place = cache.get("kernel", &id, |root| {
+        let compressed = apt.arch().compresses_kernels();
+        let place = cache.get(&apt.arch().kind("kernel"), &id, |root| {
             let step = Step::new(format!("getting kernel {}", found.release));
             for package in &found.packages {
                 packages::unpack(apt, package, root, &step)?;
             }
-            step.detail("taking the kernel out of its image");
-            let image = bzimage(root, &found.release);
-            let bytes = fs::read(&image).map_err(|e| failed(&image, e))?;
-            let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
-                image: image.clone(),
-                source,
-            })?;
-            let path = root.join("vmlinux");
-            fs::write(&path, kernel).map_err(|e| failed(&path, e))?;
+            for package in &found.tools {
+                packages::unpack(apt.native(), package, root, &step)?;
+            }
+            if compressed {
+                step.detail("taking the kernel out of its image");
+                extract(&bzimage(root, &found.release), &root.join("vmlinux"))?;
+            }
             relocate(&headers(root, &found.release))?;
             step.done();
             Ok::<_, KernelError>(())
         })?;
         let modules = first_existing(&place, &["lib/modules", "usr/lib/modules"])?;
+        let bzimage = bzimage(&place, &found.release);
+        let vmlinux = compressed.then(|| place.join("vmlinux"));
         Ok(Self {
-            image: place.join("vmlinux"),
-            bzimage: bzimage(&place, &found.release),
+            image: vmlinux.unwrap_or_else(|| bzimage.clone()),
+            bzimage,
             modules: Some(modules.join(&found.release)),
             headers: headers(&place, &found.release),
             id,
+            arch: apt.arch(),
         })
     }
 
@@ -192,7 +218,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`].
     pub fn symbols(&self, cache: &Cache) -> Result<Option<PathBuf>, KernelError> {
-        let place = cache.get("symbols", &self.id, |root| {
+        let place = cache.get(&self.arch.kind("symbols"), &self.id, |root| {
             let kernel = fs::read(&self.image).map_err(|e| failed(&self.image, e))?;
             let Some(map) = kallsyms::system_map(&kernel) else {
                 return Ok(());
@@ -223,8 +249,19 @@ impl Kernel {
             modules: sources.modules.clone(),
             headers,
             id,
+            arch: sources.arch,
         })
     }
+}
+
+/// Takes the kernel itself out of `image`.
+fn extract(image: &Path, vmlinux: &Path) -> Result<(), KernelError> {
+    let bytes = fs::read(image).map_err(|e| failed(image, e))?;
+    let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
+        image: image.to_owned(),
+        source,
+    })?;
+    fs::write(vmlinux, kernel).map_err(|e| failed(vmlinux, e))
 }
 
 fn bzimage(root: &Path, release: &str) -> PathBuf {

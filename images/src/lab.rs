@@ -1,10 +1,12 @@
-//! The lab: a KVM host in a box. QEMU emulates a CPU with SVM; a stock kernel loads KVM on it.
+//! The lab: a KVM host in a box. QEMU emulates a CPU that can run guests, with SVM or with EL2; a
+//! stock kernel has KVM on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use thiserror::Error;
 
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::clock;
 use crate::process::{self, ProcessError};
@@ -13,14 +15,16 @@ use crate::qemu::{self, QemuError};
 /// Where Debian's packages have what the machine starts with.
 const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 /// The port of QEMU's `isa-debug-exit`.
-pub const EXIT_PORT: u16 = 0xf4;
+const EXIT_PORT: u16 = 0xf4;
 /// What the lab needs besides the guest's memory: kernel, archives and what it copies of them.
 const OWN_MEMORY_MIB: u32 = 768;
 /// The kernel's self-test of its ciphers would be 40 % of its boot. Above loglevel 2 (a dying
-/// kernel) are remarks that must not get between the lines of the guest's console. Its TSC and
-/// the timer it would check that against are one host clock, read late when the host is busy.
-const CMDLINE: &str = "console=ttyS0 loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
-    random.trust_cpu=on cryptomgr.notests tsc=reliable";
+/// kernel) are remarks that must not get between the lines of the guest's console.
+const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
+    random.trust_cpu=on cryptomgr.notests";
+/// Its TSC and the timer it would check that against are one host clock, read late when the host is
+/// busy.
+const CLOCK: &str = "tsc=reliable";
 /// The exact lab's TSC: one nanosecond an instruction.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
 
@@ -38,10 +42,10 @@ pub enum LabError {
 /// A QEMU that can be the lab's machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lab {
+    arch: Arch,
     qemu: PathBuf,
     version: (u32, u32),
     exact: bool,
-    tsc_khz: u32,
 }
 
 impl Lab {
@@ -49,69 +53,86 @@ impl Lab {
     ///
     /// # Errors
     /// [`LabError`].
-    pub fn get(cache: &Cache, exact: bool) -> Result<Self, LabError> {
-        let qemu = qemu::get(cache)?;
+    pub fn get(cache: &Cache, arch: Arch, exact: bool) -> Result<Self, LabError> {
+        let qemu = qemu::get(cache, arch)?;
         let text = process::output(Command::new(&qemu).arg("--version"))?;
         Ok(Self {
+            arch,
             qemu,
             version: version(&String::from_utf8_lossy(&text)),
             exact,
-            tsc_khz: if exact {
-                EXACT_TSC_KHZ
-            } else {
-                clock::tsc_khz()
-            },
         })
     }
 
     /// QEMU's version, as in `7.2 with a fix`.
     pub fn version(&self) -> String {
         let (major, minor) = self.version;
-        format!("{major}.{minor} with {}", qemu::FIX_NAME)
+        match qemu::fix_name(self.arch) {
+            Some(fix) => format!("{major}.{minor} with {fix}"),
+            None => format!("{major}.{minor}"),
+        }
     }
 
-    /// The command that runs the lab. Its exit code is 1 when the lab ended by itself.
+    /// The command that runs the lab; [`Lab::end`] ends it from within.
     pub fn command(&self, kernel: &Path, initramfs: &Path, guest_memory_mib: u32) -> Command {
-        let mut qemu = Command::new(&self.qemu);
-        for directory in FIRMWARE {
-            qemu.args(["-L", directory]);
-        }
         let memory = guest_memory_mib.saturating_add(OWN_MEMORY_MIB);
+        let mut qemu = Command::new(&self.qemu);
         // One processor: boots are no faster with more.
-        qemu.args(["-M", "q35", "-m", &memory.to_string(), "-smp", "1"]);
-        // Without XSAVE: TCG lets a guest's XSETBV past KVM, whose CPUID then contradicts it.
+        qemu.args(["-m", &memory.to_string(), "-smp", "1"]);
+        let cmdline = match self.arch {
+            Arch::X86_64 => self.x86_64(&mut qemu),
+            Arch::Aarch64 => aarch64(&mut qemu),
+        };
         if self.exact {
-            qemu.args([
-                "-accel",
-                "tcg,thread=single",
-                "-icount",
-                "shift=0,sleep=off",
-            ]);
+            qemu.args(["-icount", "shift=0,sleep=off"]);
             qemu.args(["-rtc", "base=2026-01-01,clock=vm", "-seed", "1"]);
-            qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
-        } else {
-            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,-xsave"]);
         }
-        qemu.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-        ]);
-        qemu.args(["-serial", "stdio"]);
-        qemu.args([
-            "-device",
-            &format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4"),
-        ]);
+        qemu.args(["-nodefaults", "-no-user-config"]);
+        qemu.args(["-display", "none", "-serial", "stdio", "-no-reboot"]);
         qemu.arg("-kernel")
             .arg(kernel)
             .arg("-initrd")
             .arg(initramfs)
             .arg("-append")
-            .arg(format!("{CMDLINE} tsc_early_khz={}", self.tsc_khz));
+            .arg(cmdline);
         qemu
     }
+
+    /// The shell's command by which the lab ends.
+    pub fn end(&self) -> String {
+        match self.arch {
+            Arch::X86_64 => format!("outb {EXIT_PORT:#x} 0"),
+            Arch::Aarch64 => "poweroff -f".to_owned(),
+        }
+    }
+
+    /// Adds the machine's arguments; returns the kernel's command line.
+    fn x86_64(&self, qemu: &mut Command) -> String {
+        for directory in FIRMWARE {
+            qemu.args(["-L", directory]);
+        }
+        qemu.args(["-M", "q35"]);
+        // Without XSAVE: TCG lets a guest's XSETBV past KVM, whose CPUID then contradicts it.
+        let tsc_khz = if self.exact {
+            qemu.args(["-accel", "tcg,thread=single"]);
+            qemu.args(["-cpu", "EPYC,+svm,-xsave,-rdrand,-rdseed"]);
+            EXACT_TSC_KHZ
+        } else {
+            qemu.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,-xsave"]);
+            clock::tsc_khz()
+        };
+        let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4");
+        qemu.args(["-device", &exit]);
+        format!("console=ttyS0 {CMDLINE} {CLOCK} tsc_early_khz={tsc_khz}")
+    }
+}
+
+/// The same of a CPU with EL2, and counters that are exact in the exact lab.
+fn aarch64(qemu: &mut Command) -> String {
+    qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
+    // Pointers are authenticated by QEMU's own function: the architecture's takes most of the time.
+    qemu.args(["-accel", "tcg,thread=single", "-cpu", "max,pauth-impdef=on"]);
+    format!("console=ttyAMA0 {CMDLINE}")
 }
 
 fn version(text: &str) -> (u32, u32) {
@@ -137,21 +158,36 @@ mod tests {
         assert_eq!(version("something else"), (0, 0));
     }
 
+    fn arguments(arch: Arch, exact: bool) -> String {
+        let lab = Lab {
+            arch,
+            qemu: PathBuf::from("qemu"),
+            version: (7, 2),
+            exact,
+        };
+        let command = lab.command(Path::new("k"), Path::new("i"), 256);
+        format!("{:?}", command.get_args().collect::<Vec<_>>())
+    }
+
     #[test]
     fn the_exact_lab_counts_instructions() {
-        let arguments = |exact| {
-            let lab = Lab {
-                qemu: PathBuf::from("qemu"),
-                version: (7, 2),
-                exact,
-                tsc_khz: 2_500_000,
-            };
-            let command = lab.command(Path::new("k"), Path::new("i"), 256);
-            format!("{:?}", command.get_args().collect::<Vec<_>>())
-        };
-        assert!(arguments(true).contains("icount"));
-        assert!(!arguments(false).contains("icount"));
-        assert!(arguments(false).contains("\"1024\""));
-        assert!(arguments(false).contains(" tsc_early_khz=2500000\""));
+        for arch in [Arch::X86_64, Arch::Aarch64] {
+            assert!(arguments(arch, true).contains("icount"));
+            assert!(!arguments(arch, false).contains("icount"));
+            assert!(arguments(arch, false).contains("\"1024\""));
+        }
+    }
+
+    #[test]
+    fn the_kernel_knows_the_tsc_and_the_console() {
+        let exact = arguments(Arch::X86_64, true);
+        assert!(exact.contains(" tsc_early_khz=1000000\""), "{exact}");
+        let plain = arguments(Arch::X86_64, false);
+        assert!(plain.contains("console=ttyS0 ") && plain.contains(" tsc_early_khz="));
+        let other = arguments(Arch::Aarch64, true);
+        assert!(
+            other.contains("console=ttyAMA0 ") && !other.contains("tsc"),
+            "{other}"
+        );
     }
 }

@@ -6,7 +6,9 @@
 
 pub mod afterwards;
 pub mod apt;
+pub mod arch;
 pub mod boot;
+pub mod busybox;
 pub mod cache;
 pub mod clock;
 pub mod cpio;
@@ -36,9 +38,11 @@ pub mod run;
 pub mod sources;
 pub mod style;
 pub mod sys;
+pub mod toolchain;
 pub mod vmlinux;
 
 pub use afterwards::Afterwards;
+pub use arch::Arch;
 pub use boot::Boot;
 pub use debug::Debug;
 pub use error::BootError as Error;

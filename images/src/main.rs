@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use cli::{Action, BootArgs, Cli, KernelArgs};
+use cli::{Action, ArchKernelArgs, BootArgs, Cli};
 use images::cache::Cache;
 use images::kernel::Kernel;
 use images::programs::Programs;
-use images::{Boot, Outcome, dkms, initramfs, module, style};
+use images::{Arch, Boot, Outcome, dkms, initramfs, module, style};
 
 fn main() -> ExitCode {
     match run(Cli::parse().action) {
@@ -40,7 +40,7 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         }
         Action::Module(which) => println!("{}", driver(&cache, &kernel(&cache, which)?)?.display()),
         Action::Dkms(which) => {
-            let kernel = kernel(&cache, which)?;
+            let kernel = Kernel::get(&cache, &which.sources(Arch::default()))?;
             let directory = tempfile::tempdir()?;
             let module = dkms::install(&kernel, directory.path())?;
             let bytes = module.metadata()?.len();
@@ -55,8 +55,8 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Action::Programs { programs } => {
-            for (name, file) in Programs::build(&programs)?.all() {
+        Action::Programs { arch, programs } => {
+            for (name, file) in Programs::build(&cache, arch.arch, &programs)?.all() {
                 println!("{name} {}", file.display());
             }
         }
@@ -66,19 +66,22 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         } => {
             let kernel = kernel(&cache, which)?;
             let driver = driver(&cache, &kernel)?;
-            let programs = Programs::build(&tests)?;
+            let programs = Programs::build(&cache, kernel.arch, &tests)?;
             let file = initramfs::guest(&cache, &kernel, &driver, &programs, &tests)?;
             println!("{}", file.display());
         }
         Action::Boot(arguments) => return boot(&arguments, Boot::run),
         Action::Lab(arguments) => return boot(&arguments, Boot::run_on_lab_host),
+        Action::Demo(place) if !place.arch().is_native() => {
+            return Err("the demo is of x86: its guest panics, and only there is that told".into());
+        }
         Action::Demo(place) => images::demo::run(place.choice())?,
         Action::Clean => cache.clear()?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn kernel(cache: &Cache, which: KernelArgs) -> Result<Kernel, Box<dyn Error>> {
+fn kernel(cache: &Cache, which: ArchKernelArgs) -> Result<Kernel, Box<dyn Error>> {
     Ok(Kernel::get(cache, &which.sources())?)
 }
 

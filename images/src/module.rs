@@ -13,6 +13,7 @@ use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
+use crate::toolchain::{Toolchain, ToolchainError};
 
 /// The module's file name.
 pub const NAME: &str = "virtio_pmu.ko";
@@ -29,6 +30,9 @@ pub enum ModuleError {
     /// A source could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
+    /// There are no compilers for the kernel's architecture.
+    #[error(transparent)]
+    Toolchain(#[from] ToolchainError),
     /// The compiler could not be asked its version.
     #[error("cannot tell the compiler's version")]
     Compiler(#[source] ProcessError),
@@ -71,15 +75,20 @@ pub fn driver() -> PathBuf {
 /// [`ModuleError`].
 pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathBuf, ModuleError> {
     host::ensure(&[Need::Gcc, Need::Make, Need::LibElf])?;
-    let compiler = process::output(Command::new("gcc").arg("--version"));
-    let compiler = compiler.map_err(ModuleError::Compiler)?;
+    let toolchain = Toolchain::get(cache, kernel.arch)?;
     let sources = sources(driver)?;
     let mut key = Key::new("module, recipe 2").text("kernel", &kernel.id);
-    key = key.bytes("compiler", &compiler);
+    key = match &toolchain {
+        None => {
+            let compiler = process::output(Command::new("gcc").arg("--version"));
+            key.bytes("compiler", &compiler.map_err(ModuleError::Compiler)?)
+        }
+        Some(toolchain) => key.text("toolchain", toolchain.id()),
+    };
     for source in &sources {
         key = key.file(&file_name(source), source)?;
     }
-    let place = cache.get("module", &key.hex(), |dir| {
+    let place = cache.get(&kernel.arch.kind("module"), &key.hex(), |dir| {
         let step = Step::new("building the guest's driver");
         for source in &sources {
             // kbuild leaves its products beside the sources: it gets a copy.
@@ -92,6 +101,13 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
         // Kernels with BTF would want pahole for a module's, which nothing here reads.
         make.args(["modules", "W=1", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         make.arg("KCFLAGS=-Werror");
+        let mut strip = Command::new("strip");
+        if let Some(toolchain) = &toolchain {
+            make.arg(format!("ARCH={}", kernel.arch.kernel()));
+            make.arg(format!("CROSS_COMPILE={}", kernel.arch.gnu()));
+            toolchain.lead(&mut make);
+            strip = Command::new(toolchain.gnu("strip"));
+        }
         for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_MAKEFLAGS"] {
             make.env_remove(variable);
         }
@@ -105,7 +121,6 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
                 source,
             });
         }
-        let mut strip = Command::new("strip");
         strip.arg("--strip-debug").arg(dir.join(NAME));
         process::output(&mut strip).map_err(|source| ModuleError::Build {
             headers: kernel.headers.clone(),

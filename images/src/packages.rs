@@ -10,13 +10,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::apt::{self, Apt, AptError, Stale};
+use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
-
-const FLAVOUR: &str = "-cloud-amd64";
 
 /// Why packages could not be had.
 #[derive(Debug, Error)]
@@ -103,8 +102,11 @@ pub struct Package {
 pub struct KernelPackages {
     /// As `uname -r` has it.
     pub release: String,
-    /// Image, headers and build tools.
+    /// Image, headers and, where they are of the same architecture as the kernel, build tools.
     pub packages: Vec<Package>,
+    /// Build tools of this machine's architecture, where the kernel is of another.
+    #[serde(default)]
+    pub tools: Vec<Package>,
 }
 
 /// The packages of the newest kernel whose version begins with `wanted`, say `6.1`. Takes the
@@ -115,10 +117,12 @@ pub struct KernelPackages {
 pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages, PackageError> {
     host::ensure(&[Need::Apt])?;
     // apt takes most of a second to read its lists; the result changes only with them.
-    let key = apt
-        .state(Key::new("packages").text("wanted", wanted))?
-        .hex();
-    let place = cache.get("packages", &key, |dir| {
+    let mut key = Key::new("packages").text("wanted", wanted);
+    if !apt.arch().is_native() {
+        key = apt.native().state(key.text("arch", apt.arch().debian()))?;
+    }
+    let key = apt.state(key)?.hex();
+    let place = cache.get(&apt.arch().kind("packages"), &key, |dir| {
         let step = Step::new(format!("looking for kernel {wanted}"));
         let found = ask(apt, wanted)?;
         let file = dir.join("packages.json");
@@ -171,7 +175,8 @@ fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
         source,
     })?;
     let names = String::from_utf8_lossy(&names).into_owned();
-    let releases: Vec<&str> = names.lines().filter_map(release).collect();
+    let of_arch = |name| release(apt.arch(), name);
+    let releases: Vec<&str> = names.lines().filter_map(of_arch).collect();
     let release = newest(&releases, wanted).ok_or_else(|| PackageError::NoKernel {
         wanted: wanted.to_owned(),
         known: known(&releases),
@@ -179,19 +184,29 @@ fn ask(apt: &Apt, wanted: &str) -> Result<KernelPackages, PackageError> {
     let headers = format!("linux-headers-{release}");
     let (image, _) = candidate(apt, &format!("linux-image-{release}"))?;
     let (headers, depends) = candidate(apt, &headers)?;
-    let mut packages = vec![image, headers];
-    for name in depends.iter().filter(|name| is_build_part(name)) {
-        packages.push(candidate(apt, name)?.0);
+    let (mut packages, mut tools) = (vec![image, headers], Vec::new());
+    for name in &depends {
+        if is_tool(name) && !apt.arch().is_native() {
+            tools.push(candidate(apt.native(), name)?.0);
+        } else if is_tool(name) || is_common(name) {
+            packages.push(candidate(apt, name)?.0);
+        }
     }
     Ok(KernelPackages {
         release: release.to_owned(),
         packages,
+        tools,
     })
 }
 
-fn is_build_part(name: &str) -> bool {
-    (name.starts_with("linux-headers-") && name.contains("-common"))
-        || name.starts_with("linux-kbuild-")
+/// The headers that kernels of all flavours share.
+fn is_common(name: &str) -> bool {
+    name.starts_with("linux-headers-") && name.contains("-common")
+}
+
+/// Programs that run where modules are built.
+fn is_tool(name: &str) -> bool {
+    name.starts_with("linux-kbuild-")
 }
 
 /// The package's candidate version and the names it depends on.
@@ -225,7 +240,7 @@ pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
 }
 
 /// The first alternative of each dependency, by name.
-fn depends(field: &str) -> Vec<String> {
+pub(crate) fn depends(field: &str) -> Vec<String> {
     let name = |item: &str| item.split_whitespace().next().unwrap_or("").to_owned();
     field
         .split(',')
@@ -235,9 +250,9 @@ fn depends(field: &str) -> Vec<String> {
 }
 
 /// `6.1.0-56-cloud-amd64` of a package name; meta-packages, debug symbols and the like have none.
-fn release(name: &str) -> Option<&str> {
+fn release(arch: Arch, name: &str) -> Option<&str> {
     let release = name.strip_prefix("linux-image-")?;
-    let version = release.strip_suffix(FLAVOUR)?;
+    let version = release.strip_suffix(arch.flavour())?;
     let numbers = version
         .split('.')
         .take_while(|p| p.starts_with(|c: char| c.is_ascii_digit()));
@@ -290,7 +305,8 @@ pub(crate) fn failed(path: &Path, source: io::Error) -> PackageError {
 mod tests {
     use super::*;
 
-    const NAMES: [&str; 7] = [
+    const NAMES: [&str; 8] = [
+        "linux-image-6.12.117+deb12-cloud-arm64",
         "linux-image-cloud-amd64",
         "linux-image-6.12-cloud-amd64",
         "linux-image-6.1.0-9-cloud-amd64",
@@ -302,8 +318,12 @@ mod tests {
 
     #[test]
     fn the_newest_release_of_a_series_by_number() {
-        let releases: Vec<&str> = NAMES.iter().copied().filter_map(release).collect();
+        let of = |arch| move |name| release(arch, name);
+        let names = || NAMES.iter().copied();
+        let releases: Vec<&str> = names().filter_map(of(Arch::X86_64)).collect();
         assert_eq!(releases.len(), 4);
+        let others: Vec<&str> = names().filter_map(of(Arch::Aarch64)).collect();
+        assert_eq!(others, ["6.12.117+deb12-cloud-arm64"]);
         let newest = |wanted| newest(&releases, wanted);
         assert_eq!(newest("6.1"), Some("6.1.0-56-cloud-amd64"));
         assert_eq!(newest("6.12"), Some("6.12.117+deb12-cloud-amd64"));
@@ -326,7 +346,8 @@ mod tests {
                 "gcc-12"
             ]
         );
-        assert_eq!(names.iter().filter(|n| is_build_part(n)).count(), 2);
+        assert_eq!(names.iter().filter(|n| is_common(n)).count(), 1);
+        assert_eq!(names.iter().filter(|n| is_tool(n)).count(), 1);
         assert!(depends("").is_empty());
     }
 }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use thiserror::Error;
 
+use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
 use crate::progress::Step;
@@ -69,6 +70,8 @@ pub enum Place {
     Direct,
     /// In the lab.
     Lab {
+        /// What it emulates.
+        arch: Arch,
         /// QEMU's version.
         qemu: String,
         /// Whether time was instructions retired.
@@ -80,10 +83,16 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => write!(f, "direct KVM"),
-            Self::Lab { qemu, exact: false } => write!(f, "lab (x86, QEMU TCG {qemu}, emulated)"),
-            Self::Lab { qemu, exact: true } => {
-                write!(f, "exact lab (x86, QEMU TCG {qemu}, icount, emulated)")
-            }
+            Self::Lab {
+                arch,
+                qemu,
+                exact: false,
+            } => write!(f, "lab ({arch}, QEMU TCG {qemu}, emulated)"),
+            Self::Lab {
+                arch,
+                qemu,
+                exact: true,
+            } => write!(f, "exact lab ({arch}, QEMU TCG {qemu}, icount, emulated)"),
         }
     }
 }
@@ -177,15 +186,18 @@ mod tests {
 
     #[test]
     fn places_have_names() {
-        let lab = |exact| {
+        let lab = |arch, exact| {
             Place::Lab {
+                arch,
                 qemu: "7.2".to_owned(),
                 exact,
             }
             .to_string()
         };
         assert_eq!(Place::Direct.to_string(), "direct KVM");
-        assert_eq!(lab(false), "lab (x86, QEMU TCG 7.2, emulated)");
-        assert!(lab(true).starts_with("exact lab"));
+        let x86 = lab(Arch::X86_64, false);
+        assert_eq!(x86, "lab (x86, QEMU TCG 7.2, emulated)");
+        let exact = lab(Arch::Aarch64, true);
+        assert!(exact.starts_with("exact lab (aarch64, "), "{exact}");
     }
 }

@@ -10,13 +10,13 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::arch::Arch;
+use crate::cache::Cache;
 use crate::progress::Step;
 use crate::sys;
+use crate::toolchain::{Toolchain, ToolchainError};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-const RUSTFLAGS: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
-/// Packages whose programs every guest and the lab get.
-const ALWAYS: [&str; 3] = ["vmm", "vpmu-client", "outb"];
+const STATIC: &str = "-C target-feature=+crt-static";
 /// The packages whose programs come when asked for: the first for any of them, the other for its own.
 const TESTS: &str = "tests";
 const TRAPPED: &str = "trapped";
@@ -30,6 +30,9 @@ pub enum ProgramError {
     /// It failed; what it said is above.
     #[error("cargo could not build the guest's programs: see its messages above")]
     Build,
+    /// There are no compilers for the architecture.
+    #[error(transparent)]
+    Toolchain(#[from] ToolchainError),
     /// Cargo's messages are not understood.
     #[error("cannot read cargo's messages")]
     Messages(#[source] serde_json::Error),
@@ -64,11 +67,12 @@ struct Target {
 }
 
 impl Programs {
-    /// Builds them, with those of the tests when `tests` names any.
+    /// Builds them for `arch`, with those of the tests when `tests` names any.
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub fn build(tests: &[String]) -> Result<Self, ProgramError> {
+    pub fn build(cache: &Cache, arch: Arch, tests: &[String]) -> Result<Self, ProgramError> {
+        let toolchain = Toolchain::get(cache, arch)?;
         let step = Step::new("building static programs");
         let images = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = images.parent().unwrap_or(images);
@@ -76,21 +80,33 @@ impl Programs {
         cargo.args(["build", "--quiet", "--bins", "--profile", "guest"]);
         cargo.args([
             "--target",
-            TARGET,
+            arch.target(),
             "--message-format",
             "json-render-diagnostics",
         ]);
-        cargo.arg("--target-dir").arg(root.join("target/static"));
+        let directory = arch.kind("target/static");
+        cargo.arg("--target-dir").arg(root.join(directory));
         let trapped = tests.iter().any(|wanted| wanted == TRAPPED);
-        let packages = ALWAYS.iter().chain((!tests.is_empty()).then_some(&TESTS));
+        let packages = arch
+            .packages()
+            .iter()
+            .chain((!tests.is_empty()).then_some(&TESTS));
         let packages = packages.chain(trapped.then_some(&TRAPPED));
         cargo.args(packages.flat_map(|package| ["--package", package]));
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
             cargo.env_remove(variable); // would take the place of ours
         }
-        cargo
-            .env(RUSTFLAGS, "-C target-feature=+crt-static")
-            .current_dir(root);
+        let target = arch.target().to_uppercase().replace('-', "_");
+        let setting = |name: &str| format!("CARGO_TARGET_{target}_{name}");
+        if let Some(toolchain) = &toolchain {
+            // It compiles what runs while this builds, too.
+            cargo.env("RUSTC", toolchain.rustc());
+            cargo.env(setting("LINKER"), toolchain.gnu("gcc"));
+            for variable in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
+                cargo.env_remove(variable); // of another compiler
+            }
+        }
+        cargo.env(setting("RUSTFLAGS"), STATIC).current_dir(root);
         cargo.stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = sys::dies_with_us(&mut cargo)
             .output()

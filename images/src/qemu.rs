@@ -1,4 +1,4 @@
-//! The lab's QEMU: Debian's, with the project's fix, built for the one machine that the lab is.
+//! The labs' QEMU: Debian's, with the project's fix, built for the one machine that a lab is.
 //! Knows how QEMU is built, nothing of what runs on it.
 
 use std::fs;
@@ -9,6 +9,7 @@ use std::process::Command;
 use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
+use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
 use crate::host::{self, HostError, Need};
@@ -19,18 +20,10 @@ use crate::sources;
 
 /// Debian's package whose version is built.
 const PACKAGE: &str = "qemu-system-x86";
-const PROGRAM: &str = "qemu-system-x86_64";
 /// The series that the fix is for.
 const SERIES: &str = "7.2";
 const FIX: &str = include_str!("../lab/vmrun.patch");
-/// What the fix is called where the lab says what it runs on.
-pub const FIX_NAME: &str = "the VMRUN fix";
-const DEVICES: &str = "CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n";
-const OPTIONS: [&str; 12] = [
-    "--target-list=x86_64-softmmu",
-    "--without-default-features",
-    "--without-default-devices",
-    "--with-devices-x86_64=lab",
+const OPTIONS: [&str; 8] = [
     "--enable-tcg",
     "--disable-kvm",
     "--audio-drv-list=",
@@ -40,6 +33,50 @@ const OPTIONS: [&str; 12] = [
     "--disable-debug-info",
     "--meson=meson",
 ];
+/// The machine and the controller that it is asked for; the rest is what its processors are built with.
+const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_GICV3_TCG=y\nCONFIG_ARM_V7M=y\n\
+    CONFIG_SEMIHOSTING=y\nCONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
+
+/// What is built for an architecture's lab.
+struct Machine {
+    arch: Arch,
+    /// The devices, in QEMU's configuration.
+    devices: &'static str,
+    /// The patch.
+    fix: Option<&'static str>,
+}
+
+impl Machine {
+    fn of(arch: Arch) -> Self {
+        let (devices, fix) = match arch {
+            Arch::X86_64 => ("CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n", Some(FIX)),
+            Arch::Aarch64 => (VIRT, None),
+        };
+        Self { arch, devices, fix }
+    }
+
+    fn program(&self) -> String {
+        format!("qemu-system-{}", self.arch.qemu())
+    }
+
+    fn options(&self) -> Vec<String> {
+        let arch = self.arch.qemu();
+        let ours = [
+            format!("--target-list={arch}-softmmu"),
+            "--without-default-features".to_owned(),
+            "--without-default-devices".to_owned(),
+            format!("--with-devices-{arch}=lab"),
+        ];
+        let options = OPTIONS.into_iter().map(str::to_owned);
+        ours.into_iter().chain(options).collect()
+    }
+}
+
+/// What the fix is called where the lab says what it runs on.
+pub fn fix_name(arch: Arch) -> Option<&'static str> {
+    Machine::of(arch).fix.map(|_| "the VMRUN fix")
+}
+
 const NEEDS: [Need; 10] = [
     Need::Gcc,
     Need::Make,
@@ -95,9 +132,16 @@ impl Stale for QemuError {
 ///
 /// # Errors
 /// [`QemuError`].
-pub fn get(cache: &Cache) -> Result<PathBuf, QemuError> {
-    host::ensure(&[Need::Firmware, Need::Gcc])?;
-    get_from(Apt::host(), cache, &NEEDS, build)
+pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, QemuError> {
+    let needs: &[Need] = match arch {
+        Arch::X86_64 => &[Need::Firmware, Need::Gcc],
+        Arch::Aarch64 => &[Need::Gcc],
+    };
+    host::ensure(needs)?;
+    let machine = Machine::of(arch);
+    get_from(Apt::host(), cache, &machine, &NEEDS, |work, dir, step| {
+        build(&machine, work, dir, step)
+    })
 }
 
 /// The program that `build`, which has `needs`, makes of the source: it gets a directory with the
@@ -105,12 +149,13 @@ pub fn get(cache: &Cache) -> Result<PathBuf, QemuError> {
 fn get_from(
     apt: &Apt,
     cache: &Cache,
+    machine: &Machine,
     needs: &[Need],
     build: impl Fn(&Path, &Path, &Step) -> Result<(), QemuError>,
 ) -> Result<PathBuf, QemuError> {
     let make = |version: &str, dir: &Path| {
         host::ensure(needs)?;
-        let step = Step::new("building the lab's QEMU, once");
+        let step = Step::new(format!("building the {} lab's QEMU, once", machine.arch));
         let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
         sources::unpack(apt, "qemu", version, work.path(), &step)?;
         build(work.path(), dir, &step)?;
@@ -125,9 +170,9 @@ fn get_from(
         }
         let compiler = process::output(Command::new("gcc").arg("--version"));
         let compiler = compiler.map_err(QemuError::Build)?;
-        let key = key(&version, &compiler);
-        let place = cache.get("qemu", &key, |dir| make(&version, dir))?;
-        Ok(place.join(PROGRAM))
+        let key = key(machine, &version, &compiler);
+        let place = cache.get(&machine.arch.kind("qemu"), &key, |dir| make(&version, dir))?;
+        Ok(place.join(machine.program()))
     })
 }
 
@@ -138,42 +183,47 @@ fn is_of_series(version: &str) -> bool {
 }
 
 /// Debian never changes what a version is.
-fn key(version: &str, compiler: &[u8]) -> String {
+fn key(machine: &Machine, version: &str, compiler: &[u8]) -> String {
     Key::new("qemu")
         .text("version", version)
-        .text("fix", FIX)
-        .text("devices", DEVICES)
-        .text("options", &OPTIONS.join(" "))
+        .text("fix", machine.fix.unwrap_or_default())
+        .text("devices", machine.devices)
+        .text("options", &machine.options().join(" "))
         .bytes("compiler", compiler)
         .hex()
 }
 
-fn build(work: &Path, dir: &Path, step: &Step) -> Result<(), QemuError> {
+fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), QemuError> {
     let source = work.join("source");
-    let fix = work.join("fix");
-    let devices = source.join("configs/devices/x86_64-softmmu/lab.mak");
-    fs::write(&fix, FIX).map_err(|e| failed(&fix, e))?;
-    fs::write(&devices, DEVICES).map_err(|e| failed(&devices, e))?;
-    let mut patch = Command::new("patch");
-    patch.args(["-p1", "--fuzz=0", "-i"]).arg(&fix);
-    process::output(patch.current_dir(&source)).map_err(QemuError::Build)?;
+    let devices = format!("configs/devices/{}-softmmu/lab.mak", machine.arch.qemu());
+    let devices = source.join(devices);
+    fs::write(&devices, machine.devices).map_err(|e| failed(&devices, e))?;
+    if let Some(text) = machine.fix {
+        let fix = work.join("fix");
+        fs::write(&fix, text).map_err(|e| failed(&fix, e))?;
+        let mut patch = Command::new("patch");
+        patch.args(["-p1", "--fuzz=0", "-i"]).arg(&fix);
+        process::output(patch.current_dir(&source)).map_err(QemuError::Build)?;
+    }
 
     let build = work.join("build");
     fs::create_dir(&build).map_err(|e| failed(&build, e))?;
     step.detail("configuring");
     let mut configure = Command::new(source.join("configure"));
-    process::output(configure.args(OPTIONS).current_dir(&build)).map_err(QemuError::Build)?;
+    process::output(configure.args(machine.options()).current_dir(&build))
+        .map_err(QemuError::Build)?;
     let mut ninja = Command::new("ninja");
     let mut told = 0;
-    process::follow(ninja.arg(PROGRAM).current_dir(&build), |line| {
+    let name = machine.program();
+    process::follow(ninja.arg(&name).current_dir(&build), |line| {
         if let Some(tenths) = tenths(line).filter(|tenths| *tenths > told) {
             told = tenths;
             step.detail(&format!("{tenths}0 %"));
         }
     })
     .map_err(QemuError::Build)?;
-    let program = dir.join(PROGRAM);
-    fs::copy(build.join(PROGRAM), &program).map_err(|e| failed(&program, e))?;
+    let program = dir.join(&name);
+    fs::copy(build.join(&name), &program).map_err(|e| failed(&program, e))?;
     Ok(())
 }
 
@@ -218,9 +268,10 @@ mod tests {
     /// Builds a program that consists of its source's version.
     fn get_version(archive: &Archive, apt: &Apt) -> Result<String, QemuError> {
         let cache = Cache::at(archive.root().join("cache"));
-        let program = get_from(apt, &cache, &[], |work, dir, _| {
+        let machine = Machine::of(Arch::X86_64);
+        let program = get_from(apt, &cache, &machine, &[], |work, dir, _| {
             let version = work.join("source/version");
-            fs::copy(&version, dir.join(PROGRAM)).map_err(|e| failed(&version, e))?;
+            fs::copy(&version, dir.join(machine.program())).map_err(|e| failed(&version, e))?;
             Ok(())
         })?;
         Ok(fs::read_to_string(program).unwrap())
@@ -301,11 +352,13 @@ mod tests {
     }
 
     #[test]
-    fn another_version_or_compiler_is_another_build() {
-        let first = key("1:7.2-7", b"gcc 12");
-        assert_eq!(first, key("1:7.2-7", b"gcc 12"));
-        assert_ne!(first, key("1:7.2-8", b"gcc 12"));
-        assert_ne!(first, key("1:7.2-7", b"gcc 13"));
+    fn another_version_compiler_or_machine_is_another_build() {
+        let key = |arch, version, compiler| key(&Machine::of(arch), version, compiler);
+        let first = key(Arch::X86_64, "1:7.2-7", b"gcc 12");
+        assert_eq!(first, key(Arch::X86_64, "1:7.2-7", b"gcc 12"));
+        assert_ne!(first, key(Arch::X86_64, "1:7.2-8", b"gcc 12"));
+        assert_ne!(first, key(Arch::X86_64, "1:7.2-7", b"gcc 13"));
+        assert_ne!(first, key(Arch::Aarch64, "1:7.2-7", b"gcc 12"));
     }
 
     #[test]

@@ -13,9 +13,6 @@ use crate::packages::{self, PackageError};
 use crate::process;
 use crate::progress::Step;
 
-/// What of apt's own lists tells where Debian is fetched from.
-const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
-
 /// The version of the source that the newest `package` was built from. Takes the lists as they
 /// are: call it within [`Apt::refreshing`].
 ///
@@ -53,11 +50,9 @@ pub fn unpack(
         package: format!("the source of {name} {version}"),
         source,
     };
-    let mut targets = apt.get();
-    targets.args(["indextargets", "--format", TARGETS, "Created-By: Packages"]);
-    let targets = process::output(&mut targets).map_err(fetch)?;
     let list = dir.join("sources.list");
-    let text = lines(&String::from_utf8_lossy(&targets));
+    let line = |(uri, codename): &(String, String)| format!("deb-src {uri} {codename} main\n");
+    let text: String = apt.archives()?.iter().map(line).collect();
     let lists = dir.join("lists");
     fs::create_dir_all(lists.join("partial"))
         .and_then(|()| fs::write(&list, text))
@@ -107,20 +102,6 @@ fn source(text: &str) -> Option<String> {
     Some(version.to_owned())
 }
 
-/// Lines for apt's list of sources.
-fn lines(targets: &str) -> String {
-    let line = |target: &str| {
-        let mut parts = target.split('|');
-        match (parts.next(), parts.next(), parts.next(), parts.next()) {
-            (Some("Debian"), Some("main"), Some(uri), Some(codename)) => {
-                Some(format!("deb-src {uri} {codename} main\n"))
-            }
-            _ => None,
-        }
-    };
-    targets.lines().filter_map(line).collect()
-}
-
 /// The file that describes a source; it lacks the version's epoch.
 fn description(name: &str, version: &str) -> String {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
@@ -139,17 +120,6 @@ mod tests {
         assert_eq!(source(text).as_deref(), Some("1:7.2-7"));
         assert_eq!(source("Package: a\nVersion: 1.2\n").as_deref(), Some("1.2"));
         assert_eq!(source("Package: a\n"), None);
-    }
-
-    #[test]
-    fn sources_come_from_where_debians_packages_come_from() {
-        let targets = "Debian|main|http://deb.example/debian/|bookworm\n\
-            Debian|contrib|http://deb.example/debian/|bookworm\n\
-            Other|main|http://other.example/|bookworm\nbroken\n";
-        assert_eq!(
-            lines(targets),
-            "deb-src http://deb.example/debian/ bookworm main\n"
-        );
     }
 
     #[test]

@@ -70,9 +70,19 @@ pub fn is_root() -> bool {
 }
 
 /// This processor's time-stamp counter.
+#[cfg(target_arch = "x86_64")]
 pub fn tsc() -> u64 {
     // SAFETY: every x86-64 processor has it, and Linux lets programs read it.
     unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// This processor's virtual counter.
+#[cfg(target_arch = "aarch64")]
+pub fn tsc() -> u64 {
+    let counter;
+    // SAFETY: every processor has it, and Linux lets programs read it.
+    unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) counter, options(nomem, nostack)) };
+    counter
 }
 
 #[cfg(test)]

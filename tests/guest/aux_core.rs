@@ -8,7 +8,7 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::accesses;
+use crate::arch::accesses;
 use crate::areas::{self, Area, announce, contiguous, told};
 use crate::aux_life::untouched;
 use crate::aux_mapping::ports;

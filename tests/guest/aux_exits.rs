@@ -2,7 +2,8 @@
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::accesses::{self, Access, IdleMemory};
+use crate::arch::Access;
+use crate::arch::accesses::{self, IdleMemory};
 use crate::aux_mapping::{io_trace, ports};
 use crate::cpu::IDLE_PORT;
 use crate::ensure::{ensure, ensure_eq};

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use crate::accesses::{self};
+use crate::arch::accesses::{self};
 use crate::aux_exits::trace;
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};

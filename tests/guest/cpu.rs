@@ -1,11 +1,7 @@
 //! What the tests need of the CPU and the kernel below the client library: pinning, ports,
-//! the TSC.
-#![expect(
-    unsafe_code,
-    reason = "system calls and instructions that have no safe wrapper"
-)]
+//! the counter that times are by.
+#![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
-use std::arch::{asm, x86_64::_rdtsc};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,8 +10,8 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// A port that no device of the machine answers to: a write is an exit and nothing else.
-pub(crate) const IDLE_PORT: u16 = 0x80;
+use crate::arch;
+pub(crate) use crate::arch::{IDLE_PORT, port_write, ticks as tsc};
 
 /// Lets the calling thread run on `cpu` alone, from now.
 pub(crate) fn pin(cpu: usize) -> io::Result<()> {
@@ -109,26 +105,7 @@ pub(crate) fn leave_console() -> io::Result<()> {
 /// Lets this thread reach every port, on a CPU without console interrupts.
 pub(crate) fn allow_ports() -> io::Result<()> {
     leave_console()?;
-    // SAFETY: changes nothing but this thread's I/O privilege.
-    let result = unsafe { libc::iopl(3) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// One write to [`IDLE_PORT`]; [`allow_ports`] comes first.
-pub(crate) fn port_write() {
-    // SAFETY: no device answers to the port; without privilege the write is a fault that ends
-    // the test, not the safety of memory.
-    unsafe { asm!("out dx, al", in("dx") IDLE_PORT, in("al") 0_u8, options(nomem, nostack)) }
-}
-
-/// The guest's time stamp counter.
-pub(crate) fn tsc() -> u64 {
-    // SAFETY: every CPU that runs 64-bit Linux has the instruction.
-    unsafe { _rdtsc() }
+    arch::allow_ports()
 }
 
 /// This thread's id.

@@ -7,6 +7,7 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
+use crate::arch::stubs;
 use crate::areas;
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
@@ -19,7 +20,7 @@ use crate::raw::{
     KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
 };
 use crate::traced::Traced;
-use crate::{Outcome, Test, cpu, os, stubs};
+use crate::{Outcome, Test, cpu, os};
 
 /// On a machine whose operator insists on the batched engine.
 pub(crate) const BATCHED: &[Test] = &[(

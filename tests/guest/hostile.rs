@@ -2,11 +2,11 @@
 //! afterwards.
 #![expect(unsafe_code, reason = "instructions and calls that no program needs")]
 
-use std::arch::asm;
 use std::io;
 use std::mem;
 use std::ptr;
 
+use crate::arch::{ATTACKS, Attack};
 use crate::ensure::{ensure, ensure_eq};
 use crate::os;
 use crate::raw::{Device, Doorbell, How, KIND_MARK, PAGE, refused};
@@ -126,45 +126,8 @@ fn mark_of_nobody_is_exact() -> Outcome {
     Ok(())
 }
 
-/// An access of a program's own to the page at `page`.
-type Access = fn(page: *mut u8);
-
-/// Accesses that a program can make. Some of them end the program.
-const ACCESSES: [(&str, Access); 8] = [
-    ("FXSAVE", |page| {
-        // SAFETY: the page is the process's; it is device memory, and nothing refers to it.
-        unsafe { asm!("fxsave64 [{}]", in(reg) page) }
-    }),
-    ("a store of 16 bytes", |page| {
-        // SAFETY: as above.
-        unsafe { asm!("movups [{}], xmm0", in(reg) page) }
-    }),
-    ("a string store over the whole page", |page| {
-        // SAFETY: as above.
-        unsafe {
-            asm!("rep stosb", inout("rdi") page => _, inout("rcx") PAGE => _, in("al") 1_u8);
-        }
-    }),
-    ("CMPXCHG16B", |page| {
-        // SAFETY: as above; rbx is put back.
-        unsafe {
-            asm!(
-                "xchg rbx, {old}",
-                "lock cmpxchg16b [{page}]",
-                "mov rbx, {old}",
-                old = inout(reg) 1_u64 => _,
-                page = in(reg) page,
-                inout("rax") 0_u64 => _,
-                inout("rdx") 0_u64 => _,
-                in("rcx") 1_u64,
-            );
-        }
-    }),
-    ("a store across the end of the page", |page| {
-        // SAFETY: as above; what follows the page is not mapped, or somebody's of this process, which
-        // ends.
-        unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
-    }),
+/// Accesses to the page that any program can make, whatever it runs on.
+const ACCESSES: [(&str, Attack); 2] = [
     ("read(2) into it", |page| {
         // SAFETY: the kernel checks the address.
         unsafe { libc::syscall(libc::SYS_getrandom, page, PAGE, 0) };
@@ -181,16 +144,10 @@ const ACCESSES: [(&str, Access); 8] = [
             )
         };
     }),
-    ("execution from it", |page| {
-        // SAFETY: the page is the process's, and stays as it is where this is refused.
-        unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
-        // SAFETY: as above. The page cannot be made executable, so this ends the process.
-        unsafe { asm!("call {}", in(reg) page, clobber_abi("C")) };
-    }),
 ];
 
 fn accesses_to_a_mapped_doorbell_leave_the_machine_running() -> Outcome {
-    for (what, access) in ACCESSES {
+    for (what, access) in ATTACKS.into_iter().chain(ACCESSES) {
         for cpu in 0..CPUS {
             let code = os::forked(|| {
                 let mapped = cpu::pin(cpu).and_then(|()| Doorbell::map(&Device::open()?));

@@ -3,13 +3,12 @@
 //! `guest-tests run GROUP` runs each test of a group in a process of its own and prints one
 //! framed line for each; the tests of the same names on the host boot a guest and read them.
 
-mod accesses;
 mod acts;
+mod arch;
 mod areas;
 mod aux_core;
 mod aux_core_writer;
 mod aux_exits;
-mod aux_hardware;
 mod aux_life;
 mod aux_lockdown;
 mod aux_mapping;
@@ -72,7 +71,6 @@ mod rings;
 mod sampling;
 mod stock_perf;
 mod storms;
-mod stubs;
 mod switches;
 mod tasks;
 mod traced;
@@ -154,7 +152,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "output-capped" => Some(output_capped::TESTS.to_vec()),
         "module" => Some([doors::TESTS, switches::TESTS, module::TESTS].concat()),
         "vperf" => Some([programs::TESTS, profiles::TESTS, library::TESTS].concat()),
-        "aux-hardware" => Some(aux_hardware::TESTS.to_vec()),
+        "aux-hardware" => arch::hardware(),
         "aux-vperf" => Some(aux_vperf::TESTS.to_vec()),
         "persistent" => Some(
             [

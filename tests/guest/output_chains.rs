@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
+use crate::arch::{Leaf, stubs};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{
     self, CALLCHAIN, CONTEXT_KERNEL, CONTEXT_USER, IP, MISC_KERNEL, MISC_MODE, MISC_USER, Sample,
@@ -13,7 +14,6 @@ use crate::raw::{
     self, Device, ENGINE_BATCHED, ENGINE_EXIT, EXIT_IO, Event, How, KIND_EXITS, KIND_SOFTWARE,
     SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
-use crate::stubs::{self, Leaf};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -76,7 +76,7 @@ fn writes(device: &Device) -> perf_event_attr {
 
 /// The write's address as the host shows it: done already, or not yet.
 fn is_out(ip: u64) -> bool {
-    ip == stubs::nest_out() || ip == stubs::nest_out() + 1
+    ip == stubs::nest_out() || ip == stubs::nest_out() + stubs::WRITE_LEN
 }
 
 fn a_users_chain_is_exact() -> Outcome {

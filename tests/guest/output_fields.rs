@@ -8,6 +8,8 @@ use std::os::fd::AsRawFd;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
+use crate::arch::Known as Register;
+use crate::arch::stubs::{self, REGS, STACK};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{
     self, ADDR, ALL, CALLCHAIN, CONTEXT_USER, CPU, ID, IDENTIFIER, IP, LOST, MISC_MODE, MISC_USER,
@@ -16,7 +18,6 @@ use crate::fields::{
 };
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_IO, FORMAT_ID, How, KIND_EXITS, PAGE, refused, sampling, silent};
-use crate::stubs::{self, REGS, STACK};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -97,7 +98,18 @@ struct Known {
 /// Whether `ip` is the write's: hosts differ in whether they show it done.
 fn is_write(ip: u64) -> bool {
     let at = stubs::out_known_ip();
-    ip == at || ip == at + 1
+    ip == at || ip == at + stubs::WRITE_LEN
+}
+
+/// Whether register `number` holds what is known of it.
+fn ensure_known(number: usize, value: u64, known: Register) -> Outcome {
+    match known {
+        Register::Is(is) => ensure_eq!(value, is, "register {number}"),
+        Register::Has(bits) => ensure_eq!(value & bits, bits, "register {number}, {value:#x}"),
+        Register::Write => ensure_eq!(value, stubs::out_known_ip(), "register {number}"),
+        Register::Unknown => {}
+    }
+    Ok(())
 }
 
 impl Known {
@@ -160,20 +172,13 @@ impl Known {
 
     fn check_registers(&self, regs: &Regs) -> Outcome {
         ensure_eq!(regs.abi, 2, "the registers' abi");
-        let numbers = (0..24).filter(|number| REGS & 1 << number != 0);
+        let numbers = (0..stubs::NUMBERS).filter(|number| REGS & 1 << number != 0);
         let values = regs.values.iter().copied();
         let mut count = 0;
         for (number, value) in numbers.zip(values) {
-            let port = stubs::known(number) & !0xffff | u64::from(cpu::IDLE_PORT);
-            match number {
-                stubs::REG_SP => ensure_eq!(value, self.sp, "the stack pointer"),
-                stubs::REG_IP => ensure!(is_write(value), "the instruction pointer {value:#x}"),
-                stubs::REG_DX => ensure_eq!(value, port, "DX"),
-                // Interrupts are on, and bit 1 is always set.
-                stubs::REG_FLAGS => ensure_eq!(value & 0x202, 0x202, "flags {value:#x}"),
-                stubs::REG_CS => ensure_eq!(value, 0x33, "CS"),
-                stubs::REG_SS => ensure_eq!(value, 0x2b, "SS"),
-                _ => ensure_eq!(value, stubs::known(number), "register {number}"),
+            match stubs::at_write(number, self.sp) {
+                Register::Write => ensure!(is_write(value), "the instruction pointer {value:#x}"),
+                register => ensure_known(number, value, register)?,
             }
             count += 1;
         }
@@ -221,7 +226,7 @@ fn all_fields_together_are_true() -> Outcome {
 
 fn registers_of_a_user_are_true() -> Outcome {
     let device = Device::open()?;
-    for number in (0..24).filter(|number| REGS & 1 << number != 0) {
+    for number in (0..stubs::NUMBERS).filter(|number| REGS & 1 << number != 0) {
         let mut attr = writes(&device, REGS_USER | REGS_INTR);
         attr.sample_regs_user = 1 << number;
         attr.sample_regs_intr = REGS & !(1 << number);
@@ -262,27 +267,13 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     let user = sample.regs_user.clone().unwrap_or_default();
     ensure_eq!(
         (user.abi, user.values.len()),
-        (2, 20),
+        (2, REGS.count_ones() as usize),
         "abi and number of registers"
     );
-    let numbers = (0..24_usize).filter(|number| REGS & 1 << number != 0);
-    for (number, value) in numbers.zip(user.values) {
-        match number {
-            stubs::REG_IP | stubs::REG_CX => {
-                ensure_eq!(value, stubs::mark_known_ip(), "where the call returns to");
-            }
-            stubs::REG_SP => ensure_eq!(value, sp, "the stack pointer"),
-            stubs::REG_DI => ensure_eq!(value, device.as_raw_fd() as u64, "the first argument"),
-            stubs::REG_SI => ensure_eq!(value, crate::raw::IOC_MARK, "the second"),
-            stubs::REG_DX => ensure_eq!(value, VALUE, "the third"),
-            // The kernel's entry saves "no such call" until there is a result.
-            stubs::REG_AX => ensure_eq!(value.cast_signed(), -38, "the result to be"),
-            stubs::REG_CS => ensure_eq!(value, 0x33, "CS"),
-            stubs::REG_SS => ensure_eq!(value, 0x2b, "SS"),
-            // A system call puts the flags into it.
-            stubs::REG_FLAGS | 19 => ensure_eq!(value & 0x202, 0x202, "flags {value:#x}"),
-            _ => ensure_eq!(value, stubs::known(number), "register {number}"),
-        }
+    let numbers = (0..stubs::NUMBERS).filter(|number| REGS & 1 << number != 0);
+    for (number, value) in numbers.clone().zip(user.values) {
+        let known = stubs::in_call(number, sp, device.as_raw_fd(), VALUE);
+        ensure_known(number, value, known)?;
     }
     let stack = (STACK.to_vec(), u64::from(STACK_BYTES));
     ensure_eq!(sample.stack, Some(stack), "the user's stack");
@@ -290,16 +281,17 @@ fn registers_at_a_system_call_are_its_users() -> Outcome {
     let intr = sample.regs_intr.clone().unwrap_or_default();
     ensure_eq!(
         (intr.abi, intr.values.len()),
-        (2, 20),
+        (2, REGS.count_ones() as usize),
         "abi and registers at the exit"
     );
     ensure_eq!(
-        Some(intr.values[stubs::REG_IP]),
+        Some(intr.values[stubs::IP_PLACE]),
         sample.ip,
         "the IP at the exit"
     );
-    ensure_eq!(intr.values[stubs::REG_CS], 0x10, "CS at the exit");
-    ensure!(intr.values[stubs::REG_SP] >> 63 == 1, "the kernel's stack");
+    for (number, &value) in numbers.zip(&intr.values) {
+        ensure_known(number, value, stubs::in_kernel(number))?;
+    }
     Ok(())
 }
 
@@ -426,14 +418,7 @@ fn other_fields_are_refused() -> Outcome {
 fn registers_and_stacks_that_cannot_be_are_refused() -> Outcome {
     let device = Device::open()?;
     let errno = |attr: &perf_event_attr| refused(device.open_event(attr, How::OWN));
-    // The data segments, what has no name, none at all; vector registers, as perf refuses them.
-    let masks = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
-    for (mask, expected) in masks.chain([
-        (0, libc::EINVAL),
-        (REGS | 1 << 24, libc::EINVAL),
-        (1 << 32, libc::EOPNOTSUPP),
-        (1 << 63, libc::EOPNOTSUPP),
-    ]) {
+    for (mask, expected) in stubs::refused() {
         let mut attr = device.marks(VALUE, 1, REGS_USER);
         attr.sample_regs_user = mask;
         ensure_eq!(errno(&attr), Some(expected), "user registers {mask:#x}");

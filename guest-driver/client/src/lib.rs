@@ -98,6 +98,7 @@
 //! ```
 //! Count between two of a program's own marks: see [`trigger`].
 
+mod arch;
 pub mod area;
 pub mod attr;
 pub mod catalogue;

@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use crate::arch;
 use crate::map::Mapping;
 use crate::reading::Reading;
-use crate::sys;
 
 // Byte offsets in perf's metadata page.
 pub(crate) const LOCK_INDEX: usize = 8;
@@ -86,7 +86,7 @@ pub(crate) fn read(page: &Mapping) -> Option<(Metadata, u64)> {
     for _ in 0..SEQUENCE_TRIES {
         let before = page.load(LOCK_INDEX, Ordering::Acquire);
         let metadata = unlocked(page, before);
-        let tsc = sys::tsc();
+        let tsc = arch::ticks();
         fence(Ordering::Acquire);
         let after = page.load(LOCK_INDEX, Ordering::Relaxed);
         if before == after && before & 1 == 0 {

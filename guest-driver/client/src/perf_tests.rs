@@ -191,9 +191,7 @@ fn the_kernels_own_groups_read_here_too() {
 
 #[test]
 fn the_kernels_own_samples_of_everything_are_taken_apart() {
-    // x86's numbers for the stack pointer and the instruction pointer.
-    const SP: u32 = 7;
-    const IP: u32 = 8;
+    use crate::arch::{IP, SP};
     let (pmu, attr) = clock(100_000);
     let attr = attr
         .with_call_chains(8)

@@ -286,12 +286,6 @@ pub(crate) fn poll(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Res
     }
 }
 
-/// The guest's TSC.
-pub(crate) fn tsc() -> u64 {
-    // SAFETY: reads a register that every x86-64 CPU has and Linux leaves to user space.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
 /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
 pub(crate) fn monotonic_raw() -> u64 {
     let mut now = libc::timespec {

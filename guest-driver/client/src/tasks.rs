@@ -11,6 +11,7 @@ use perf_event_open_sys::bindings::{
     self, PERF_COUNT_SW_DUMMY, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
+use crate::arch;
 use crate::attr::{EventAttr, SAMPLE_TID, SAMPLE_TIME};
 use crate::device::Info;
 use crate::event::Event;
@@ -198,7 +199,7 @@ impl Clocks {
     pub fn read(info: &Info) -> Self {
         Self {
             raw: sys::monotonic_raw(),
-            device: info.time_of(sys::tsc()),
+            device: info.time_of(arch::ticks()),
         }
     }
 

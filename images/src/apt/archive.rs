@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use super::Apt;
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::process;
 
@@ -25,6 +26,8 @@ const DIST: &str = "/debian/dists/bookworm";
 pub(crate) struct Deb {
     pub(crate) name: String,
     pub(crate) version: String,
+    /// `None`: all.
+    pub(crate) arch: Option<Arch>,
     /// More fields of its record, each line with its end.
     pub(crate) fields: String,
     pub(crate) files: Vec<(String, Vec<u8>)>,
@@ -36,6 +39,7 @@ impl Deb {
         Self {
             name: name.to_owned(),
             version: version.to_owned(),
+            arch: None,
             fields: String::new(),
             files: vec![(format!("usr/share/{name}"), version.into())],
         }
@@ -48,14 +52,20 @@ impl Deb {
             fields,
             ..
         } = self;
+        let arch = self.arch.map_or("all", Arch::debian);
         format!(
-            "Package: {name}\nVersion: {version}\n{fields}Architecture: all\n\
+            "Package: {name}\nVersion: {version}\n{fields}Architecture: {arch}\n\
             Maintainer: Nobody <nobody@example.org>\nDescription: for a test\n"
         )
     }
 
     fn path(&self) -> String {
-        format!("pool/{}_{}_all.deb", self.name, file_version(&self.version))
+        let arch = self.arch.map_or("all", Arch::debian);
+        format!(
+            "pool/{}_{}_{arch}.deb",
+            self.name,
+            file_version(&self.version)
+        )
     }
 
     fn build(&self) -> Vec<u8> {
@@ -179,16 +189,21 @@ impl Archive {
     /// Replaces everything in the archive.
     pub(crate) fn publish(&self, debs: &[Deb], sources: &[Source]) {
         let mut files = BTreeMap::new();
-        let (mut packages, mut dscs) = (String::new(), String::new());
+        let (mut packages, mut foreign) = (String::new(), String::new());
+        let mut dscs = String::new();
         for deb in debs {
             let (path, contents) = (deb.path(), deb.build());
             let (size, digest) = (contents.len(), digest(&contents));
-            writeln!(
-                packages,
-                "{}Filename: {path}\nSize: {size}\nSHA256: {digest}\n",
+            let record = format!(
+                "{}Filename: {path}\nSize: {size}\nSHA256: {digest}\n\n",
                 deb.record()
-            )
-            .unwrap();
+            );
+            if deb.arch != Some(Arch::Aarch64) {
+                packages.push_str(&record);
+            }
+            if deb.arch != Some(Arch::X86_64) {
+                foreign.push_str(&record);
+            }
             files.insert(format!("/debian/{path}"), contents);
         }
         for source in sources {
@@ -211,10 +226,11 @@ impl Archive {
             }
         }
         let mut release = "Origin: Debian\nCodename: bookworm\nComponents: main\n\
-            Architectures: amd64\nSHA256:\n"
+            Architectures: amd64 arm64\nSHA256:\n"
             .to_owned();
         for (path, index) in [
             ("main/binary-amd64/Packages", packages),
+            ("main/binary-arm64/Packages", foreign),
             ("main/source/Sources", dscs),
         ] {
             let (size, digest) = (index.len(), digest(index.as_bytes()));
@@ -246,6 +262,8 @@ impl Archive {
             may_update: true,
             locks: Cache::at(root.join("locks")),
             updated: Mutex::new(false),
+            arch: Arch::default(),
+            native: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The packets of a trace, as the host writes them: views of bytes that were copied once.
 //! Trusts no byte of them, and knows nothing of areas.
 
+use crate::arch::packet_register;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -263,7 +264,7 @@ impl TraceSample {
     /// The register of the kernel's number `number` for it, if the packet has registers.
     #[must_use]
     pub fn register(&self, number: u32) -> Option<u64> {
-        let register = self.regs.get(usize::try_from(number).ok()?)?;
+        let register = self.regs.get(packet_register(number)?)?;
         (self.flags & REGS != 0).then_some(register.get())
     }
 }

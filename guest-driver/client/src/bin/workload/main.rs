@@ -1,6 +1,6 @@
 //! Programs whose profile is known beforehand: what demos and tests of `vperf` measure.
 
-mod ports;
+mod arch;
 mod regions;
 mod tree;
 
@@ -9,8 +9,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use arch::Port;
 use clap::{Args, Parser, Subcommand};
-use ports::Port;
 use vpmu_client::{Vpmu, error};
 
 /// Programs whose profile is known beforehand.

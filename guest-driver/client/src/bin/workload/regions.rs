@@ -5,7 +5,7 @@ use std::thread;
 use clap::Args;
 use vpmu_client::{Marks, Vpmu, error};
 
-use crate::ports::Port;
+use crate::arch::Port;
 
 /// Begin and end regions by marks, with the same work in each.
 ///

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use crate::cpu::IDLE_PORT;
+use crate::arch::{Access, IDLE_PORT};
 use crate::packets::DETAIL_WRITE;
 use crate::raw::PAGE;
 
@@ -75,14 +75,6 @@ unsafe extern "C" {
     static vpmu_out_loop_ip: u8;
     static vpmu_port_labels: [u64; 8];
     static vpmu_memory_labels: [u64; 9];
-}
-
-/// What an access looks like from outside: instruction, address, detail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Access {
-    pub(crate) ip: u64,
-    pub(crate) qualification: u64,
-    pub(crate) detail: u64,
 }
 
 /// Reads and writes of the idle port, of each size, alone and by strings; what they look like. The

@@ -9,7 +9,8 @@ use std::error::Error;
 use vpmu_client::trace::{Exit, Reason};
 use vpmu_client::{Area, Chunk, Event, EventAttr, Packet, Ring, Vpmu};
 
-use crate::cpu::{self, IDLE_PORT};
+use crate::arch::IDLE_PORT;
+use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::{Outcome, Test};
 

@@ -4,27 +4,98 @@
 
 use std::arch::global_asm;
 
-use crate::cpu::IDLE_PORT;
+use crate::arch::{IDLE_PORT, Known, Leaf};
 use crate::raw::IOC_MARK;
 
-/// Registers as `PERF_REG_X86_*` numbers them; flat segments have no known value to tell.
-pub(crate) const REG_AX: usize = 0;
-pub(crate) const REG_CX: usize = 2;
-pub(crate) const REG_DX: usize = 3;
-pub(crate) const REG_SI: usize = 4;
-pub(crate) const REG_DI: usize = 5;
-pub(crate) const REG_SP: usize = 7;
-pub(crate) const REG_IP: usize = 8;
-pub(crate) const REG_FLAGS: usize = 9;
-pub(crate) const REG_CS: usize = 10;
-pub(crate) const REG_SS: usize = 11;
-/// Every register that a sample can have: all but the data segments.
+/// Registers as `PERF_REG_X86_*` numbers them.
+const AX: usize = 0;
+const CX: usize = 2;
+const DX: usize = 3;
+const SI: usize = 4;
+const DI: usize = 5;
+const SP: usize = 7;
+const IP: usize = 8;
+const FLAGS: usize = 9;
+const CS: usize = 10;
+const SS: usize = 11;
+const R11: usize = 19;
+
+/// Every register that a sample can have: all but the data segments, which have no known value.
 pub(crate) const REGS: u64 = 0xff_0fff;
+/// One more than the highest number.
+pub(crate) const NUMBERS: usize = 24;
+/// The instruction pointer's place among the registers of a sample that has all.
+pub(crate) const IP_PLACE: usize = IP;
+/// Its place in a packet.
+pub(crate) const PACKET_IP: usize = IP;
+/// Bytes of the instruction that writes.
+pub(crate) const WRITE_LEN: u64 = 1;
 
 /// What the stubs put into general register `number`: its number, told by every byte but that
 /// the port or the system call has its own.
-pub(crate) const fn known(number: usize) -> u64 {
+const fn known(number: usize) -> u64 {
     0x0101_0101_0101_0101 * (number as u64 + 0xa0)
+}
+
+/// What register `number` holds at the write of [`out_known`], whose stack pointer was `sp`.
+pub(crate) fn at_write(number: usize, sp: u64) -> Known {
+    match number {
+        SP => Known::Is(sp),
+        IP => Known::Write,
+        DX => Known::Is(known(number) & !0xffff | u64::from(IDLE_PORT)),
+        // Interrupts are on, and bit 1 is always set; the others are as the code before has left them.
+        FLAGS => Known::Has(0x202),
+        // 64-bit user code and its stack.
+        CS => Known::Is(0x33),
+        SS => Known::Is(0x2b),
+        12..=15 => Known::Unknown,
+        _ => Known::Is(known(number)),
+    }
+}
+
+/// The same of the register at `place` in a packet.
+pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
+    at_write(place, sp)
+}
+
+/// What register `number` holds in the kernel.
+pub(crate) fn in_kernel(number: usize) -> Known {
+    match number {
+        CS => Known::Is(0x10),
+        SP => Known::Has(1 << 63),
+        _ => Known::Unknown,
+    }
+}
+
+/// Masks that are refused, and the errno.
+pub(crate) fn refused() -> Vec<(u64, i32)> {
+    // The data segments, what has no name, none at all; vector registers, as perf refuses them.
+    let segments = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
+    let others = [
+        (0, libc::EINVAL),
+        (REGS | 1 << 24, libc::EINVAL),
+        (1 << 32, libc::EOPNOTSUPP),
+        (1 << 63, libc::EOPNOTSUPP),
+    ];
+    segments.chain(others).collect()
+}
+
+/// What user register `number` holds in the system call of [`mark_known`].
+pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
+    match number {
+        IP | CX => Known::Is(mark_known_ip()),
+        SP => Known::Is(sp),
+        DI => Known::Is(i64::from(device).cast_unsigned()),
+        SI => Known::Is(IOC_MARK),
+        DX => Known::Is(value),
+        // The kernel's entry saves "no such call" until there is a result.
+        AX => Known::Is((-38_i64).cast_unsigned()),
+        CS => Known::Is(0x33),
+        SS => Known::Is(0x2b),
+        // A system call puts the flags into it.
+        FLAGS | R11 => Known::Has(0x202),
+        _ => Known::Is(known(number)),
+    }
 }
 
 /// Words that [`out_known`] and [`mark_known`] leave on top of the stack, topmost first.
@@ -34,17 +105,6 @@ pub(crate) const STACK: [u64; 4] = [
     0x3344_5566_7788_99aa,
     0x4455_6677_8899_aabb,
 ];
-
-/// What the leaf of [`nest`] does.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Leaf {
-    /// One write to the idle port.
-    Out,
-    /// One mark: the device's descriptor, the value.
-    Mark(i32, u64),
-    /// So many rounds of a loop.
-    Spin(u64),
-}
 
 global_asm!(
     ".macro vpmu_known",

@@ -1,0 +1,36 @@
+//! aarch64.
+#![expect(unsafe_code, reason = "an instruction without a safe form")]
+
+/// Registers from here to the last that holds an argument are in no packet.
+const ARGUMENTS: u32 = 9;
+/// Registers from here on are: those that functions preserve, LR, SP and PC.
+const PRESERVED: u32 = 19;
+/// One more than perf's number of PC.
+const REGISTERS: u32 = 33;
+
+/// The guest's virtual counter.
+pub(crate) fn ticks() -> u64 {
+    let ticks;
+    // The barrier keeps the read from happening before the instructions that precede it.
+    // SAFETY: reads a register that Linux leaves to user space.
+    unsafe {
+        core::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack));
+    }
+    ticks
+}
+
+/// Where a sample's packet has the register of perf's number `number`; `None`: it has not.
+pub(crate) fn packet_register(number: u32) -> Option<usize> {
+    let place = match number {
+        ..ARGUMENTS => number,
+        PRESERVED..REGISTERS => ARGUMENTS + number - PRESERVED,
+        _ => return None,
+    };
+    usize::try_from(place).ok()
+}
+
+/// perf's numbers of the stack pointer and the program counter.
+#[cfg(test)]
+pub(crate) const SP: u32 = 31;
+#[cfg(test)]
+pub(crate) const IP: u32 = 32;

@@ -1,0 +1,19 @@
+//! x86-64.
+#![expect(unsafe_code, reason = "an instruction without a safe form")]
+
+/// The guest's TSC.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: reads a register that every x86-64 CPU has and Linux leaves to user space.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Where a sample's packet has the register of perf's number `number`.
+pub(crate) fn packet_register(number: u32) -> Option<usize> {
+    usize::try_from(number).ok()
+}
+
+/// perf's numbers of the stack pointer and the instruction pointer.
+#[cfg(test)]
+pub(crate) const SP: u32 = 7;
+#[cfg(test)]
+pub(crate) const IP: u32 = 8;

@@ -1,0 +1,7 @@
+//! aarch64.
+
+mod ports;
+mod tree;
+
+pub(crate) use ports::Port;
+pub(crate) use tree::begin;

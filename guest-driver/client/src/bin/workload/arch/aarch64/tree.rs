@@ -1,0 +1,75 @@
+//! The call tree.
+#![expect(unsafe_code, reason = "frames as they are written, not as compiled")]
+
+use std::arch::naked_asm;
+
+use crate::tree::QUARTER;
+
+/// Ends the chain: the frame pointer that its callees save is zero.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn begin() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "mov x29, #0",
+        "bl {tree}",
+        "ldp x29, x30, [sp], #16",
+        "ret",
+        tree = sym tree,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn tree() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "mov x29, sp",
+        "bl {often}",
+        "bl {seldom}",
+        "ldp x29, x30, [sp], #16",
+        "ret",
+        often = sym three_quarters,
+        seldom = sym one_quarter,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn three_quarters() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "mov x29, sp",
+        "mov w0, #{turns}",
+        "bl {leaf}",
+        "ldp x29, x30, [sp], #16",
+        "ret",
+        turns = const 3 * QUARTER,
+        leaf = sym hot_leaf,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn one_quarter() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "mov x29, sp",
+        "mov w0, #{turns}",
+        "bl {leaf}",
+        "ldp x29, x30, [sp], #16",
+        "ret",
+        turns = const QUARTER,
+        leaf = sym hot_leaf,
+    )
+}
+
+/// Takes its number of turns in `w0`.
+#[unsafe(naked)]
+unsafe extern "C" fn hot_leaf() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "mov x29, sp",
+        "2:",
+        "subs w0, w0, #1",
+        "b.ne 2b",
+        "ldp x29, x30, [sp], #16",
+        "ret",
+    )
+}

@@ -1,0 +1,12 @@
+//! The one place that chooses an architecture: accesses that end in the VMM, and code whose frames
+//! are written by hand.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::{Port, begin};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{Port, begin};

@@ -1,0 +1,7 @@
+//! x86-64.
+
+mod ports;
+mod tree;
+
+pub(crate) use ports::Port;
+pub(crate) use tree::begin;

@@ -1,0 +1,77 @@
+//! The call tree.
+#![expect(unsafe_code, reason = "frames as they are written, not as compiled")]
+
+use std::arch::naked_asm;
+
+use crate::tree::QUARTER;
+
+/// Ends the chain: the frame pointer that its callees save is zero.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn begin() {
+    naked_asm!(
+        "push rbx",
+        "mov rbx, rbp",
+        "xor ebp, ebp",
+        "call {tree}",
+        "mov rbp, rbx",
+        "pop rbx",
+        "ret",
+        tree = sym tree,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn tree() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "call {often}",
+        "call {seldom}",
+        "pop rbp",
+        "ret",
+        often = sym three_quarters,
+        seldom = sym one_quarter,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn three_quarters() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "mov edi, {turns}",
+        "call {leaf}",
+        "pop rbp",
+        "ret",
+        turns = const 3 * QUARTER,
+        leaf = sym hot_leaf,
+    )
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn one_quarter() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "mov edi, {turns}",
+        "call {leaf}",
+        "pop rbp",
+        "ret",
+        turns = const QUARTER,
+        leaf = sym hot_leaf,
+    )
+}
+
+/// Takes its number of turns in `edi`.
+#[unsafe(naked)]
+unsafe extern "C" fn hot_leaf() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "2:",
+        "dec edi",
+        "jnz 2b",
+        "pop rbp",
+        "ret",
+    )
+}

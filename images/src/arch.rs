@@ -1,0 +1,120 @@
+//! The architectures that guests and labs are of: the one place that knows what Debian, the kernel
+//! and the compilers call each of them, and how their machines differ.
+
+use std::fmt;
+
+use clap::ValueEnum;
+
+/// An architecture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Arch {
+    /// That of the machines that this program runs on.
+    #[default]
+    #[value(name = "x86_64")]
+    X86_64,
+    /// 64-bit Arm, in the lab only.
+    #[value(name = "aarch64")]
+    Aarch64,
+}
+
+impl Arch {
+    /// Whether this machine runs its programs.
+    pub fn is_native(self) -> bool {
+        self == Self::default()
+    }
+
+    /// What results of the kind `kind` are kept as: each architecture's are apart.
+    pub(crate) fn kind(self, kind: &str) -> String {
+        match self.is_native() {
+            true => kind.to_owned(),
+            false => format!("{kind}-{}", self.debian()),
+        }
+    }
+
+    /// Debian's name.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
+        }
+    }
+
+    /// The end of the names of its stock kernels.
+    pub(crate) fn flavour(self) -> &'static str {
+        match self {
+            Self::X86_64 => "-cloud-amd64",
+            Self::Aarch64 => "-cloud-arm64",
+        }
+    }
+
+    /// The kernel's name, as `make` takes it in `ARCH`.
+    pub(crate) fn kernel(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86",
+            Self::Aarch64 => "arm64",
+        }
+    }
+
+    /// The compilers' name of its programs for Linux.
+    pub(crate) fn target(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-unknown-linux-gnu",
+            Self::Aarch64 => "aarch64-unknown-linux-gnu",
+        }
+    }
+
+    /// What the names of the GNU compiler and its tools begin with.
+    pub(crate) fn gnu(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-linux-gnu-",
+            Self::Aarch64 => "aarch64-linux-gnu-",
+        }
+    }
+
+    /// QEMU's name.
+    pub(crate) fn qemu(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// Whether stock kernels are compressed, with a program of their own that unpacks them.
+    pub(crate) fn compresses_kernels(self) -> bool {
+        self == Self::X86_64
+    }
+
+    /// What a guest's devices need: the transport, and a way to tell the VMM of a panic, for which
+    /// Debian's kernels for arm64 have no driver.
+    pub(crate) fn guest_modules(self) -> &'static [&'static str] {
+        match self {
+            Self::X86_64 => &["virtio_mmio", "pvpanic_mmio"],
+            Self::Aarch64 => &["virtio_mmio"],
+        }
+    }
+
+    /// What makes KVM appear in the lab.
+    pub(crate) fn lab_modules(self) -> &'static [&'static str] {
+        match self {
+            Self::X86_64 => &["kvm_amd"],
+            Self::Aarch64 => &[],
+        }
+    }
+
+    /// Our packages whose programs every guest and the lab get.
+    pub(crate) fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::X86_64 => &["vmm", "vpmu-client", "outb"],
+            Self::Aarch64 => &["vmm", "vpmu-client"],
+        }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::X86_64 => "x86",
+            Self::Aarch64 => "aarch64",
+        })
+    }
+}

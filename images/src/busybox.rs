@@ -1,0 +1,133 @@
+//! The shell and tools of guests and labs: a static busybox, this host's or a package's of another
+//! architecture, and the names that it can be called by.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::apt::{Apt, AptError, Stale};
+use crate::arch::Arch;
+use crate::cache::{Cache, CacheError};
+use crate::digest::Key;
+use crate::host::{self, HostError, Need};
+use crate::packages::{self, PackageError};
+use crate::progress::Step;
+
+const PACKAGE: &str = "busybox-static";
+const PROGRAM: &str = "bin/busybox";
+/// The program's own name, which is none of the tools'.
+const OWN: &str = "busybox";
+
+/// Why there is no busybox.
+#[derive(Debug, Error)]
+pub enum BusyboxError {
+    /// The host lacks it.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Its package cannot be had.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// It could not be read.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It has no table of its tools.
+    #[error("{0} does not list its commands")]
+    Tools(PathBuf),
+}
+
+impl Stale for BusyboxError {
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::Package(error) if error.is_stale())
+    }
+}
+
+/// A static busybox for `arch`.
+///
+/// # Errors
+/// [`BusyboxError`].
+pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, BusyboxError> {
+    if arch.is_native() {
+        host::ensure(&[Need::Busybox])?;
+        return Ok(host::busybox().unwrap_or_default());
+    }
+    let apt = Apt::of(arch)?;
+    apt.refreshing(|| {
+        let key = apt.state(Key::new("busybox"))?.hex();
+        let place = cache.get(&arch.kind("busybox"), &key, |root| {
+            let step = Step::new(format!("getting busybox for {arch}"));
+            let (package, _) = packages::candidate(apt, PACKAGE)?;
+            packages::unpack(apt, &package, root, &step)?;
+            step.done();
+            Ok::<_, BusyboxError>(())
+        })?;
+        Ok(place.join(PROGRAM))
+    })
+}
+
+/// The names of the tools in the program `busybox`, which need not run on this machine.
+///
+/// # Errors
+/// [`BusyboxError`].
+pub fn applets(busybox: &Path) -> Result<Vec<String>, BusyboxError> {
+    let bytes = fs::read(busybox).map_err(|source| BusyboxError::File {
+        path: busybox.to_owned(),
+        source,
+    })?;
+    table(&bytes).ok_or_else(|| BusyboxError::Tools(busybox.to_owned()))
+}
+
+/// The table of names: in order, each ended by a zero, the whole by another. It begins with those of
+/// `test`.
+fn table(program: &[u8]) -> Option<Vec<String>> {
+    const FIRST: &[u8] = b"\0[\0[[\0";
+    let begin = program.windows(FIRST.len()).position(|w| w == FIRST)? + 1;
+    let table = &program[begin..];
+    let end = table.windows(2).position(|w| w == [0, 0])?;
+    let names = table[..end].split(|&byte| byte == 0);
+    let names = names.map(|name| String::from_utf8(name.to_vec()).ok());
+    let names: Option<Vec<String>> = names.collect();
+    names.map(|names| names.into_iter().filter(|name| name != OWN).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::process;
+
+    #[test]
+    fn table_of_this_hosts_busybox_is_what_it_lists() {
+        let cache = Cache::project();
+        let busybox = get(&cache, Arch::default()).unwrap();
+        let list = process::output(Command::new(&busybox).arg("--list")).unwrap();
+        let list = String::from_utf8(list).unwrap();
+        let expected: Vec<&str> = list.lines().filter(|name| *name != OWN).collect();
+        assert_eq!(applets(&busybox).unwrap(), expected);
+    }
+
+    #[test]
+    fn program_without_a_table_is_named() {
+        let error = applets(Path::new("/etc/passwd")).unwrap_err();
+        assert!(error.to_string().contains("/etc/passwd"), "{error}");
+        assert_eq!(table(b"x\0[\0[[\0sh"), None);
+        assert_eq!(
+            table(b"x\0[\0[[\0busybox\0sh\0\0y").unwrap(),
+            ["[", "[[", "sh"]
+        );
+    }
+}

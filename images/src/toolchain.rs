@@ -1,0 +1,271 @@
+//! The compilers for another architecture than this machine's: Debian's packages, unpacked and not
+//! installed, with a wrapper for each program, as their libraries are where no loader looks. Knows
+//! which packages those are.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+use crate::apt::{Apt, AptError, Stale};
+use crate::arch::Arch;
+use crate::cache::{Cache, CacheError};
+use crate::digest::Key;
+use crate::packages::{self, Package, PackageError};
+use crate::progress::Step;
+
+/// Debian's newest Rust, which it packages to build browsers with. It conflicts with another
+/// installed one, but not unpacked.
+const RUST: &str = "rustc-web";
+/// Its library, of which programs need their own architecture's.
+const LIBRARY: &str = "libstd-rust-web-dev";
+/// What those packages depend on and hosts have that build anything at all.
+const HOSTS: [&str; 9] = [
+    "binutils",
+    "debconf",
+    "gcc",
+    "libc-dev",
+    "libc6",
+    "libc6-dev",
+    "libgcc-s1",
+    "libstdc++6",
+    "zlib1g",
+];
+/// The wrapper of a program: the loader finds the libraries that came with it.
+const WRAPPER: &str = r#"#!/bin/sh
+root=${0%/*}/..
+export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
+exec "$root/usr/bin/${0##*/}" "$@"
+"#;
+
+/// Why there are no compilers.
+#[derive(Debug, Error)]
+pub enum ToolchainError {
+    /// Their packages cannot be had.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file could not be read or written.
+    #[error("cannot use {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Stale for ToolchainError {
+    fn is_stale(&self) -> bool {
+        match self {
+            Self::Package(error) => error.is_stale(),
+            Self::Apt(error) => error.is_stale(),
+            _ => false,
+        }
+    }
+}
+
+/// The compilers for one architecture.
+#[derive(Clone, Debug)]
+pub struct Toolchain {
+    arch: Arch,
+    root: PathBuf,
+    /// A digest that stands for all of them.
+    id: String,
+}
+
+impl Toolchain {
+    /// Gets those for `arch`; `None`: this machine's own compilers do.
+    ///
+    /// # Errors
+    /// [`ToolchainError`].
+    pub fn get(cache: &Cache, arch: Arch) -> Result<Option<Self>, ToolchainError> {
+        if arch.is_native() {
+            return Ok(None);
+        }
+        let apt = Apt::of(arch)?;
+        let get = || Self::fetch(apt, cache);
+        let toolchain = apt.native().refreshing(|| apt.refreshing(get))?;
+        Ok(Some(toolchain))
+    }
+
+    fn fetch(apt: &Apt, cache: &Cache) -> Result<Self, ToolchainError> {
+        let arch = apt.arch();
+        let found = cached(apt, cache)?;
+        let mut key = Key::new("toolchain").text("wrapper", WRAPPER);
+        for package in &found {
+            key = key.text(&package.name, &package.version);
+        }
+        let id = key.hex();
+        let root = cache.get(&arch.kind("toolchain"), &id, |root| {
+            let step = Step::new(format!("getting compilers for {arch}"));
+            for package in &found {
+                packages::unpack(apt.native(), package, root, &step)?;
+                if package.name == LIBRARY {
+                    packages::unpack(apt, package, root, &step)?;
+                }
+            }
+            wrap(arch, root)?;
+            step.done();
+            Ok::<_, ToolchainError>(())
+        })?;
+        Ok(Self { arch, root, id })
+    }
+
+    /// What stands for the compilers in a key.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Rust's compiler.
+    pub fn rustc(&self) -> PathBuf {
+        self.bin().join("rustc")
+    }
+
+    /// The tool that GNU calls so, as `gcc-12` or `strip`.
+    pub fn gnu(&self, name: &str) -> PathBuf {
+        self.bin().join(format!("{}{name}", self.arch.gnu()))
+    }
+
+    /// Lets `command` find the programs before those of this machine.
+    pub fn lead<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let mut path = OsString::from(self.bin());
+        if let Some(others) = std::env::var_os("PATH") {
+            path.push(":");
+            path.push(others);
+        }
+        command.env("PATH", path)
+    }
+
+    fn bin(&self) -> PathBuf {
+        self.root.join("bin")
+    }
+}
+
+/// The packages, as the lists have them.
+fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
+    let key = Key::new("toolchain's packages, selection 1");
+    let key = apt.native().state(apt.state(key)?)?.hex();
+    let place = cache.get(&apt.arch().kind("compilers"), &key, |dir| {
+        let step = Step::new(format!("looking for compilers for {}", apt.arch()));
+        let found = closure(apt.native(), &[RUST, &compiler(apt.arch())])?;
+        let file = dir.join("packages.json");
+        let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
+        text.and_then(|text| fs::write(&file, text))
+            .map_err(|e| failed(&file, e))?;
+        step.done();
+        Ok::<_, ToolchainError>(())
+    })?;
+    let file = place.join("packages.json");
+    let text = fs::read(&file).map_err(|e| failed(&file, e))?;
+    serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
+}
+
+/// The package that depends on GNU's compiler for `arch`.
+fn compiler(arch: Arch) -> String {
+    format!("gcc-{}", arch.gnu().trim_end_matches('-'))
+}
+
+/// The packages `names` and all that they depend on but what hosts have.
+fn closure(apt: &Apt, names: &[&str]) -> Result<Vec<Package>, PackageError> {
+    let mut found: BTreeMap<String, Package> = BTreeMap::new();
+    let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    while let Some(name) = wanted.pop() {
+        if found.contains_key(&name) {
+            continue;
+        }
+        let (package, depends) = packages::candidate(apt, &name)?;
+        found.insert(name, package);
+        let others = depends.into_iter();
+        wanted.extend(others.filter(|name| !HOSTS.contains(&name.as_str())));
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Makes a wrapper in `root/bin` for each of the programs.
+fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
+    let (bin, programs) = (root.join("bin"), root.join("usr/bin"));
+    fs::create_dir_all(&bin).map_err(|e| failed(&bin, e))?;
+    let entries = fs::read_dir(&programs).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    for entry in entries.map_err(|e| failed(&programs, e))? {
+        let name = entry.file_name();
+        let text = name.to_string_lossy();
+        if text == "rustc" || text.starts_with(arch.gnu()) {
+            let path = bin.join(&name);
+            let mode = fs::Permissions::from_mode(0o755);
+            fs::write(&path, WRAPPER)
+                .and_then(|()| fs::set_permissions(&path, mode))
+                .map_err(|e| failed(&path, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, source: io::Error) -> ToolchainError {
+    ToolchainError::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::apt::archive::{Archive, Deb};
+    use crate::process;
+
+    #[test]
+    fn packages_come_with_all_that_they_need_but_what_hosts_have() {
+        let archive = Archive::new();
+        let deb = |name: &str, depends: &str| {
+            let mut deb = Deb::new(name, "1");
+            deb.fields = format!("Depends: {depends}\n");
+            deb
+        };
+        let debs = [
+            deb("a", "b (= 1), libc6 (>= 2), gcc | clang"),
+            deb("b", "a, c"),
+            Deb::new("c", "2"),
+            Deb::new("d", "3"),
+        ];
+        archive.publish(&debs, &[]);
+        archive.update_lists();
+        let found = closure(&archive.apt(), &["a"]).unwrap();
+        let names: Vec<_> = found.iter().map(|p| (&*p.name, &*p.version)).collect();
+        assert_eq!(names, [("a", "1"), ("b", "1"), ("c", "2")]);
+    }
+
+    #[test]
+    fn wrapper_runs_its_program_with_the_libraries_before_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let programs = directory.path().join("usr/bin");
+        fs::create_dir_all(&programs).unwrap();
+        let program = programs.join("aarch64-linux-gnu-ld");
+        fs::write(&program, "#!/bin/sh\necho \"$1 $LD_LIBRARY_PATH\"\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(programs.join("other"), "").unwrap();
+        wrap(Arch::Aarch64, directory.path()).unwrap();
+        let toolchain = Toolchain {
+            arch: Arch::Aarch64,
+            root: directory.path().to_owned(),
+            id: String::new(),
+        };
+        let output = process::output(Command::new(toolchain.gnu("ld")).arg("x y")).unwrap();
+        let output = String::from_utf8(output).unwrap();
+        let root = format!("{}/bin/..", directory.path().display());
+        let path = format!("{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu");
+        assert_eq!(output, format!("x y {path}\n"));
+        assert_eq!(fs::read_dir(toolchain.bin()).unwrap().count(), 1);
+    }
+}

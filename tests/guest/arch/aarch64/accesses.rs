@@ -1,0 +1,108 @@
+//! Accesses to memory of devices that no compiler had a hand in: each with its address, its size, its
+//! direction and the instruction that makes it.
+#![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
+
+use std::arch::global_asm;
+use std::io;
+
+use super::ports;
+use crate::arch::{Access, IDLE_PORT};
+use crate::packets::DETAIL_WRITE;
+use crate::raw::PAGE;
+
+global_asm!(
+    // fn(page: *mut u8)
+    ".globl vpmu_memory",
+    "vpmu_memory:",
+    "vpmu_memory_0: strb wzr, [x0]",
+    "vpmu_memory_1: strh wzr, [x0, #0x10]",
+    "vpmu_memory_2: str wzr, [x0, #0x20]",
+    "vpmu_memory_3: str xzr, [x0, #0x30]",
+    "vpmu_memory_4: ldrb w1, [x0, #0x40]",
+    "vpmu_memory_5: ldrh w1, [x0, #0x50]",
+    "vpmu_memory_6: ldr w1, [x0, #0x60]",
+    "vpmu_memory_7: ldr x1, [x0, #0x70]",
+    "vpmu_memory_8: ret",
+    // fn(rounds: u64, page: *mut u8)
+    ".globl vpmu_out_loop",
+    "vpmu_out_loop:",
+    ".globl vpmu_out_loop_ip",
+    "vpmu_out_loop_ip:",
+    "strb wzr, [x1]",
+    "subs x0, x0, #1",
+    "b.ne vpmu_out_loop_ip",
+    "ret",
+    ".section .data.rel.ro, \"aw\"",
+    ".balign 8",
+    ".globl vpmu_memory_labels",
+    "vpmu_memory_labels:",
+    ".quad vpmu_memory_0, vpmu_memory_1, vpmu_memory_2, vpmu_memory_3, vpmu_memory_4",
+    ".quad vpmu_memory_5, vpmu_memory_6, vpmu_memory_7, vpmu_memory_8",
+    ".text",
+);
+
+unsafe extern "C" {
+    fn vpmu_memory(page: *mut u8);
+    fn vpmu_out_loop(rounds: u64, page: *mut u8);
+    static vpmu_out_loop_ip: u8;
+    static vpmu_memory_labels: [u64; 9];
+}
+
+/// Writes and reads of each size at `page`, by which `address` is reached; what they look like.
+fn access(page: *mut u8, address: u32) -> Vec<Access> {
+    // SAFETY: reads and writes inside the mapped page, where nothing answers.
+    unsafe { vpmu_memory(page) };
+    // SAFETY: a table that nobody writes.
+    let labels = unsafe { vpmu_memory_labels };
+    (0..8)
+        .map(|number| {
+            let write = number < 4;
+            let size = 1 << (number % 4);
+            Access {
+                ip: labels[number],
+                qualification: u64::from(address) + 0x10 * number as u64,
+                detail: if write { DETAIL_WRITE | size } else { size },
+            }
+        })
+        .collect()
+}
+
+/// Reads and writes of each size at the idle address; what they look like. The caller may reach it.
+pub(crate) fn ports() -> Vec<Access> {
+    access(ports::idle(), IDLE_PORT)
+}
+
+/// Another address that no device answers to, mapped.
+#[derive(Debug)]
+pub(crate) struct IdleMemory(*mut u8);
+
+const IDLE_MEMORY: u32 = 0x1001_0000;
+
+impl IdleMemory {
+    pub(crate) fn map() -> io::Result<Self> {
+        ports::map(IDLE_MEMORY).map(Self)
+    }
+
+    /// Writes and reads of each size; what they look like.
+    pub(crate) fn access(&self) -> Vec<Access> {
+        access(self.0, IDLE_MEMORY)
+    }
+}
+
+impl Drop for IdleMemory {
+    fn drop(&mut self) {
+        // SAFETY: exactly the page that was mapped.
+        unsafe { libc::munmap(self.0.cast(), PAGE) };
+    }
+}
+
+/// So many writes of one byte to the idle address, by one instruction.
+pub(crate) fn out_loop(rounds: u64) {
+    // SAFETY: counts a register down, and writes where nothing answers.
+    unsafe { vpmu_out_loop(rounds.max(1), ports::idle()) }
+}
+
+/// That instruction.
+pub(crate) fn out_loop_ip() -> u64 {
+    (&raw const vpmu_out_loop_ip).expose_provenance() as u64
+}

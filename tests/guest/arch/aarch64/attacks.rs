@@ -1,0 +1,46 @@
+//! Accesses to the doorbell that are instructions of their own.
+#![expect(unsafe_code, reason = "instructions that no program needs")]
+
+use std::arch::asm;
+
+use crate::arch::Attack;
+use crate::raw::PAGE;
+
+/// Accesses that a program can make. Some of them end the program: of several of these instructions
+/// KVM does not learn what they do.
+pub(crate) const ATTACKS: [(&str, Attack); 6] = [
+    ("a store of a pair", |page| {
+        // SAFETY: the page is the process's; it is device memory, and nothing refers to it.
+        unsafe { asm!("stp xzr, xzr, [{}]", in(reg) page) }
+    }),
+    ("a store of 16 bytes", |page| {
+        // SAFETY: as above.
+        unsafe { asm!("str q0, [{}]", in(reg) page) }
+    }),
+    ("a store that moves its address", |page| {
+        // SAFETY: as above.
+        unsafe { asm!("str wzr, [{page}], #4", page = inout(reg) page => _) }
+    }),
+    ("a store by an exclusive pair", |page| {
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "ldxr {old}, [{page}]",
+                "stxr {done:w}, {old}, [{page}]",
+                old = out(reg) _,
+                done = out(reg) _,
+                page = in(reg) page,
+            );
+        }
+    }),
+    ("zeroes for a block of the cache", |page| {
+        // SAFETY: as above.
+        unsafe { asm!("dc zva, {}", in(reg) page) }
+    }),
+    ("execution from it", |page| {
+        // SAFETY: the page is the process's, and stays as it is where this is refused.
+        unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
+        // SAFETY: as above. The page cannot be made executable, so this ends the process.
+        unsafe { asm!("blr {}", in(reg) page, clobber_abi("C")) };
+    }),
+];

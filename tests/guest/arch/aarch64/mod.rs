@@ -1,0 +1,16 @@
+//! aarch64.
+
+pub(crate) mod accesses;
+mod attacks;
+mod ports;
+pub(crate) mod stubs;
+
+pub(crate) use attacks::ATTACKS;
+pub(crate) use ports::{IDLE_PORT, allow_ports, port_write, ticks};
+
+use crate::Test;
+
+/// Tests of exits that the hardware makes: KVM has a trace of them on other machines alone.
+pub(crate) fn hardware() -> Option<Vec<Test>> {
+    None
+}

@@ -1,0 +1,72 @@
+//! Accesses to an address that nothing answers to, which stand for those to a port; and the virtual
+//! counter.
+#![expect(
+    unsafe_code,
+    reason = "memory of devices, and instructions without a safe form"
+)]
+
+use std::arch::asm;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::raw::PAGE;
+
+/// An address that no device of the machine answers to: a write is an exit and nothing else.
+pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
+
+/// Where it is mapped in this process, once it is.
+static MAPPED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+/// A mapping of the page at physical address `address`, which nothing answers to.
+pub(super) fn map(address: u32) -> io::Result<*mut u8> {
+    let memory = File::options().read(true).write(true).open("/dev/mem")?;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let page = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            memory.as_raw_fd(),
+            address.into(),
+        )
+    };
+    match page {
+        libc::MAP_FAILED => Err(io::Error::last_os_error()),
+        page => Ok(page.cast()),
+    }
+}
+
+/// Lets this process reach the address; it stays mapped.
+pub(crate) fn allow_ports() -> io::Result<()> {
+    if MAPPED.load(Ordering::Acquire).is_null() {
+        MAPPED.store(map(IDLE_PORT)?, Ordering::Release);
+        // The first access maps the page, by a fault.
+        port_write();
+    }
+    Ok(())
+}
+
+/// The address as this process reaches it; [`allow_ports`] comes first.
+pub(super) fn idle() -> *mut u8 {
+    MAPPED.load(Ordering::Acquire)
+}
+
+/// One write to [`IDLE_PORT`]; [`allow_ports`] comes first.
+pub(crate) fn port_write() {
+    // SAFETY: nothing answers to the address; where it is not mapped the write is a fault that ends
+    // the test, not the safety of memory.
+    unsafe { asm!("strb wzr, [{}]", in(reg) idle(), options(nostack, preserves_flags)) };
+}
+
+/// The guest's virtual counter.
+pub(crate) fn ticks() -> u64 {
+    let ticks;
+    // The barrier keeps the read from happening before the instructions that precede it.
+    // SAFETY: reads a register that Linux leaves to user space.
+    unsafe { asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
+    ticks
+}

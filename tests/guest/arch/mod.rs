@@ -1,0 +1,47 @@
+//! The one place that chooses an architecture: instructions with and without exits, and what is known
+//! of registers at them.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;
+
+/// What a register is known to hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Known {
+    /// This.
+    Is(u64),
+    /// These bits, and others.
+    Has(u64),
+    /// The address of the instruction that writes.
+    Write,
+    /// Nothing is known.
+    Unknown,
+}
+
+/// What the leaf of [`stubs::nest`] does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Leaf {
+    /// One write to the idle port.
+    Out,
+    /// One mark: the device's descriptor, the value.
+    Mark(i32, u64),
+    /// So many rounds of a loop.
+    Spin(u64),
+}
+
+/// What an access looks like from outside: instruction, address, detail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub(crate) ip: u64,
+    pub(crate) qualification: u64,
+    pub(crate) detail: u64,
+}
+
+/// An access of a program's own to the page at `page`, which may end the program.
+pub(crate) type Attack = fn(page: *mut u8);

@@ -1,0 +1,51 @@
+//! Accesses to the doorbell that are instructions of their own.
+#![expect(unsafe_code, reason = "instructions that no program needs")]
+
+use std::arch::asm;
+
+use crate::arch::Attack;
+use crate::raw::PAGE;
+
+/// Accesses that a program can make. Some of them end the program.
+pub(crate) const ATTACKS: [(&str, Attack); 6] = [
+    ("FXSAVE", |page| {
+        // SAFETY: the page is the process's; it is device memory, and nothing refers to it.
+        unsafe { asm!("fxsave64 [{}]", in(reg) page) }
+    }),
+    ("a store of 16 bytes", |page| {
+        // SAFETY: as above.
+        unsafe { asm!("movups [{}], xmm0", in(reg) page) }
+    }),
+    ("a string store over the whole page", |page| {
+        // SAFETY: as above.
+        unsafe {
+            asm!("rep stosb", inout("rdi") page => _, inout("rcx") PAGE => _, in("al") 1_u8);
+        }
+    }),
+    ("CMPXCHG16B", |page| {
+        // SAFETY: as above; rbx is put back.
+        unsafe {
+            asm!(
+                "xchg rbx, {old}",
+                "lock cmpxchg16b [{page}]",
+                "mov rbx, {old}",
+                old = inout(reg) 1_u64 => _,
+                page = in(reg) page,
+                inout("rax") 0_u64 => _,
+                inout("rdx") 0_u64 => _,
+                in("rcx") 1_u64,
+            );
+        }
+    }),
+    ("a store across the end of the page", |page| {
+        // SAFETY: as above; what follows the page is not mapped, or somebody's of this process, which
+        // ends.
+        unsafe { asm!("mov qword ptr [{} + 4092], rax", in(reg) page) }
+    }),
+    ("execution from it", |page| {
+        // SAFETY: the page is the process's, and stays as it is where this is refused.
+        unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
+        // SAFETY: as above. The page cannot be made executable, so this ends the process.
+        unsafe { asm!("call {}", in(reg) page, clobber_abi("C")) };
+    }),
+];

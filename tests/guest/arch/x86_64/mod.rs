@@ -1,0 +1,17 @@
+//! x86-64.
+
+pub(crate) mod accesses;
+mod attacks;
+mod hardware;
+mod ports;
+pub(crate) mod stubs;
+
+pub(crate) use attacks::ATTACKS;
+pub(crate) use ports::{IDLE_PORT, allow_ports, port_write, ticks};
+
+use crate::Test;
+
+/// Tests of exits that the hardware makes, by its own numbers for them.
+pub(crate) fn hardware() -> Option<Vec<Test>> {
+    Some(hardware::TESTS.to_vec())
+}

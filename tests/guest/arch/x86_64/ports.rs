@@ -1,0 +1,32 @@
+//! Port accesses, and the TSC.
+#![expect(unsafe_code, reason = "instructions without a safe form")]
+
+use std::arch::{asm, x86_64::_rdtsc};
+use std::io;
+
+/// A port that no device of the machine answers to: a write is an exit and nothing else.
+pub(crate) const IDLE_PORT: u16 = 0x80;
+
+/// Lets this thread reach every port.
+pub(crate) fn allow_ports() -> io::Result<()> {
+    // SAFETY: changes nothing but this thread's I/O privilege.
+    let result = unsafe { libc::iopl(3) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// One write to [`IDLE_PORT`]; [`allow_ports`] comes first.
+pub(crate) fn port_write() {
+    // SAFETY: no device answers to the port; without privilege the write is a fault that ends
+    // the test, not the safety of memory.
+    unsafe { asm!("out dx, al", in("dx") IDLE_PORT, in("al") 0_u8, options(nomem, nostack)) }
+}
+
+/// The guest's time stamp counter.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: every CPU that runs 64-bit Linux has the instruction.
+    unsafe { _rdtsc() }
+}
