@@ -86,7 +86,7 @@ impl GuestClock {
 }
 
 /// The host's counter.
-pub(super) fn host_ticks() -> u64 {
+fn host_ticks() -> u64 {
     let ticks: u64;
     // SAFETY: reads the virtual counter, which Linux leaves open to programs.
     unsafe {
@@ -96,7 +96,7 @@ pub(super) fn host_ticks() -> u64 {
 }
 
 /// Makes the guest's counter minus the host's `offset`.
-pub(super) fn set_offset(vm: &VmFd, offset: u64) -> io::Result<()> {
+fn set_offset(vm: &VmFd, offset: u64) -> io::Result<()> {
     let request = kvm_arm_counter_offset {
         // KVM subtracts it.
         counter_offset: offset.wrapping_neg(),

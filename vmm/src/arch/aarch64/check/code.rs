@@ -28,7 +28,6 @@ const STR_X0_TO_X4: u32 = 0xf900_0080; // str x0, [x4]
 const MOV_X1_VALUE: u32 = 0xd282_4681; // mov x1, #STORE_VALUE
 const MRS_X1_CURRENT_EL: u32 = 0xd538_4241;
 const MRS_X1_ESR: u32 = 0xd538_5201;
-const MRS_X1_COUNTER: u32 = 0xd53b_e041;
 const LSR_X1_CLASS: u32 = 0xd35a_fc21; // lsr x1, x1, #26
 const SVC: u32 = 0xd400_0001;
 const HVC: u32 = 0xd400_0002;
@@ -60,9 +59,6 @@ pub(super) const HYPERCALL: &[u32] = &[HVC, STR_X0_TO_X4, BACK];
 /// PSCI_VERSION, and the least that is asked for: 0.2.
 pub(super) const PSCI_VERSION: u64 = 0x8400_0000;
 pub(super) const PSCI_0_2: u64 = 2;
-
-/// Stores the virtual counter at [`RESULT`].
-pub(super) const READ_COUNTER: &[u32] = &[MRS_X1_COUNTER, STR_X1, BACK];
 
 /// For ever.
 pub(super) const LOOP: &[u32] = &[BACK];

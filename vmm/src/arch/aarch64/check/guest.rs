@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvm_ioctls::Kvm;
 
-use super::super::{clock, reg};
+use super::super::reg;
 use super::code;
 use super::facts::Guest;
 use super::machine::{Exit, Machine, MachineError};
@@ -56,7 +56,6 @@ pub(crate) fn probe() -> Guest {
                 exit => Finding::no(exit.describe()),
             })
         }),
-        counter: finding(BUDGET, Ring::Kernel, code::READ_COUNTER, counter),
     }
 }
 
@@ -75,25 +74,6 @@ fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     Ok(match back && user {
         true => Finding::yes("EL0 to EL1 and back"),
         false => Finding::no(format!("{} instead of returning", down.describe())),
-    })
-}
-
-/// Whether the guest's counter is where KVM is told to put it.
-fn counter(machine: &mut Machine) -> Result<Finding, MachineError> {
-    let placed = clock::host_ticks();
-    if let Err(error) = clock::set_offset(machine.vm(), placed.wrapping_neg()) {
-        return Ok(Finding::no(format!("cannot be placed: {error}")));
-    }
-    let exit = machine.run();
-    let passed = clock::host_ticks().wrapping_sub(placed);
-    Ok(match exit {
-        Exit::Store(code::RESULT, guest) if guest <= passed => {
-            Finding::yes("is where KVM is told to put it")
-        }
-        Exit::Store(code::RESULT, guest) => Finding::no(format!(
-            "shows {guest} ticks when {passed} have passed at most"
-        )),
-        exit => Finding::no(exit.describe()),
     })
 }
 

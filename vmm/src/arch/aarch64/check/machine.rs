@@ -63,7 +63,7 @@ impl Exit {
 #[derive(Debug)]
 pub(super) struct Machine {
     vcpu: VcpuFd,
-    vm: VmFd,
+    _vm: VmFd,
     _memory: GuestMemoryMmap,
     watch: Watch,
 }
@@ -104,7 +104,7 @@ impl Machine {
             .map_err(step("KVM_ARM_VCPU_INIT"))?;
         let machine = Machine {
             vcpu,
-            vm,
+            _vm: vm,
             _memory: memory,
             watch: watch.clone(),
         };
@@ -131,11 +131,6 @@ impl Machine {
     /// A register's value.
     pub(super) fn get(&self, number: u64) -> Result<u64, MachineError> {
         reg::get(&self.vcpu, number).map_err(|e| MachineError::Kvm("KVM_GET_ONE_REG", e))
-    }
-
-    /// Its VM.
-    pub(super) fn vm(&self) -> &VmFd {
-        &self.vm
     }
 
     /// Runs the guest to its next exit, or until its time is over.
