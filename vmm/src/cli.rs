@@ -6,6 +6,8 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
+use crate::arch::board::DEFAULT_CMDLINE;
+use crate::arch::kernel;
 use crate::check::CheckArgs;
 use crate::confine::User;
 use crate::ctl::CtlArgs;
@@ -49,16 +51,16 @@ pub enum Command {
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_help = RUN_HELP)]
 pub struct RunArgs {
-    /// Kernel to boot: an x86-64 ELF vmlinux or a bzImage
-    #[arg(long, value_name = "FILE")]
+    /// Kernel to boot
+    #[arg(long, value_name = "FILE", help = kernel_help())]
     pub kernel: Option<PathBuf>,
 
     /// Initial RAM file system
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
 
-    /// Kernel command line [default: "console=ttyS0 panic=-1 pci=off"]
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help = cmdline_help())]
     pub cmdline: Option<String>,
 
     /// Number of vCPUs, 1 to 254 [default: 1]
@@ -76,6 +78,10 @@ pub struct RunArgs {
     /// Leave the paravirtual PMU out
     #[arg(long)]
     pub no_vpmu: bool,
+
+    /// Give the guest's processors a PMU of their own besides, where KVM has one for them
+    #[arg(long)]
+    pub guest_pmu: bool,
 
     /// Open no event that hardware counts, not even to try: none for the guest, none for --persistent.
     /// While such an event is open, Linux starts no VM with a mediated PMU on this host
@@ -177,7 +183,7 @@ Examples:
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"hardware-events\": true, \"window\": \"16M\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
@@ -215,14 +221,22 @@ reach. With --user that user needs write access to the directory of recordings, 
 socket. A system call that a filter refuses ends the VMM at once, without a report, with a message
 that names it. 'vmm check' and 'vmm ctl' are not confined.
 
-Debug port: a byte written by the guest to port 0x504 says that init is reached; the report has
-the time from the first instruction until then.
+Debug port: a byte written by the guest to port 0x504, or on aarch64 to address 0xa002000, says that
+init is reached; the report has the time from the first instruction until then.
 
 Exit status:
   0  the guest powered off         4  the guest triple-faulted
   1  the VMM failed                5  the guest kernel panicked
   2  wrong usage                   6  ended by Ctrl-A x or a signal
   3  the guest asked for a reset   7  a seccomp filter refused a system call";
+
+fn kernel_help() -> String {
+    format!("Kernel to boot: {}", kernel::KINDS)
+}
+
+fn cmdline_help() -> String {
+    format!("Kernel command line [default: \"{DEFAULT_CMDLINE}\"]")
+}
 
 /// Mebibytes out of `512`, `512M` or `4G`.
 fn parse_memory(text: &str) -> Result<u64, String> {

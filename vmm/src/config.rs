@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::layout::{PAGE, WINDOW_MAX};
+use crate::arch::platform;
 use crate::cli::{Engine, OnReset, RunArgs};
 use crate::confine::User;
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::persistent::Spec;
 
-/// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
-pub const MAX_VCPUS: u32 = 254;
+pub use crate::arch::layout::MAX_VCPUS;
+
 /// Less memory than this holds no kernel.
 pub const MIN_MEMORY_MIB: u64 = 4;
-/// More memory than this has no addresses on any x86 host.
+/// More memory than this has no addresses on any host.
 pub const MAX_MEMORY_MIB: u64 = 1 << 32;
 
-const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 const DEFAULT_MEMORY_MIB: u64 = 256;
 const DEFAULT_WINDOW: u64 = 16 << 20;
 
@@ -38,6 +39,8 @@ pub struct Config {
     pub memory_mib: u64,
     /// Whether the paravirtual PMU is there.
     pub vpmu: bool,
+    /// Whether the guest's processors have a PMU of their own.
+    pub guest_pmu: bool,
     /// Whether events that hardware counts may be opened on the host.
     pub hardware_events: bool,
     /// Bytes of the window, whole pages; zero: there is none.
@@ -112,6 +115,9 @@ pub enum ConfigError {
     /// A control socket of a machine that has nothing to control.
     #[error("--ctl is of use with the PMU alone: leave --no-vpmu out")]
     CtlWithoutVpmu,
+    /// A PMU that processors cannot have here.
+    #[error("--guest-pmu: {0}")]
+    GuestPmu(&'static str),
     /// Persistent events in a machine that has no events at all.
     #[error("--persistent needs the PMU: leave --no-vpmu out")]
     PersistentWithoutVpmu,
@@ -127,6 +133,8 @@ struct Document {
     vcpus: Option<u32>,
     memory: Option<u64>,
     vpmu: Option<bool>,
+    #[serde(rename = "guest-pmu")]
+    guest_pmu: Option<bool>,
     #[serde(rename = "hardware-events")]
     hardware_events: Option<bool>,
     #[serde(deserialize_with = "bytes")]
@@ -180,6 +188,10 @@ impl TryFrom<&RunArgs> for Config {
         }
         let limits = args.limits.over(file.limits).limits(window)?;
         let vpmu = !args.no_vpmu && file.vpmu.unwrap_or(true);
+        let guest_pmu = args.guest_pmu || file.guest_pmu.unwrap_or(false);
+        if let (true, Some(reason)) = (guest_pmu, platform::NO_GUEST_PMU) {
+            return Err(ConfigError::GuestPmu(reason));
+        }
         let ctl = args.ctl.or(file.ctl);
         if ctl.is_some() && !vpmu {
             return Err(ConfigError::CtlWithoutVpmu);
@@ -204,6 +216,7 @@ impl TryFrom<&RunArgs> for Config {
                 .ok_or(ConfigError::Vcpus(vcpus))?,
             memory_mib,
             vpmu,
+            guest_pmu,
             hardware_events: !args.no_hardware_events && file.hardware_events.unwrap_or(true),
             window,
             persistent,

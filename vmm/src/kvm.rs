@@ -1,20 +1,15 @@
-//! KVM as this VMM needs it: opened, checked, and a VM with its interrupt controllers.
+//! KVM as this VMM needs it: opened and checked.
 
-use kvm_bindings::{
-    CpuId, KVM_API_VERSION, KVM_CAP_PMU_CAPABILITY, KVM_CAP_SYNC_REGS, KVM_MAX_CPUID_ENTRIES,
-    KVM_PMU_CAP_DISABLE, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_enable_cap,
-};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_bindings::KVM_API_VERSION;
+use kvm_ioctls::{Cap, Kvm};
 
-use crate::arch::layout;
+use crate::arch::platform;
 
 /// Why there is no VM to be had.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// The device is not there.
-    #[error(
-        "there is no /dev/kvm: enable virtualisation in the firmware and load kvm-intel or kvm-amd; 'vmm check' tells more"
-    )]
+    #[error("there is no /dev/kvm: {}; 'vmm check' tells more", platform::REMEDY)]
     Missing,
     /// It is there, but not for us.
     #[error(
@@ -65,13 +60,12 @@ impl KvmError {
     }
 }
 
-const NEEDED: [(Cap, &str); 7] = [
+/// What every architecture needs; its own needs are [`platform::NEEDED`].
+const NEEDED: [(Cap, &str); 5] = [
     (Cap::UserMemory, "user memory"),
-    (Cap::SetTssAddr, "the TSS address"),
     (Cap::Irqchip, "the in-kernel interrupt controllers"),
     (Cap::Irqfd, "irqfd"),
     (Cap::Ioeventfd, "ioeventfd"),
-    (Cap::ExtCpuid, "CPUID tables"),
     (Cap::ImmediateExit, "immediate exit"),
 ];
 
@@ -85,7 +79,8 @@ pub fn open(vcpus: u8) -> Result<Kvm, KvmError> {
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
         return Err(KvmError::Version(version));
     }
-    if let Some((_, what)) = NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+    let mut needed = NEEDED.iter().chain(platform::NEEDED);
+    if let Some((_, what)) = needed.find(|(cap, _)| !kvm.check_extension(*cap)) {
         return Err(KvmError::Lacks(what));
     }
     let most = kvm.get_max_vcpus();
@@ -95,48 +90,6 @@ pub fn open(vcpus: u8) -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
-/// A VM with its interrupt controllers and without a hardware PMU.
-///
-/// # Errors
-/// [`KvmError::Refused`].
-pub fn create(kvm: &Kvm) -> Result<VmFd, KvmError> {
-    let vm = kvm.create_vm().map_err(KvmError::refused("create a VM"))?;
-    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(KvmError::refused("place its identity map"))?;
-    vm.set_tss_address(layout::KVM_TSS)
-        .map_err(KvmError::refused("place its TSS"))?;
-    vm.create_irq_chip()
-        .map_err(KvmError::refused("create interrupt controllers"))?;
-    let capability = kvm.check_extension_raw(u64::from(KVM_CAP_PMU_CAPABILITY));
-    if u32::try_from(capability).is_ok_and(|bits| bits & KVM_PMU_CAP_DISABLE != 0) {
-        let mut disable = kvm_enable_cap {
-            cap: KVM_CAP_PMU_CAPABILITY,
-            ..Default::default()
-        };
-        disable.args[0] = u64::from(KVM_PMU_CAP_DISABLE);
-        vm.enable_cap(&disable)
-            .map_err(KvmError::refused("switch its hardware PMU off"))?;
-    }
-    Ok(vm)
-}
-
-/// What KVM offers a guest's processor to say of itself.
-///
-/// # Errors
-/// [`KvmError::Refused`].
-pub fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
-    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(KvmError::refused("tell what processors it offers"))
-}
-
-/// Whether KVM can leave registers in the run page.
-#[must_use]
-pub fn syncs_registers(kvm: &Kvm) -> bool {
-    let sets = kvm.check_extension_raw(u64::from(KVM_CAP_SYNC_REGS));
-    let needed = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
-    u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,7 +97,7 @@ mod tests {
     #[test]
     fn a_device_that_does_not_open_comes_with_its_remedy() {
         let told = |errno| KvmError::open(kvm_ioctls::Error::new(errno)).to_string();
-        assert!(told(libc::ENOENT).contains("load kvm-intel or kvm-amd"));
+        assert!(told(libc::ENOENT).contains(platform::REMEDY));
         assert!(told(libc::EACCES).contains("usermod -aG kvm"));
         assert_eq!(told(libc::EMFILE), "cannot open /dev/kvm");
     }

@@ -1,11 +1,11 @@
 //! A minimal VMM that carries the paravirtual PMU.
 //!
 //! [`cli`] and [`config`] say what is wanted; [`vm`] puts the machine together in the order of
-//! the boot and runs it: [`kvm`], [`memory`], [`arch`] for what a PC is, [`pc`] for which device
-//! of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
+//! the boot and runs it: [`kvm`], [`memory`], [`arch`] for what only an architecture knows, [`board`] for
+//! which device of [`devices`] sits where on which [`bus`]. Each [`vcpu`] has a thread; everything else
 //! happens in the [`event_loop`]. [`exit`] is how a run ends, [`report`] what it came to.
 //!
-//! [`msrs`] is for embedders that emulate model-specific registers.
+//! [`arch::emulation`] is for embedders that answer registers in KVM's place.
 //!
 //! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
 //! how a running machine is, [`recording`] what they hold.
@@ -13,6 +13,7 @@
 //! [`check`] tells what this machine could run.
 
 pub mod arch;
+pub mod board;
 mod bucket;
 pub mod bus;
 pub mod check;
@@ -30,10 +31,9 @@ pub mod internals;
 pub mod kvm;
 pub mod limits;
 pub mod logger;
+pub mod machine;
 pub mod memory;
-pub mod msrs;
 pub mod operator;
-pub mod pc;
 pub mod persistent;
 mod place;
 pub mod recording;

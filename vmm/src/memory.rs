@@ -1,4 +1,4 @@
-//! Memory that guests reach: their own, split round the gap below 4 GiB, and the window; its
+//! Memory that guests reach: their own, where the architecture has it, and the window; its
 //! registration with KVM.
 
 #![allow(unsafe_code)]
@@ -10,7 +10,7 @@ use kvm_ioctls::VmFd;
 use libc::c_int;
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use crate::arch::layout::{GAP, GAP_END, WINDOW};
+use crate::arch::layout::{self, WINDOW};
 
 /// Why guest memory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -50,16 +50,6 @@ pub enum MemoryError {
     },
 }
 
-/// Where `bytes` of memory lie: below the gap, and the rest from 4 GiB on.
-#[must_use]
-pub fn split(bytes: u64) -> Vec<(u64, u64)> {
-    if bytes <= GAP {
-        vec![(0, bytes)]
-    } else {
-        vec![(0, GAP), (GAP_END, bytes - GAP)]
-    }
-}
-
 /// Reserves `mib` MiB; the host gives pages as the guest touches them. Guest memory is left out of core
 /// dumps of the VMM. The advice also keeps the kernel from merging it with the VMM's own mappings, so
 /// that [`Footprint`](crate::footprint::Footprint) can tell them apart.
@@ -67,7 +57,7 @@ pub fn split(bytes: u64) -> Vec<(u64, u64)> {
 /// # Errors
 /// [`MemoryError::Reserve`].
 pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
-    let ranges: Vec<_> = split(mib << 20)
+    let ranges: Vec<_> = layout::ram(mib << 20)
         .into_iter()
         .map(|(start, size)| {
             (
@@ -147,26 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_below_the_gap_is_one_piece() {
-        assert_eq!(split(64 << 20), [(0, 64 << 20)]);
-        assert_eq!(split(GAP), [(0, GAP)]);
-    }
-
-    #[test]
-    fn memory_beyond_the_gap_goes_on_at_four_gib() {
-        assert_eq!(split(GAP + 4096), [(0, GAP), (GAP_END, 4096)]);
-        assert_eq!(split(8 << 30), [(0, GAP), (GAP_END, 5 << 30)]);
-    }
-
-    #[test]
-    fn nothing_lies_in_the_gap() {
+    fn memory_lies_where_the_layout_has_it_and_nowhere_else() {
         use vm_memory::GuestMemoryBackend;
         let memory = allocate((3 << 10) + 1).expect("3 GiB + 1 MiB of address space");
-        assert!(memory.address_in_range(GuestAddress(GAP - 1)));
-        assert!(!memory.address_in_range(GuestAddress(GAP)));
-        assert!(!memory.address_in_range(GuestAddress(GAP_END - 1)));
-        assert!(memory.address_in_range(GuestAddress(GAP_END + (1 << 20) - 1)));
-        assert!(!memory.address_in_range(GuestAddress(GAP_END + (1 << 20))));
+        let bytes: u64 = memory.iter().map(GuestMemoryRegion::len).sum();
+        assert_eq!(bytes, (3 << 30) + (1 << 20));
+        for (start, size) in layout::ram(bytes) {
+            assert!(memory.address_in_range(GuestAddress(start)));
+            assert!(memory.address_in_range(GuestAddress(start + size - 1)));
+            assert!(!memory.address_in_range(GuestAddress(start + size)));
+        }
     }
 
     /// `VmFlags` of the mapping that holds the first byte of `memory`.
@@ -202,20 +182,19 @@ mod tests {
     fn emptied_memory_is_all_zeros() {
         use vm_memory::Bytes;
         let memory = allocate(1).expect("1 MiB");
-        let place = GuestAddress(0x1234);
+        let place = memory.iter().next().expect("a region").start_addr();
         memory.write_obj(0xa5a5_u16, place).expect("in range");
         empty(&memory).expect("emptied");
         assert_eq!(memory.read_obj::<u16>(place).expect("in range"), 0);
     }
 
     #[test]
-    fn the_largest_window_lies_in_the_gap_beside_everything_else() {
-        use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, IO_APIC, WINDOW_MAX};
-        const {
-            assert!(DOORBELL + DOORBELL_SIZE <= WINDOW);
-            assert!(WINDOW >= GAP && WINDOW + WINDOW_MAX <= IO_APIC as u64);
-        }
+    fn window_lies_outside_memory_at_its_place() {
+        use vm_memory::GuestMemoryBackend;
         let window = window(4096).expect("a page");
         assert!(window.address_in_range(GuestAddress(WINDOW)));
+        let all = layout::ram(1 << 40);
+        let inside = |&(start, size): &(u64, u64)| (start..start + size).contains(&WINDOW);
+        assert!(!all.iter().any(inside));
     }
 }

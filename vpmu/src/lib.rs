@@ -12,6 +12,7 @@
 //! shard alone; the order of all locks is written in `locks`.
 
 pub mod abi;
+mod arch;
 mod aux;
 mod backend;
 mod catalogue;
@@ -53,10 +54,9 @@ mod walk;
 mod window;
 mod work;
 
+pub use arch::{CpuState, GENERAL_REGS};
 pub use device::{Error, FlushError, Vpmu};
-pub use machine::{
-    Access, CpuState, Exit, ExitReason, GENERAL_REGS, GuestRegs, Machine, Registers,
-};
+pub use machine::{Access, Exit, ExitReason, GuestRegs, Machine, Registers};
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};

@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::io;
 
+use crate::arch::CpuState;
+
 /// Where a vCPU was when it left the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestRegs {
@@ -10,29 +12,6 @@ pub struct GuestRegs {
     pub ip: u64,
     /// Whether the vCPU was in guest user mode.
     pub user: bool,
-}
-
-/// Registers that a sample can hold.
-pub const GENERAL_REGS: usize = 24;
-
-/// All of a vCPU's state that a call chain or a record of registers needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CpuState {
-    /// By perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS,
-    /// GS, R8 to R15; of segments the selectors.
-    pub general: [u64; GENERAL_REGS],
-    /// Whether the vCPU was in guest user mode.
-    pub user: bool,
-    /// Whether it ran 64-bit code.
-    pub code64: bool,
-    /// CR0, which says whether addresses are translated.
-    pub cr0: u64,
-    /// CR3, where the page tables begin.
-    pub cr3: u64,
-    /// CR4, which says how many levels they have.
-    pub cr4: u64,
-    /// EFER, which says whether this is long mode.
-    pub efer: u64,
 }
 
 /// A vCPU just out of the guest, on its own thread.

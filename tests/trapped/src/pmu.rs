@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
-use vmm::msrs::{MsrDevice, VcpuMsrs};
+use vmm::arch::msrs::{MsrDevice, VcpuMsrs};
 
 use crate::counter::Clock;
 use crate::layout::{Layout, Register, WIDTH};

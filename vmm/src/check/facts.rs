@@ -8,6 +8,8 @@ use std::ops::AddAssign;
 
 use serde::Serialize;
 
+use crate::arch::check::Guest;
+
 /// Everything `vmm check` knows about this machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Survey {
@@ -34,6 +36,26 @@ pub struct Check {
     pub consequence: String,
 }
 
+impl Check {
+    pub(crate) fn new(
+        name: &'static str,
+        value: impl Into<String>,
+        consequence: impl Into<String>,
+    ) -> Self {
+        Self {
+            name,
+            value: value.into(),
+            consequence: consequence.into(),
+        }
+    }
+
+    /// A line whose value is what was seen and whose consequence hangs on whether it is right.
+    pub(crate) fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Self {
+        let consequence = if finding.ok { good } else { bad };
+        Self::new(name, finding.detail.as_str(), consequence)
+    }
+}
+
 /// `/dev/kvm` and its capabilities.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Kvm {
@@ -43,7 +65,7 @@ pub struct Kvm {
     pub usable: bool,
     /// Why it is not usable, with the remedy.
     pub error: Option<String>,
-    /// The loaded vendor module (`kvm_intel`, `kvm_amd`, ...), if the host shows it.
+    /// The loaded module of the processor's kind, if the host shows it.
     pub module: Option<String>,
     /// `KVM_GET_API_VERSION`; 12 on every kernel since 2.6.22.
     pub api_version: Option<i32>,
@@ -64,57 +86,20 @@ pub struct Finding {
     pub detail: String,
 }
 
-/// Behaviour of real guests of a few instructions.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Guest {
-    /// A guest in long mode ran to a port write and a halt that the VMM saw.
-    pub port_io: Finding,
-    /// Where the instruction pointer stands at a port-write exit.
-    pub port_io_rip: ExitRip,
-    /// A store outside guest memory reached the VMM with its address and data.
-    pub mmio: Finding,
-    /// `syscall` in ring 3 arrived in ring 0, `sysret` went back to ring 3.
-    pub syscall: Finding,
-    /// `int3` in ring 0 raised a breakpoint exception.
-    pub breakpoint: Finding,
-    /// `cmpxchg16b` in ring 0 exchanged (or CPUID does not offer it).
-    pub cmpxchg16b: Finding,
-    /// A hypercall with an unknown number returned an error to the guest.
-    pub hypercall: Finding,
-    /// A signal to the thread of a vCPU that spins in the guest ended the run call.
-    pub signal: Finding,
-    /// Registers copied with the exit equal those read by a system call.
-    pub sync_regs: Finding,
-    /// How the guest's time-stamp counter relates to the host's.
-    pub tsc: GuestTsc,
-}
+impl Finding {
+    pub(crate) fn yes(detail: impl Into<String>) -> Self {
+        Finding {
+            ok: true,
+            detail: detail.into(),
+        }
+    }
 
-/// Where the guest's instruction pointer stands when a port write has ended the run call.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExitRip {
-    /// At the `out` itself; the next run call completes it.
-    At,
-    /// Behind it.
-    After,
-    /// Not observed, or somewhere else.
-    #[default]
-    Unknown,
-}
-
-/// How the guest's time-stamp counter relates to the host's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GuestTsc {
-    /// Host counter plus the offset that KVM names.
-    Offset,
-    /// The host counter as it is, and KVM names no other offset.
-    Host,
-    /// The host counter as it is, though KVM names another offset.
-    HostDespiteOffset,
-    /// Neither of these, or not observed.
-    #[default]
-    Unknown,
+    pub(crate) fn no(detail: impl Into<String>) -> Self {
+        Finding {
+            ok: false,
+            detail: detail.into(),
+        }
+    }
 }
 
 /// What `perf_event_open(2)` offers.

@@ -3,41 +3,22 @@
 use std::io;
 use std::path::Path;
 
-use kvm_bindings::{
-    KVM_API_VERSION, KVM_CAP_BINARY_STATS_FD, KVM_CAP_EXT_CPUID, KVM_CAP_GET_TSC_KHZ,
-    KVM_CAP_IMMEDIATE_EXIT, KVM_CAP_IOEVENTFD, KVM_CAP_IRQCHIP, KVM_CAP_IRQFD, KVM_CAP_MAX_VCPUS,
-    KVM_CAP_PIT2, KVM_CAP_SET_TSS_ADDR, KVM_CAP_SYNC_REGS, KVM_CAP_TSC_DEADLINE_TIMER,
-    KVM_CAP_USER_MEMORY, KVM_CAP_VCPU_ATTRIBUTES,
-};
+use kvm_bindings::{KVM_API_VERSION, KVM_CAP_MAX_VCPUS};
 use kvm_ioctls::Kvm as Device;
 
 use super::facts::Kvm;
+use crate::arch::check::CAPABILITIES;
+use crate::arch::platform::{MODULES, REMEDY};
 
 const PATH: &str = "/dev/kvm";
-
-/// Capabilities that are looked at: name, number, and whether a guest cannot run without.
-const CAPABILITIES: &[(&str, u32, bool)] = &[
-    ("binary_stats", KVM_CAP_BINARY_STATS_FD, false),
-    ("ext_cpuid", KVM_CAP_EXT_CPUID, true),
-    ("get_tsc_khz", KVM_CAP_GET_TSC_KHZ, false),
-    ("immediate_exit", KVM_CAP_IMMEDIATE_EXIT, true),
-    ("ioeventfd", KVM_CAP_IOEVENTFD, true),
-    ("irqchip", KVM_CAP_IRQCHIP, true),
-    ("irqfd", KVM_CAP_IRQFD, true),
-    ("pit2", KVM_CAP_PIT2, false),
-    ("set_tss_addr", KVM_CAP_SET_TSS_ADDR, true),
-    ("sync_regs", KVM_CAP_SYNC_REGS, false),
-    ("tsc_deadline_timer", KVM_CAP_TSC_DEADLINE_TIMER, false),
-    ("user_memory", KVM_CAP_USER_MEMORY, true),
-    ("vcpu_attributes", KVM_CAP_VCPU_ATTRIBUTES, false),
-];
 
 /// Opens the device and reads its list.
 pub(super) fn probe() -> Kvm {
     let mut kvm = Kvm {
         present: Path::new(PATH).exists(),
-        module: ["kvm_intel", "kvm_amd", "kvm_pvm"]
-            .into_iter()
+        module: MODULES
+            .iter()
+            .copied()
             .find(|name| Path::new("/sys/module").join(name).exists())
             .map(Into::into),
         ..Kvm::default()
@@ -75,14 +56,12 @@ pub(super) fn probe() -> Kvm {
 /// One line that names what to do about a device that does not open.
 fn remedy(errno: i32) -> String {
     match errno {
-        libc::ENOENT => format!(
-            "{PATH} does not exist: enable virtualisation in the firmware and load kvm_intel or kvm_amd"
-        ),
+        libc::ENOENT => format!("{PATH} does not exist: {REMEDY}"),
         libc::EACCES | libc::EPERM => {
             format!("no permission to open {PATH}: join group kvm, or run as root")
         }
         libc::ENODEV | libc::ENXIO => {
-            format!("{PATH} has no KVM behind it: load kvm_intel or kvm_amd")
+            format!("{PATH} has no KVM behind it: {REMEDY}")
         }
         _ => format!(
             "cannot open {PATH}: {}",
@@ -97,7 +76,7 @@ mod tests {
 
     #[test]
     fn remedies_name_what_to_do() {
-        assert!(remedy(libc::ENOENT).contains("load kvm_intel or kvm_amd"));
+        assert!(remedy(libc::ENOENT).contains(REMEDY));
         assert!(remedy(libc::EACCES).contains("group kvm"));
         assert!(remedy(libc::EMFILE).contains("Too many open files"));
     }

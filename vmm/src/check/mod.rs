@@ -4,11 +4,8 @@
 //! counted. Other programs read the JSON to decide where a stock kernel can run. Each probe is
 //! bounded, so that a broken hypervisor is a line in the table and not a hang.
 
-mod code;
 mod facts;
-mod guest;
 mod kvm;
-mod machine;
 mod perf;
 mod table;
 #[cfg(test)]
@@ -19,10 +16,18 @@ mod watch;
 use std::io::{self, Write};
 use std::thread::{self, JoinHandle};
 
-pub use facts::{
-    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, HostTrace, Kvm, Perf, Samples,
-    Survey,
-};
+pub use facts::{AutoEngine, Check, Event, Finding, HostTrace, Kvm, Perf, Samples, Survey};
+
+pub(crate) use watch::{Watch, watched};
+
+use crate::arch::check as guest;
+
+/// The mode that a small guest begins in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ring {
+    Kernel,
+    User,
+}
 
 /// Arguments of `vmm check`.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -76,8 +81,8 @@ pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
         written => written.map_err(CheckError::Output)?,
     }
     match (&survey.guest, survey.kvm.error) {
-        (Some(guest), _) if verdict::runs(guest) => Ok(()),
-        (Some(guest), _) => Err(CheckError::NoGuest(guest.port_io.detail.clone())),
+        (Some(guest), _) if guest.runs() => Ok(()),
+        (Some(guest), _) => Err(CheckError::NoGuest(guest.failure().to_owned())),
         (None, error) => Err(CheckError::NoGuest(error.unwrap_or_default())),
     }
 }
@@ -121,7 +126,7 @@ impl GuestIps {
 pub fn survey() -> Survey {
     let kvm = kvm::probe();
     let guest = kvm.usable.then(guest::probe);
-    let perf = perf::probe(guest.as_ref().is_some_and(verdict::runs));
+    let perf = perf::probe(guest.as_ref().is_some_and(guest::Guest::runs));
     Survey {
         stock_kernel: verdict::stock_kernel(&kvm, guest.as_ref()),
         checks: verdict::checks(&kvm, guest.as_ref(), &perf),

@@ -53,13 +53,9 @@ fn the_device_is_what_the_file_system_says() {
 #[test]
 fn a_stock_kernel_needs_hardware_virtualisation() {
     let survey = surveyed();
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap();
-    let hardware = cpuinfo
-        .split_whitespace()
-        .any(|flag| flag == "vmx" || flag == "svm");
     assert_eq!(
         survey.stock_kernel,
-        survey.kvm.usable && hardware,
+        survey.kvm.usable && guest::has_hardware_virtualisation(),
         "{:?}",
         survey.guest
     );
@@ -72,11 +68,7 @@ fn guests_run_wherever_kvm_is_usable() {
         assert!(!survey.kvm.usable);
         return;
     };
-    for finding in [&guest.port_io, &guest.mmio, &guest.signal, &guest.sync_regs] {
-        assert!(finding.ok, "{finding:?}");
-    }
-    assert_ne!(guest.port_io_rip, ExitRip::Unknown);
-    assert_ne!(guest.tsc, GuestTsc::Unknown);
+    guest.assert_small_guests_run();
 }
 
 #[test]

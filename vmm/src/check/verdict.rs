@@ -1,35 +1,13 @@
 //! From facts to what follows from them, in words: pure, no probing, no printing.
 
-use super::facts::{
-    AutoEngine, Check, Event, ExitRip, Finding, Guest, GuestTsc, HostTrace, Kvm, Perf, Samples,
-};
+use super::facts::{AutoEngine, Check, Event, HostTrace, Kvm, Perf, Samples};
 use super::perf;
+use crate::arch::check::Guest;
 
 /// Whether a stock kernel can be expected to boot: what one does before its first user program
 /// and in it has to work in the small.
 pub(super) fn stock_kernel(kvm: &Kvm, guest: Option<&Guest>) -> bool {
-    kvm.usable && guest.is_some_and(|guest| obstacles(guest).is_empty())
-}
-
-/// What a stock kernel needs and this machine got wrong.
-fn obstacles(guest: &Guest) -> Vec<&'static str> {
-    [
-        ("port I/O", &guest.port_io),
-        ("MMIO", &guest.mmio),
-        ("syscall", &guest.syscall),
-        ("int3", &guest.breakpoint),
-        ("cmpxchg16b", &guest.cmpxchg16b),
-        ("signals", &guest.signal),
-    ]
-    .into_iter()
-    .filter(|(_, finding)| !finding.ok)
-    .map(|(name, _)| name)
-    .collect()
-}
-
-/// Whether any guest runs at all.
-pub(super) fn runs(guest: &Guest) -> bool {
-    guest.port_io.ok
+    kvm.usable && guest.is_some_and(|guest| guest.obstacles().is_empty())
 }
 
 /// The table, top to bottom.
@@ -39,7 +17,7 @@ pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check
         checks.extend(capabilities(kvm));
     }
     if let Some(guest) = guest {
-        checks.extend(guests(guest));
+        checks.extend(guest.checks());
     }
     checks.extend(counters(perf));
     if guest.is_some() {
@@ -47,7 +25,7 @@ pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check
         checks.push(sampled("perf.guest-user", "user", perf.guest_user));
         checks.push(engine(perf.auto_engine));
     }
-    checks.push(choose(
+    checks.push(Check::choose(
         "perf.tracepoints",
         &perf.tracepoints,
         "guests can trace every exit, those that KVM handles by itself included",
@@ -58,29 +36,15 @@ pub(super) fn checks(kvm: &Kvm, guest: Option<&Guest>, perf: &Perf) -> Vec<Check
     checks
 }
 
-fn check(name: &'static str, value: impl Into<String>, consequence: impl Into<String>) -> Check {
-    Check {
-        name,
-        value: value.into(),
-        consequence: consequence.into(),
-    }
-}
-
-/// A line whose value is what was seen and whose consequence hangs on whether it is right.
-fn choose(name: &'static str, finding: &Finding, good: &str, bad: &str) -> Check {
-    let consequence = if finding.ok { good } else { bad };
-    check(name, finding.detail.as_str(), consequence)
-}
-
 fn device(kvm: &Kvm) -> Check {
     let name = "kvm.device";
     match (&kvm.error, &kvm.module) {
         (Some(error), _) if kvm.api_version.is_none() => {
-            check(name, error.as_str(), "no guest runs on this machine")
+            Check::new(name, error.as_str(), "no guest runs on this machine")
         }
         (_, module) => {
             let module = module.as_deref().unwrap_or("of unknown kind");
-            check(name, format!("opens ({module})"), "guests can be created")
+            Check::new(name, format!("opens ({module})"), "guests can be created")
         }
     }
 }
@@ -88,14 +52,14 @@ fn device(kvm: &Kvm) -> Check {
 fn capabilities(kvm: &Kvm) -> Vec<Check> {
     let has = |name| kvm.capabilities.get(name) == Some(&true);
     let required = if kvm.missing.is_empty() {
-        check(
+        Check::new(
             "kvm.required",
             "all present",
             "interrupts, doorbells and exits as the VMM needs them",
         )
     } else {
         let missing = format!("missing: {}", kvm.missing.join(", "));
-        check("kvm.required", missing, "`vmm run` cannot work here")
+        Check::new("kvm.required", missing, "`vmm run` cannot work here")
     };
     let statistics = if has("binary_stats") {
         ("present", "exits that never reach the VMM can be counted")
@@ -105,96 +69,12 @@ fn capabilities(kvm: &Kvm) -> Vec<Check> {
     let vcpus = kvm.max_vcpus.unwrap_or(0);
     vec![
         required,
-        check("kvm.statistics", statistics.0, statistics.1),
-        check(
+        Check::new("kvm.statistics", statistics.0, statistics.1),
+        Check::new(
             "kvm.vcpus",
             vcpus.to_string(),
             format!("a guest can have at most {vcpus} vCPUs"),
         ),
-    ]
-}
-
-fn guests(guest: &Guest) -> Vec<Check> {
-    let rip = match guest.port_io_rip {
-        ExitRip::At => (
-            "at the instruction",
-            "samples at a port write name the write",
-        ),
-        ExitRip::After => (
-            "behind the instruction",
-            "samples at a port write name the instruction after it",
-        ),
-        ExitRip::Unknown => (
-            "unknown",
-            "addresses of samples at a port write are uncertain",
-        ),
-    };
-    let tsc = match guest.tsc {
-        GuestTsc::Offset => (
-            "host's plus KVM's offset",
-            "guest times are exact on the host, too",
-        ),
-        GuestTsc::Host => ("the host's", "guest and host share one clock"),
-        GuestTsc::HostDespiteOffset => (
-            "the host's, although KVM names an offset",
-            "KVM's offset cannot be trusted: guest times have to be taken from the host's counter",
-        ),
-        GuestTsc::Unknown => (
-            "no relation found",
-            "times in samples may not agree with the guest's clock",
-        ),
-    };
-    vec![
-        choose(
-            "guest.port-io",
-            &guest.port_io,
-            "small guests run",
-            "no guest runs on this machine",
-        ),
-        check("guest.port-io-rip", rip.0, rip.1),
-        choose(
-            "guest.mmio",
-            &guest.mmio,
-            "virtio devices and the doorbell work",
-            "virtio devices cannot work",
-        ),
-        choose(
-            "guest.syscall",
-            &guest.syscall,
-            "programs can call a guest kernel",
-            "a stock kernel dies at the first system call of its first program",
-        ),
-        choose(
-            "guest.breakpoint",
-            &guest.breakpoint,
-            "a kernel can patch its own code",
-            "a stock kernel dies when it patches its own code",
-        ),
-        choose(
-            "guest.cmpxchg16b",
-            &guest.cmpxchg16b,
-            "a kernel's memory allocator works",
-            "a stock kernel's memory allocator dies",
-        ),
-        choose(
-            "guest.hypercall",
-            &guest.hypercall,
-            "a kernel can call its hypervisor",
-            "a guest that makes a hypercall hangs or dies",
-        ),
-        choose(
-            "guest.signal",
-            &guest.signal,
-            "an overflow can stop a vCPU: exact samples",
-            "vCPUs cannot be stopped: no sampling, no clean end",
-        ),
-        choose(
-            "guest.sync-regs",
-            &guest.sync_regs,
-            "registers for a sample cost no system call",
-            "registers for a sample cost two system calls",
-        ),
-        check("guest.tsc", tsc.0, tsc.1),
     ]
 }
 
@@ -209,7 +89,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
     let tsc = perf.events.get("msr/tsc");
     vec![
         paranoid(perf),
-        check(
+        Check::new(
             "perf.hardware",
             list(hardware),
             match &perf.hardware_refused {
@@ -224,7 +104,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
                 }
             },
         ),
-        check(
+        Check::new(
             "perf.software",
             list(software),
             match &perf.software_refused {
@@ -235,7 +115,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
                 None => "what a guest can count of its vCPU's thread".into(),
             },
         ),
-        check(
+        Check::new(
             "perf.msr-tsc",
             match tsc {
                 Some(Event { opens: true, .. }) => "opens",
@@ -249,7 +129,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
         excludes("perf.exclude-host", perf.software_excludes_host),
         match perf.hardware_excludes_host {
             Some(_) => excludes("perf.exclude-host-hw", perf.hardware_excludes_host),
-            None => check(
+            None => Check::new(
                 "perf.exclude-host-hw",
                 "no counter to try",
                 "nothing that could count guest-only work in hardware",
@@ -261,7 +141,7 @@ fn counters(perf: &Perf) -> Vec<Check> {
 fn paranoid(perf: &Perf) -> Check {
     let name = "perf.paranoid";
     let Some(level) = perf.paranoid else {
-        return check(name, "no perf events", "the device has no host events");
+        return Check::new(name, "no perf events", "the device has no host events");
     };
     let limited = perf.events.values().any(|event| event.user_only);
     // The plainest event of all: who may not open this one may open none.
@@ -276,25 +156,25 @@ fn paranoid(perf: &Perf) -> Check {
     } else {
         "host events may be opened with this process's privileges"
     };
-    check(name, level.to_string(), consequence)
+    Check::new(name, level.to_string(), consequence)
 }
 
 fn excludes(name: &'static str, honoured: Option<bool>) -> Check {
     match honoured {
-        Some(true) => check(name, "honoured", "counts hold the guest's work alone"),
-        Some(false) => check(
+        Some(true) => Check::new(name, "honoured", "counts hold the guest's work alone"),
+        Some(false) => Check::new(
             name,
             "not honoured",
             "counts hold the host's work for the vCPU, too; the catalogue says so",
         ),
-        None => check(name, "not observed", "the catalogue claims nothing"),
+        None => Check::new(name, "not observed", "the catalogue claims nothing"),
     }
 }
 
 fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
     let Some(samples) = samples else {
         let what = "samples of the host cannot be relied on for guest addresses";
-        return check(name, "not observed", what);
+        return Check::new(name, "not observed", what);
     };
     let value = format!(
         "{} of {} samples in the guest's loop",
@@ -311,18 +191,18 @@ fn sampled(name: &'static str, mode: &str, samples: Option<Samples>) -> Check {
         }
         None => "too few samples to tell".into(),
     };
-    check(name, value, consequence)
+    Check::new(name, value, consequence)
 }
 
 fn engine(auto: AutoEngine) -> Check {
     let name = "perf.engine";
     match auto {
-        AutoEngine::Batched => check(
+        AutoEngine::Batched => Check::new(
             name,
             "batched",
             "`vmm run` samples host events without an exit for each",
         ),
-        AutoEngine::Exit => check(
+        AutoEngine::Exit => Check::new(
             name,
             "exit",
             "`vmm run` samples host events with an exit for each; --engine batched insists",
@@ -337,9 +217,9 @@ fn host_traces(perf: &Perf) -> Check {
         texts.join(between)
     };
     if perf.host_traces.is_empty() {
-        return check(name, "none", "no PMU of this host makes a trace");
+        return Check::new(name, "none", "no PMU of this host makes a trace");
     }
-    check(
+    Check::new(
         name,
         list(|trace| trace.pmu.clone(), ", "),
         list(
@@ -353,14 +233,14 @@ fn verdict(kvm: &Kvm, guest: Option<&Guest>) -> Check {
     let name = "stock-kernel";
     match guest {
         _ if stock_kernel(kvm, guest) => {
-            check(name, "yes", "stock Linux guests boot here: direct KVM")
+            Check::new(name, "yes", "stock Linux guests boot here: direct KVM")
         }
-        Some(guest) if runs(guest) => check(
+        Some(guest) if guest.runs() => Check::new(
             name,
-            format!("no: {}", obstacles(guest).join(", ")),
+            format!("no: {}", guest.obstacles().join(", ")),
             "small guests only; stock Linux guests need the lab",
         ),
-        _ => check(name, "no", "no guest runs here; everything needs the lab"),
+        _ => Check::new(name, "no", "no guest runs here; everything needs the lab"),
     }
 }
 

@@ -32,7 +32,7 @@ ioctl_iow_nr!(KVM_SET_SIGNAL_MASK, kvm_bindings::KVMIO, 0x8b, u32);
 
 /// Why a probe gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WatchError {
+pub(crate) enum WatchError {
     /// No thread to run it on.
     #[error("cannot start a probe thread")]
     Spawn(#[source] io::Error),
@@ -46,19 +46,19 @@ pub(super) enum WatchError {
 
 /// Handed to a probe: whether its time is over, and how KVM learns of it.
 #[derive(Debug, Clone)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     over: Arc<AtomicBool>,
 }
 
 impl Watch {
     /// True from the moment the probe has to end.
-    pub(super) fn over(&self) -> bool {
+    pub(crate) fn over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
     /// Takes the signals that have ended a run call: one that is left would end the next one at once.
     /// Whoever calls this looks at [`Watch::over`] afterwards.
-    pub(super) fn take_signals(&self) {
+    pub(crate) fn take_signals(&self) {
         let Ok(set) = create_sigset(&[signal()]) else {
             return;
         };
@@ -74,7 +74,7 @@ impl Watch {
     ///
     /// The thread keeps the signal blocked and KVM unblocks it within the run call alone: one
     /// that arrives just before the call stays pending and ends it at once.
-    pub(super) fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
+    pub(crate) fn guard(&self, vcpu: &impl AsRawFd) -> io::Result<()> {
         #[repr(C)]
         struct Mask {
             length: u32,
@@ -95,7 +95,7 @@ impl Watch {
 }
 
 /// The signal that ends a run call of a probe.
-pub(super) fn signal() -> c_int {
+pub(crate) fn signal() -> c_int {
     SIGRTMIN() + 9
 }
 
@@ -103,7 +103,7 @@ pub(super) fn signal() -> c_int {
 ///
 /// A probe has to check [`Watch::over`] before each run call and after each interruption; being
 /// stopped may be its ordinary end. One that ignores the signal for [`GRACE`] is left behind.
-pub(super) fn watched<T: Send + 'static>(
+pub(crate) fn watched<T: Send + 'static>(
     budget: Duration,
     probe: impl FnOnce(&Watch) -> T + Send + 'static,
 ) -> Result<T, WatchError> {

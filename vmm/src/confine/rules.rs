@@ -49,12 +49,10 @@ const KVM_RUN: u32 = 0xae80;
 
 /// Of the requests that put a VM together, those that every architecture has; the others are
 /// [`calls::BOOT`].
-const BOOT: [(u32, &str); 10] = [
+const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
     (0xae03, "KVM_CHECK_EXTENSION: what KVM can do"),
     (0xae04, "KVM_GET_VCPU_MMAP_SIZE: the size of run pages"),
-    (0xae60, "KVM_CREATE_IRQCHIP: the VM's interrupt controllers"),
-    (0x4068_aea3, "KVM_ENABLE_CAP: the VM has no hardware PMU"),
     (0x4020_ae46, "KVM_SET_USER_MEMORY_REGION: the VM's memory"),
     (0xae41, "KVM_CREATE_VCPU: the VM's vCPUs"),
     (0xaece, "KVM_GET_STATS_FD: KVM's statistics of a vCPU"),

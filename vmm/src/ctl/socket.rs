@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use libc::{c_int, sockaddr_un, socklen_t, ucred};
+use libc::{c_char, c_int, sockaddr_un, socklen_t, ucred};
 
 use crate::confine::User;
 use crate::place::Place;
@@ -154,7 +154,7 @@ fn bound(path: &Path) -> Result<OwnedFd, SocketError> {
     let mut address: sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
+        *to = c_char::from_ne_bytes([*from]);
     }
     // SAFETY: the kernel reads the structure, of this size, within the call.
     let result = unsafe {

@@ -2,7 +2,7 @@
 //! neither KVM's descriptors nor the event loop.
 
 pub mod console;
-pub mod power;
+pub mod panic;
 pub mod progress;
 pub mod serial;
 pub mod virtio_mmio;

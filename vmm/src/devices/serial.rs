@@ -1,4 +1,4 @@
-//! The 16550 on the port bus.
+//! The 16550.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,24 +1,23 @@
 //! A vCPU's thread: enters the guest, hands each exit to whom it concerns, until the run ends.
 
-mod registers;
 mod run_page;
 
 use std::io;
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
-use kvm_ioctls::{SyncReg, VcpuFd};
+use kvm_ioctls::VcpuFd;
 use vpmu::{ExitReason, Registers, Turn, VcpuSession, Vpmu};
 
+use crate::arch::emulation::{Emulation, VcpuEmulation};
+use crate::arch::exits;
+use crate::arch::registers::{self, ExitRegisters};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
-use crate::msrs::{MsrDevice, VcpuMsrs};
 use crate::signal::Threads;
-use registers::ExitRegisters;
+pub(crate) use run_page::Exit;
 pub use run_page::RunPage;
-use run_page::{Exit, PortAccess};
-pub(crate) use run_page::{set_tsc_offset, tsc_offset};
 
 /// Why a vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +55,7 @@ pub enum VcpuError {
     },
     /// The embedder's registers fail.
     #[error("vCPU {vcpu}: its emulated registers fail")]
-    Msrs {
+    Emulation {
         /// Which vCPU.
         vcpu: u32,
         /// The host's reason.
@@ -71,7 +70,7 @@ pub enum VcpuError {
 /// What the vCPU threads share.
 #[derive(Debug)]
 pub struct Shared {
-    /// Devices by port.
+    /// Devices by port, where the architecture has ports.
     pub ports: Bus,
     /// Devices by address.
     pub memory: Bus,
@@ -84,7 +83,7 @@ pub struct Shared {
     /// Where each vCPU runs.
     pub threads: Arc<Threads>,
     /// Registers that the embedder answers.
-    pub msrs: Option<Arc<dyn MsrDevice>>,
+    pub emulation: Option<Emulation>,
 }
 
 /// One vCPU, ready to be moved to its thread.
@@ -93,6 +92,8 @@ pub struct Vcpu {
     index: u32,
     fd: VcpuFd,
     page: RunPage,
+    /// The guest's counter of time minus the host's.
+    clock_offset: u64,
     can_sync: bool,
     synced: bool,
     shared: Arc<Shared>,
@@ -105,13 +106,22 @@ enum Next {
 }
 
 impl Vcpu {
-    /// The vCPU behind `fd`; `can_sync`: KVM can leave registers in the run page.
+    /// The vCPU behind `fd`, whose counter of time is `clock_offset` ahead of the host's; `can_sync`:
+    /// KVM can leave registers in the run page.
     #[must_use]
-    pub fn new(index: u32, fd: VcpuFd, page: RunPage, can_sync: bool, shared: Arc<Shared>) -> Self {
+    pub fn new(
+        index: u32,
+        fd: VcpuFd,
+        page: RunPage,
+        clock_offset: u64,
+        can_sync: bool,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self {
             index,
             fd,
             page,
+            clock_offset,
             can_sync,
             synced: false,
             shared,
@@ -134,17 +144,17 @@ impl Vcpu {
         let _joined = shared.threads.join(self.index);
         let mut pmu = self.attach(shared.vpmu.as_deref())?;
         let vcpu = self.index;
-        let failed = |source| VcpuError::Msrs { vcpu, source };
-        let msrs = shared.msrs.as_deref();
-        let mut msrs = msrs
+        let failed = |source| VcpuError::Emulation { vcpu, source };
+        let emulation = shared.emulation.as_ref();
+        let mut emulation = emulation
             .map(|device| device.vcpu(self.index))
             .transpose()
             .map_err(failed)?;
         shared.progress.started();
         while !shared.end.reached() {
             self.choose_sync(pmu.as_ref());
-            if let Some(msrs) = &mut msrs {
-                msrs.enter(&self.fd).map_err(failed)?;
+            if let Some(emulation) = &mut emulation {
+                emulation.enter(&self.fd).map_err(failed)?;
             }
             if let Some(pmu) = &mut pmu {
                 if pmu.resume() == Turn::Unfinished {
@@ -180,8 +190,8 @@ impl Vcpu {
                 registers: &mut registers,
                 pmu: pmu.as_mut(),
             };
-            let msrs = msrs.as_mut();
-            match serve(exit, &mut self.page, &mut caller, msrs, &shared)? {
+            let emulation = emulation.as_mut();
+            match serve(exit, &mut self.page, &mut caller, emulation, &shared)? {
                 Next::Enter => {}
                 Next::End(ending) => shared.end.announce(Ok(ending)),
             }
@@ -196,7 +206,7 @@ impl Vcpu {
 
     /// The vCPU's session with the PMU device, unless that is switched off.
     fn attach(&self, vpmu: Option<&Vpmu>) -> Result<Option<VcpuSession>, VcpuError> {
-        let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.tsc_offset()));
+        let attached = vpmu.map(|vpmu| vpmu.attach(self.index, self.clock_offset));
         attached.transpose().map_err(|source| VcpuError::Attach {
             vcpu: self.index,
             source,
@@ -211,30 +221,13 @@ impl Vcpu {
         }
     }
 
-    /// Guest TSC minus host TSC; zero where KVM does not tell, as older ones do not.
-    fn tsc_offset(&self) -> u64 {
-        match tsc_offset(&self.fd) {
-            Ok(offset) => offset,
-            Err(error) => {
-                log::debug!("vCPU {}: no TSC offset: {error}", self.index);
-                0
-            }
-        }
-    }
-
     /// Has KVM leave the registers in the run page while records want them at every exit.
     fn choose_sync(&mut self, pmu: Option<&VcpuSession>) {
         let wanted = self.can_sync && pmu.is_some_and(VcpuSession::wants_registers);
         if wanted == self.synced {
             return;
         }
-        for set in [SyncReg::Register, SyncReg::SystemRegister] {
-            if wanted {
-                self.fd.set_sync_valid_reg(set);
-            } else {
-                self.fd.clear_sync_valid_reg(set);
-            }
-        }
+        registers::sync(&mut self.fd, wanted);
         self.synced = wanted;
     }
 }
@@ -254,11 +247,11 @@ fn serve(
     exit: Exit,
     page: &mut RunPage,
     caller: &mut Caller<'_>,
-    msrs: Option<&mut Box<dyn VcpuMsrs>>,
+    emulation: Option<&mut VcpuEmulation>,
     shared: &Shared,
 ) -> Result<Next, VcpuError> {
     match exit {
-        Exit::Port(access) => serve_port(access, page, caller, &shared.ports),
+        Exit::Arch(exit) => exits::serve(exit, page, caller, emulation, &shared.ports),
         Exit::Memory(access) => {
             if access.write {
                 shared.memory.write(access.address, access.bytes(), caller);
@@ -268,13 +261,6 @@ fn serve(
                 shared.memory.read(access.address, data);
                 page.answer_memory(data);
             }
-        }
-        Exit::ReadMsr(register) => {
-            page.answer_msr(msrs.and_then(|msrs| msrs.read(register)));
-        }
-        Exit::WriteMsr(register, value) => {
-            let taken = msrs.is_some_and(|msrs| msrs.write(register, value));
-            page.answer_msr(taken.then_some(value));
         }
         Exit::Shutdown => return Ok(Next::End(Ending::TripleFault)),
         Exit::System(kind) => {
@@ -295,16 +281,4 @@ fn stopped(caller: &mut Caller<'_>, what: String) -> VcpuError {
     let ip = caller.registers.registers().map_or(0, |regs| regs.ip);
     let vcpu = caller.vcpu;
     VcpuError::Stopped { vcpu, ip, what }
-}
-
-/// A string instruction brings many accesses in one exit; devices see them one by one.
-fn serve_port(access: PortAccess, page: &mut RunPage, caller: &mut Caller<'_>, ports: &Bus) {
-    let port = u64::from(access.port);
-    for data in page.port_data(&access).chunks_exact_mut(access.size.max(1)) {
-        if access.write {
-            ports.write(port, data, caller);
-        } else {
-            ports.read(port, data);
-        }
-    }
 }

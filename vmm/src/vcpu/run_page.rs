@@ -12,59 +12,19 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_bindings::{
-    KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR, KVM_EXIT_IO,
-    KVM_EXIT_IO_OUT, KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN,
-    KVM_EXIT_SYSTEM_EVENT, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR, KVM_VCPU_TSC_CTRL,
-    KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_run,
+    KVM_EXIT_FAIL_ENTRY, KVM_EXIT_HLT, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_INTR,
+    KVM_EXIT_IRQ_WINDOW_OPEN, KVM_EXIT_MMIO, KVM_EXIT_SHUTDOWN, KVM_EXIT_SYSTEM_EVENT, kvm_run,
 };
 use kvm_ioctls::VcpuFd;
-use vmm_sys_util::ioctl::ioctl_with_ref;
 use vpmu::{Access, ExitReason};
 
 use super::VcpuError;
+use crate::arch::exits;
 use crate::signal::Kickable;
-
-mod request {
-    const KVMIO: u32 = 0xae;
-    vmm_sys_util::ioctl_iow_nr!(
-        KVM_SET_DEVICE_ATTR,
-        KVMIO,
-        0xe1,
-        kvm_bindings::kvm_device_attr
-    );
-    vmm_sys_util::ioctl_iow_nr!(
-        KVM_GET_DEVICE_ATTR,
-        KVMIO,
-        0xe2,
-        kvm_bindings::kvm_device_attr
-    );
-}
-
-/// A port access; its data lie in the run page.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PortAccess {
-    pub(super) port: u16,
-    pub(super) write: bool,
-    /// Bytes of one access.
-    pub(super) size: usize,
-    count: usize,
-    offset: usize,
-}
-
-impl PortAccess {
-    fn told(&self) -> Access {
-        Access {
-            address: self.port.into(),
-            size: u8::try_from(self.size).unwrap_or(u8::MAX),
-            write: self.write,
-            count: u32::try_from(self.count).unwrap_or(u32::MAX),
-        }
-    }
-}
 
 /// A memory access, at most eight bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MemoryAccess {
+pub(crate) struct MemoryAccess {
     pub(super) address: u64,
     pub(super) write: bool,
     pub(super) len: usize,
@@ -89,18 +49,15 @@ impl MemoryAccess {
 
 /// Why a vCPU came back.
 #[derive(Debug)]
-pub(super) enum Exit {
-    Port(PortAccess),
+pub(crate) enum Exit {
     Memory(MemoryAccess),
     Halt,
     /// A kick, or any other signal.
     Signal,
     /// KVM had nothing to run; it wants to be called again.
     Again,
-    /// A read of a model-specific register that KVM does not answer.
-    ReadMsr(u32),
-    /// The same for a write of this value.
-    WriteMsr(u32, u64),
+    /// For a reason that only this architecture has.
+    Arch(exits::Exit),
     /// A triple fault.
     Shutdown,
     /// A system event of this kind.
@@ -111,21 +68,17 @@ pub(super) enum Exit {
 
 impl From<&Exit> for vpmu::Exit {
     fn from(exit: &Exit) -> Self {
-        let with = |reason, access| Self {
-            reason,
-            access: Some(access),
-        };
         match exit {
-            Exit::Port(access) => with(ExitReason::Io, access.told()),
-            Exit::Memory(access) => with(ExitReason::Mmio, access.told()),
+            Exit::Arch(exit) => exit.into(),
+            Exit::Memory(access) => Self {
+                reason: ExitReason::Mmio,
+                access: Some(access.told()),
+            },
             Exit::Halt => ExitReason::Hlt.into(),
             Exit::Signal => ExitReason::Signal.into(),
-            Exit::Again
-            | Exit::ReadMsr(_)
-            | Exit::WriteMsr(..)
-            | Exit::Shutdown
-            | Exit::System(_)
-            | Exit::Broken(_) => ExitReason::Other.into(),
+            Exit::Again | Exit::Shutdown | Exit::System(_) | Exit::Broken(_) => {
+                ExitReason::Other.into()
+            }
         }
     }
 }
@@ -133,8 +86,8 @@ impl From<&Exit> for vpmu::Exit {
 /// A vCPU's run page.
 #[derive(Debug)]
 pub struct RunPage {
-    run: NonNull<kvm_run>,
-    size: usize,
+    pub(crate) run: NonNull<kvm_run>,
+    pub(crate) size: usize,
 }
 
 // SAFETY: the mapping is ours alone, and moves to the vCPU's thread with its owner; KVM writes
@@ -166,13 +119,13 @@ impl RunPage {
         Ok(Self { run, size })
     }
 
-    fn run(&self) -> &kvm_run {
+    pub(crate) fn run(&self) -> &kvm_run {
         // SAFETY: mapped with at least this size until drop; KVM writes only in run calls, made
         // by this value's owner.
         unsafe { self.run.as_ref() }
     }
 
-    fn run_mut(&mut self) -> &mut kvm_run {
+    pub(crate) fn run_mut(&mut self) -> &mut kvm_run {
         // SAFETY: as in `run`, and borrowed exclusively.
         unsafe { self.run.as_mut() }
     }
@@ -198,21 +151,13 @@ impl RunPage {
 
     /// What the last run call came back with.
     pub(super) fn exit(&self) -> Exit {
+        if let Some(exit) = exits::decode(self) {
+            return Exit::Arch(exit);
+        }
         let run = self.run();
         match run.exit_reason {
-            KVM_EXIT_IO => {
-                // SAFETY: the exit reason says which member KVM filled; so it does below.
-                let io = unsafe { run.__bindgen_anon_1.io };
-                Exit::Port(PortAccess {
-                    port: io.port,
-                    write: u32::from(io.direction) == KVM_EXIT_IO_OUT,
-                    size: usize::from(io.size),
-                    count: usize::try_from(io.count).unwrap_or(0),
-                    offset: usize::try_from(io.data_offset).unwrap_or(usize::MAX),
-                })
-            }
             KVM_EXIT_MMIO => {
-                // SAFETY: as above.
+                // SAFETY: the exit reason says which member KVM filled; so it does below.
                 let mmio = unsafe { run.__bindgen_anon_1.mmio };
                 Exit::Memory(MemoryAccess {
                     address: mmio.phys_addr,
@@ -224,15 +169,6 @@ impl RunPage {
             KVM_EXIT_HLT => Exit::Halt,
             KVM_EXIT_INTR => Exit::Signal,
             KVM_EXIT_IRQ_WINDOW_OPEN => Exit::Again,
-            KVM_EXIT_X86_RDMSR => {
-                // SAFETY: as above.
-                Exit::ReadMsr(unsafe { run.__bindgen_anon_1.msr.index })
-            }
-            KVM_EXIT_X86_WRMSR => {
-                // SAFETY: as above.
-                let msr = unsafe { run.__bindgen_anon_1.msr };
-                Exit::WriteMsr(msr.index, msr.data)
-            }
             KVM_EXIT_SHUTDOWN => Exit::Shutdown,
             KVM_EXIT_SYSTEM_EVENT => {
                 // SAFETY: as above.
@@ -263,20 +199,6 @@ impl RunPage {
         }
     }
 
-    /// The data of a port access: what the guest wrote, or room for what it reads.
-    pub(super) fn port_data(&mut self, access: &PortAccess) -> &mut [u8] {
-        let len = access.size.saturating_mul(access.count);
-        match access.offset.checked_add(len) {
-            Some(end) if end <= self.size => {
-                // SAFETY: inside the mapping, as just checked, and borrowed exclusively.
-                let start = unsafe { self.run.as_ptr().cast::<u8>().add(access.offset) };
-                // SAFETY: as above; the kernel does not touch it between run calls.
-                unsafe { std::slice::from_raw_parts_mut(start, len) }
-            }
-            _ => &mut [],
-        }
-    }
-
     /// What the guest reads from memory.
     pub(super) fn answer_memory(&mut self, data: &[u8]) {
         // SAFETY: called for a memory read, whose member this is.
@@ -285,14 +207,6 @@ impl RunPage {
             room.copy_from_slice(data);
         }
     }
-
-    /// What a model-specific register has, or took; `None` gives the guest a general protection fault.
-    pub(super) fn answer_msr(&mut self, value: Option<u64>) {
-        // SAFETY: called for an access to such a register, whose member this is.
-        let msr = unsafe { &mut self.run_mut().__bindgen_anon_1.msr };
-        msr.error = u8::from(value.is_none());
-        msr.data = value.unwrap_or(0);
-    }
 }
 
 impl Drop for RunPage {
@@ -300,35 +214,4 @@ impl Drop for RunPage {
         // SAFETY: mapped in `map` with this size, and nothing borrows it any more.
         unsafe { libc::munmap(self.run.as_ptr().cast(), self.size) };
     }
-}
-
-/// The attribute of a vCPU that is guest TSC minus host TSC, its value at `offset`.
-fn tsc_attribute(offset: *mut u64) -> kvm_device_attr {
-    kvm_device_attr {
-        group: KVM_VCPU_TSC_CTRL,
-        attr: u64::from(KVM_VCPU_TSC_OFFSET),
-        addr: offset as u64,
-        flags: 0,
-    }
-}
-
-/// Guest TSC minus host TSC.
-pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
-    let mut offset = 0u64;
-    let attribute = tsc_attribute(&raw mut offset);
-    // SAFETY: the kernel reads the structure and writes 64 bits at its address, `offset`.
-    if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(offset)
-}
-
-/// Makes guest TSC minus host TSC `offset`, of a vCPU that has not run yet.
-pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
-    let attribute = tsc_attribute(&raw mut offset);
-    // SAFETY: the kernel reads the structure and the 64 bits at its address, `offset`.
-    if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }

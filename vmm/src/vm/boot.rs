@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use kvm_bindings::CpuId;
-use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::Killable;
 
 use super::VmError;
-use crate::arch::{cpuid, regs};
+use crate::arch::clock::GuestClock;
+use crate::arch::emulation::Emulation;
+use crate::arch::{cpus, platform};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
-use crate::kvm;
+use crate::machine::Machine;
 use crate::memory;
-use crate::msrs::{self, MsrDevice};
 use crate::signal;
 use crate::stats::Stats;
-use crate::vcpu::{self, RunPage, Shared, Vcpu};
+use crate::vcpu::{RunPage, Shared, Vcpu};
 
 /// A VM and its vCPUs, which have not run yet.
 #[derive(Debug)]
@@ -25,72 +25,45 @@ pub(super) struct Boot {
     // The order is that of the drop.
     vcpus: Vec<VcpuFd>,
     pub(super) vm: VmFd,
-    /// The guest's TSC frequency in kHz.
-    pub(super) tsc_khz: u32,
+    pub(super) clock: GuestClock,
     can_sync: bool,
 }
 
-/// Guest TSC minus host TSC of each vCPU; `None` where this KVM does not tell.
-pub(super) type TscOffsets = Vec<Option<u64>>;
-
 impl Boot {
-    /// A VM that reaches `memories`, with `count` vCPUs whose registers in `msrs` KVM does not answer.
+    /// A VM that reaches `memories`, with the vCPUs of `machine`, whose registers in `emulation` KVM does
+    /// not answer; its time goes on from `clock`, if there is one.
     ///
     /// # Errors
     /// [`VmError`]: KVM refuses something.
     pub(super) fn new(
         kvm: &Kvm,
-        count: u8,
+        machine: &Machine,
         memories: &[&GuestMemoryMmap],
-        msrs: Option<&dyn MsrDevice>,
+        emulation: Option<&Emulation>,
+        clock: Option<&GuestClock>,
     ) -> Result<Self, VmError> {
-        let vm = kvm::create(kvm)?;
-        if let Some(device) = msrs {
-            msrs::trap(&vm, device)?;
-        }
+        let vm = platform::create_vm(kvm)?;
         memory::register(&vm, memories)?;
-        let supported = kvm::supported_cpuid(kvm)?;
-        let mut vcpus = Vec::with_capacity(usize::from(count));
-        let mut tsc_khz = 0;
-        for index in 0..count {
-            let fd = vm
-                .create_vcpu(u64::from(index))
-                .map_err(kvm::KvmError::refused("create a vCPU"))?;
-            tsc_khz = fd
-                .get_tsc_khz()
-                .map_err(kvm::KvmError::refused("tell the TSC frequency"))?;
-            let cpu = cpuid::Cpu {
-                index,
-                count,
-                tsc_khz,
-                tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
-            };
-            let mut leaves = cpuid::leaves(&supported, &cpu).map_err(VmError::Cpuid)?;
-            if let Some(device) = msrs {
-                let mut entries = leaves.as_slice().to_vec();
-                device.describe(&mut entries);
-                leaves = CpuId::from_entries(&entries).map_err(VmError::Cpuid)?;
-            }
-            fd.set_cpuid2(&leaves)
-                .map_err(kvm::KvmError::refused("take our CPUID leaves"))?;
-            regs::prepare(&fd)?;
-            vcpus.push(fd);
-        }
+        let vcpus = cpus::create(kvm, &vm, machine, emulation)?;
+        let clock = match clock {
+            Some(clock) => clock.go_on(kvm, &vm, &vcpus)?,
+            None => GuestClock::new(kvm, &vm, &vcpus)?,
+        };
         Ok(Self {
             vcpus,
             vm,
-            tsc_khz,
-            can_sync: kvm::syncs_registers(kvm),
+            clock,
+            can_sync: platform::syncs_registers(kvm),
         })
     }
 
     /// Makes the first vCPU the one that boots, at `entry`.
     ///
     /// # Errors
-    /// [`VmError::Registers`].
+    /// [`VmError::Cpus`].
     pub(super) fn enter_at(&self, entry: u64) -> Result<(), VmError> {
         match self.vcpus.first() {
-            Some(first) => Ok(regs::enter(first, entry)?),
+            Some(first) => Ok(cpus::enter(first, entry)?),
             None => Ok(()),
         }
     }
@@ -98,28 +71,6 @@ impl Boot {
     /// KVM's statistics of each vCPU, where this KVM has some.
     pub(super) fn stats(&self) -> Vec<Option<Stats>> {
         self.vcpus.iter().map(open_stats).collect()
-    }
-
-    pub(super) fn tsc_offsets(&self) -> TscOffsets {
-        let told = self.vcpus.iter().map(vcpu::tsc_offset);
-        told.map(|offset| {
-            offset
-                .inspect_err(|error| log::debug!("no TSC offset: {error}"))
-                .ok()
-        })
-        .collect()
-    }
-
-    /// The guest's time goes on from the boot that had `offsets`.
-    pub(super) fn keep_time(&self, offsets: &TscOffsets) {
-        for (vcpu, offset) in self.vcpus.iter().zip(offsets) {
-            // A KVM that does not tell is one that times of records do not follow either.
-            if let Some(offset) = offset
-                && let Err(error) = vcpu::set_tsc_offset(vcpu, *offset)
-            {
-                log::warn!("the guest's time begins anew: KVM does not keep it: {error}");
-            }
-        }
     }
 
     /// Has the vCPUs run on `threads`.
@@ -133,9 +84,10 @@ impl Boot {
         threads: &mut Threads,
     ) -> Result<(), VmError> {
         let size = self.vm.run_size();
-        for (index, fd) in (0u32..).zip(self.vcpus.drain(..)) {
+        for ((place, index), fd) in (0..).zip(0u32..).zip(self.vcpus.drain(..)) {
             let page = RunPage::map(&fd, size)?;
-            let vcpu = Vcpu::new(index, fd, page, self.can_sync, Arc::clone(shared));
+            let offset = self.clock.offset(place);
+            let vcpu = Vcpu::new(index, fd, page, offset, self.can_sync, Arc::clone(shared));
             threads.run(vcpu)?;
         }
         Ok(())

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::arch::{boot, kernel, regs};
-use crate::{confine, ctl, event_loop, kvm, memory, operator, pc, signal, vcpu};
+use crate::arch::{boot, cpus, kernel};
+use crate::{board, confine, ctl, event_loop, kvm, memory, operator, signal, vcpu};
 
 /// Why there is no machine, or why it failed.
 #[derive(Debug, thiserror::Error)]
@@ -46,21 +46,15 @@ pub enum VmError {
     /// What the kernel boots with.
     #[error(transparent)]
     Boot(#[from] boot::BootError),
-    /// The ACPI tables.
-    #[error("cannot write the ACPI tables")]
-    Acpi(#[source] vm_memory::GuestMemoryError),
-    /// The state that vCPUs start in.
-    #[error("cannot set a vCPU up")]
-    Registers(#[from] regs::RegisterError),
+    /// Its vCPUs.
+    #[error(transparent)]
+    Cpus(#[from] cpus::CpuError),
     /// The embedder's registers do not take the guest.
     #[error("the embedder refuses the guest")]
     Embedder(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Their CPUID leaves.
-    #[error("cannot set a vCPU's CPUID up")]
-    Cpuid(#[source] vmm_sys_util::fam::Error),
     /// The devices.
     #[error(transparent)]
-    Devices(#[from] pc::PlugError),
+    Devices(#[from] board::PlugError),
     /// The paravirtual PMU's host side.
     #[error("the host's perf events cannot serve the PMU; --no-vpmu leaves it out")]
     PerfSource(#[from] vpmu::host::Error),

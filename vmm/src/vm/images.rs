@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use vm_memory::GuestMemoryMmap;
 
 use super::VmError;
-use crate::arch::{acpi, boot, kernel, regs};
+use crate::arch::{boot, kernel};
 use crate::config::Config;
+use crate::machine::Machine;
 
 /// The files and the facts.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub(super) struct Images {
     path: PathBuf,
     initramfs: Option<File>,
     cmdline: String,
-    machine: acpi::Machine,
+    machine: Machine,
 }
 
 fn open(what: &'static str, path: &Path) -> Result<File, VmError> {
@@ -52,11 +53,7 @@ impl Images {
             path: config.kernel.clone(),
             initramfs,
             cmdline: config.cmdline.clone(),
-            machine: acpi::Machine {
-                vcpus: config.vcpus,
-                virtio: config.vpmu,
-                window: if config.vpmu { config.window } else { 0 },
-            },
+            machine: config.into(),
         })
     }
 
@@ -69,9 +66,8 @@ impl Images {
             path: self.path.clone(),
             source,
         })?;
-        boot::write(memory, &kernel, self.initramfs.as_mut(), &self.cmdline)?;
-        acpi::write(memory, &self.machine).map_err(VmError::Acpi)?;
-        regs::write_tables(memory)?;
+        let initramfs = self.initramfs.as_mut();
+        boot::write(memory, &kernel, initramfs, &self.cmdline, &self.machine)?;
         Ok(kernel.entry)
     }
 }

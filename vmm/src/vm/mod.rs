@@ -18,10 +18,13 @@ use vpmu::Vpmu;
 
 pub use self::error::VmError;
 
-use self::boot::{Boot, Threads, TscOffsets};
+use self::boot::{Boot, Threads};
 use self::images::Images;
 use self::pmu::{Opened, Parts, Pmu};
+use crate::arch::clock::GuestClock;
+use crate::arch::emulation::Emulation;
 use crate::arch::layout;
+use crate::board;
 use crate::bucket::Bucket;
 use crate::check::GuestIps;
 use crate::cli::{Engine, OnReset};
@@ -34,10 +37,9 @@ use crate::event_loop::{Console, EventLoop};
 use crate::exit::{End, Ending};
 use crate::footprint::Footprint;
 use crate::kvm;
+use crate::machine::Machine;
 use crate::memory;
-use crate::msrs::MsrDevice;
 use crate::operator::Occasion;
-use crate::pc;
 use crate::signal::{self, EndingSignals};
 use crate::stats::Statistics;
 use crate::terminal;
@@ -57,7 +59,8 @@ pub struct Vm {
     pmu: Option<Pmu>,
     shared: Arc<Shared>,
     stats: Arc<Statistics>,
-    tsc_offsets: TscOffsets,
+    /// The time of the first boot, which goes on.
+    clock: GuestClock,
     memory: GuestMemoryMmap,
     window: Option<GuestMemoryMmap>,
     recorded: Option<Recorded>,
@@ -119,23 +122,11 @@ impl Vm {
         Self::make(config, inherited, None)
     }
 
-    /// The same, with registers that the embedder answers. Filters and privileges are those of
-    /// [`new`](Self::new): `config.seccomp` must be off for a device that makes other system calls.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn with_msrs(
+    /// The same, with registers that the embedder answers.
+    pub(crate) fn make(
         config: Config,
         inherited: Inherited,
-        msrs: Arc<dyn MsrDevice>,
-    ) -> Result<Self, VmError> {
-        Self::make(config, inherited, Some(msrs))
-    }
-
-    fn make(
-        config: Config,
-        inherited: Inherited,
-        msrs: Option<Arc<dyn MsrDevice>>,
+        emulation: Option<Emulation>,
     ) -> Result<Self, VmError> {
         Confinement::prepare(&config)?;
         // It runs small guests, beside the rest.
@@ -147,21 +138,20 @@ impl Vm {
         let footprint = Footprint::open();
         let kvm = kvm::open(config.vcpus)?;
         let memory = memory::allocate(config.memory_mib)?;
-        let entry = load(&mut images, &memory, msrs.as_deref())?;
+        let entry = load(&mut images, &memory, emulation.as_ref())?;
         let window = match config.window {
             bytes if config.vpmu && bytes > 0 => Some(memory::window(bytes)?),
             _ => None,
         };
-        let boot = Boot::new(
-            &kvm,
-            config.vcpus,
-            &reached(&memory, window.as_ref()),
-            msrs.as_deref(),
-        )?;
+        let machine = Machine::from(&config);
+        let reaches = reached(&memory, window.as_ref());
+        let boot = Boot::new(&kvm, &machine, &reaches, emulation.as_ref(), None)?;
         boot.enter_at(entry)?;
         let stats = Arc::new(Statistics::new(config.vcpus));
         stats.begin(boot.stats());
-        let mut settings = config.vpmu.then(|| pmu::settings(&config, boot.tsc_khz));
+        let mut settings = config
+            .vpmu
+            .then(|| pmu::settings(&config, boot.clock.khz()));
         if let Some(settings) = &mut settings {
             Confinement::fit_descriptors(settings, config.limits.host_counters_asked)?;
         }
@@ -180,14 +170,14 @@ impl Vm {
         signal::install_kick()?;
         let end = Arc::new(End::new().map_err(|e| VmError::Host("event descriptors", e))?);
         let progress = Arc::new(Progress::default());
-        let mut buses = pc::Buses::default();
+        let mut buses = board::Buses::default();
         let signals = EndingSignals::new()?;
         let patience = Patience {
             end: Arc::clone(&end),
             signals: signals.try_clone()?,
         };
-        let console = pc::plug_console(&mut buses, patience, config.limits.console)?;
-        pc::plug_power(&mut buses, &end, &progress)?;
+        let console = board::plug_console(&mut buses, patience, config.limits.console)?;
+        board::plug_power(&mut buses, &end, &progress)?;
         let threads = Arc::new(signal::Threads::new(config.vcpus));
         let pmu = match settings.zip(opened) {
             Some((settings, opened)) => {
@@ -211,10 +201,10 @@ impl Vm {
             end,
             progress,
             threads,
-            msrs,
+            emulation,
         });
         let mut vm = Self {
-            tsc_offsets: boot.tsc_offsets(),
+            clock: boot.clock.clone(),
             boot: None,
             vcpus: Threads::new(config.vcpus, &confinement)?,
             images,
@@ -341,16 +331,12 @@ impl Vm {
     /// sees goes on: the window, counts, the console, and the guest's time.
     fn boot_again(&mut self) -> Result<Boot, VmError> {
         memory::empty(&self.memory)?;
-        let msrs = self.shared.msrs.as_deref();
-        let entry = load(&mut self.images, &self.memory, msrs)?;
-        let boot = Boot::new(
-            &self.kvm,
-            self.config.vcpus,
-            &reached(&self.memory, self.window.as_ref()),
-            msrs,
-        )?;
+        let emulation = self.shared.emulation.as_ref();
+        let entry = load(&mut self.images, &self.memory, emulation)?;
+        let machine = Machine::from(&self.config);
+        let reaches = reached(&self.memory, self.window.as_ref());
+        let boot = Boot::new(&self.kvm, &machine, &reaches, emulation, Some(&self.clock))?;
         boot.enter_at(entry)?;
-        boot.keep_time(&self.tsc_offsets);
         self.stats.begin(boot.stats());
         self.console.serial.reset();
         self.wire(&boot.vm)?;
@@ -376,10 +362,10 @@ impl Vm {
 fn load(
     images: &mut Images,
     memory: &GuestMemoryMmap,
-    msrs: Option<&dyn MsrDevice>,
+    emulation: Option<&Emulation>,
 ) -> Result<u64, VmError> {
     let entry = images.load(memory)?;
-    if let Some(device) = msrs {
+    if let Some(device) = emulation {
         device.loaded(memory).map_err(VmError::Embedder)?;
     }
     Ok(entry)

@@ -11,6 +11,7 @@ use vpmu::{Engines, Settings, Vpmu, abi};
 
 use super::{VmError, event};
 use crate::arch::layout;
+use crate::board::{self, Buses};
 use crate::cli::Engine;
 use crate::config::Config;
 use crate::confine::{Confinement, ThreadKind};
@@ -20,7 +21,6 @@ use crate::devices::vpmu::{Carrier, Drain, DrainThread, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::kvm;
 use crate::operator::Operator;
-use crate::pc::{self, Buses};
 use crate::recording::Recorder;
 use crate::signal::{self, Threads};
 use crate::stats::Statistics;
@@ -141,7 +141,7 @@ impl Pmu {
                 0
             },
         };
-        let transport = pc::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
+        let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
         let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
         let server = socket.map(|socket| {

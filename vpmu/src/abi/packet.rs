@@ -138,7 +138,8 @@ wire! {
         pub sequence: U64,
         /// Zero.
         pub reserved_1: [U64; 2],
-        /// By perf's numbers for x86-64: AX to SS, DS to GS, R8 to R15.
+        /// On x86-64 by perf's numbers: AX to SS, DS to GS, R8 to R15. On aarch64: X0 to X8, X19 to
+        /// X29, LR, SP, PC, PSTATE.
         pub regs: [U64; 24],
     }
 }

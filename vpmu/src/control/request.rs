@@ -9,6 +9,7 @@ use crate::abi::{
     OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL,
     OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
 };
+use crate::arch::REGISTERS;
 use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
 use crate::event::{Context, EventSpec, is_trace, pace};
@@ -49,8 +50,6 @@ const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 const NOT_BATCHED: u64 =
     SAMPLE_READ | SAMPLE_CALLCHAIN | SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR;
 
-/// Registers of x86-64 by perf's numbers: AX to SS, then R8 to R15; no DS, ES, FS, GS.
-const REGISTERS: u64 = 0xff_0fff;
 /// perf takes no larger stack.
 const STACK_BOUND: u32 = 65_535;
 /// perf takes no longer period.

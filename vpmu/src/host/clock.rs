@@ -7,6 +7,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::sys;
+use crate::arch;
 
 /// How old, in nanoseconds, the newer anchor may be when records are converted.
 const FRESH: u64 = 1_000_000;
@@ -75,9 +76,9 @@ impl Anchors {
 impl Anchor {
     fn now() -> Self {
         let read = || {
-            let before = sys::tsc();
+            let before = arch::ticks();
             let raw = sys::raw_time();
-            let took = sys::tsc().wrapping_sub(before);
+            let took = arch::ticks().wrapping_sub(before);
             let tsc = before.wrapping_add(took / 2);
             (took, Self { tsc, raw })
         };
@@ -177,9 +178,9 @@ mod tests {
         }
         for _ in 0..100 {
             let line = clock.line();
-            let before = sys::tsc();
+            let before = arch::ticks();
             let raw = sys::raw_time();
-            let after = sys::tsc();
+            let after = arch::ticks();
             let got = line.tsc(raw);
             let ticks = line.new.tsc - line.old.tsc;
             let nanoseconds = line.new.raw - line.old.raw;

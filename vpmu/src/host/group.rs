@@ -12,6 +12,7 @@ use super::probe::is_clock;
 use super::readings::Readings;
 use super::sys::{self, Mapping};
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
+use crate::arch;
 use crate::source::{CounterKey, Reading, Request};
 
 /// Members of a group at most.
@@ -119,7 +120,7 @@ impl Member {
             Some(leader) => sys::open_member(&attr, on.thread, leader)?,
             None => sys::open(&attr, on.thread)?,
         };
-        let wants_page = sys::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
+        let wants_page = arch::READS_COUNTERS && on.pages && what.kind != KIND_SOFTWARE;
         let page = match wants_page {
             // Without a page the host reads the event: it may lock no more memory for this process.
             true => Mapping::new(&event, sys::page_size()?).ok(),

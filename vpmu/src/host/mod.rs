@@ -32,6 +32,7 @@ use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
 use crate::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE, PAGE_SIZE};
+use crate::arch;
 use crate::refusal::Refusal;
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
@@ -195,7 +196,7 @@ pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
 
 impl Source for PerfSource {
     fn tsc(&self) -> u64 {
-        sys::tsc()
+        arch::ticks()
     }
 
     fn thread(&self) -> i32 {

@@ -10,7 +10,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use perf_event_open_sys::bindings::perf_event_mmap_page;
 
-use super::sys::{self, Mapping};
+use super::sys::Mapping;
+use crate::arch;
 use crate::source::Reading;
 
 /// Words of the page. `lock` and `index` share one, as do `pmc_width`, `time_shift` and
@@ -50,11 +51,11 @@ impl Metadata for Mapping {
     }
 
     fn counter(&self, index: u32) -> Option<u64> {
-        sys::performance_counter(index)
+        arch::performance_counter(index)
     }
 
     fn tsc(&self) -> u64 {
-        sys::tsc()
+        arch::ticks()
     }
 }
 

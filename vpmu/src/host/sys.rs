@@ -1,7 +1,7 @@
-//! The system calls and the instruction behind the perf source, each wrapped once.
+//! The system calls behind the perf source, each wrapped once.
 #![expect(
     unsafe_code,
-    reason = "perf_event_open, its ioctls and mappings, and reading the TSC have no safe form"
+    reason = "perf_event_open, its ioctls and mappings have no safe form"
 )]
 
 use std::fs::File;
@@ -177,53 +177,6 @@ fn clock(which: libc::clockid_t) -> Option<u64> {
     let seconds = u64::try_from(time.tv_sec).ok()?;
     let nanoseconds = u64::try_from(time.tv_nsec).ok()?;
     Some(seconds * 1_000_000_000 + nanoseconds)
-}
-
-/// The time stamp counter, or what the architecture has in its place.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn tsc() -> u64 {
-    // SAFETY: every x86-64 has the instruction, and user space may use it unless a process
-    // forbade itself to.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
-/// The time stamp counter, or what the architecture has in its place.
-#[cfg(target_arch = "aarch64")]
-pub(super) fn tsc() -> u64 {
-    let ticks: u64;
-    // SAFETY: reads the virtual counter, which Linux leaves open to user space.
-    unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack)) };
-    ticks
-}
-
-/// Whether user space can read this architecture's performance counters.
-pub(super) const READS_COUNTERS: bool = cfg!(target_arch = "x86_64");
-
-/// Performance counter `index` of this CPU, as RDPMC numbers it; `None` unless [`READS_COUNTERS`].
-///
-/// The CPU faults, and the kernel ends the process, if `index` does not come from the metadata page
-/// of an event of this thread that allows it.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn performance_counter(index: u32) -> Option<u64> {
-    let (low, high): (u32, u32);
-    // SAFETY: the instruction changes no memory and no register but these; where it is not allowed
-    // it faults. Without `nomem`, it stays between the loads around it.
-    unsafe {
-        core::arch::asm!(
-            "rdpmc",
-            in("ecx") index,
-            out("eax") low,
-            out("edx") high,
-            options(nostack, preserves_flags),
-        );
-    }
-    Some(u64::from(high) << 32 | u64::from(low))
-}
-
-/// Performance counter `index` of this CPU; `None` unless [`READS_COUNTERS`].
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn performance_counter(_index: u32) -> Option<u64> {
-    None
 }
 
 /// The size of the host's pages.

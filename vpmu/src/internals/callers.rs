@@ -2,7 +2,8 @@
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
-use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+use crate::arch::{self, CpuState};
+use crate::machine::GuestRegs;
 use crate::walk::{Capture, CaptureSpec, CpuContext};
 
 /// Tables at the beginning of memory, one after the other; the stack behind them.
@@ -11,8 +12,6 @@ const LEVELS: u64 = 4;
 const STACK: u64 = 0x10_0000;
 const PAGE: u64 = 0x1000;
 const FRAME: u64 = 0x80;
-const PRESENT_USER: u64 = 0b101;
-const BP: usize = 6;
 
 /// A program that is sampled.
 #[derive(Debug)]
@@ -31,14 +30,15 @@ impl Callers {
     /// # Errors
     /// `memory` is too small for it.
     pub fn new(memory: GuestMemoryMmap, depth: u64) -> Result<Self, GuestMemoryError> {
+        let [table_entry, page_entry] = arch::ENTRIES;
         let put = |at: u64, word: u64| memory.write_obj(word.to_le(), GuestAddress(at));
         for level in 1..LEVELS {
             let table = TABLES + (level - 1) * PAGE;
-            put(table, (table + PAGE) | PRESENT_USER)?;
+            put(table, (table + PAGE) | table_entry)?;
         }
         let last = TABLES + (LEVELS - 1) * PAGE;
         for page in 0..=depth * FRAME / PAGE {
-            put(last + page * 8, (STACK + page * PAGE) | PRESENT_USER)?;
+            put(last + page * 8, (STACK + page * PAGE) | page_entry)?;
         }
         for frame in 0..depth {
             let at = frame * FRAME;
@@ -51,19 +51,9 @@ impl Callers {
             put(STACK + at, next)?;
             put(STACK + at + 8, 0x40_0000 + frame)?;
         }
-        let mut general = [0; GENERAL_REGS];
-        general[BP] = 0;
         Ok(Self {
             memory,
-            cpu: CpuState {
-                general,
-                user: true,
-                code64: true,
-                cr0: 1 << 31,
-                cr3: TABLES,
-                cr4: 1 << 5,
-                efer: 1 << 10,
-            },
+            cpu: arch::program(TABLES),
             capture: Capture::default(),
         })
     }

@@ -2,8 +2,9 @@
 
 use super::cpu::Cpu;
 use super::state::State;
+use crate::arch::CpuState;
 use crate::event::Event;
-use crate::machine::{CpuState, GuestRegs, Registers};
+use crate::machine::{GuestRegs, Registers};
 use crate::record::Origin;
 use crate::source::Overflow;
 use crate::tasks::Task;

@@ -5,7 +5,7 @@ use zerocopy::little_endian::U64;
 use crate::abi::{
     PACKET_COLLISION, PACKET_IP, PACKET_REGS, PACKET_SAMPLE, PACKET_USER, SamplePacket,
 };
-use crate::machine::GENERAL_REGS;
+use crate::arch::packet_registers;
 use crate::record::Origin;
 use crate::walk::CpuContext;
 
@@ -23,7 +23,7 @@ impl Found {
     /// Their packet; `origin` says whose it is and when. Its `sequence` is the trace's to number.
     pub(crate) fn packet(&self, origin: &Origin) -> SamplePacket {
         let flag = |on: bool, flag| if on { flag } else { 0 };
-        let regs = self.place.cpu.map(|cpu| cpu.general);
+        let regs = self.place.cpu.as_ref().map(packet_registers);
         SamplePacket {
             kind: PACKET_SAMPLE,
             flags: PACKET_IP
@@ -36,7 +36,7 @@ impl Found {
             period: self.period.into(),
             pid: origin.pid.into(),
             tid: origin.tid.into(),
-            regs: regs.unwrap_or([0; GENERAL_REGS]).map(U64::new),
+            regs: regs.unwrap_or_default().map(U64::new),
             ..SamplePacket::default()
         }
     }

@@ -4,47 +4,16 @@
 use vm_memory::GuestMemoryMmap;
 
 use super::frames::{
-    BP, CONTEXT_KERNEL, CONTEXT_USER, Chain, SP, kernel_callers, share_stack, user_callers,
+    CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
 };
 use super::paging::{AddressSpace, Rights};
-use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+use crate::arch::{self, CpuState, FP, GENERAL_REGS, IP, SAVED_WORDS, SP};
+use crate::machine::GuestRegs;
 use crate::record::Regs;
 
 /// perf's `PERF_SAMPLE_REGS_ABI_*`.
 const ABI_32: u64 = 1;
 const ABI_64: u64 = 2;
-
-/// perf's number of each word of Linux's `struct pt_regs`, which the kernel leaves where a
-/// program entered it; `None` for the number of the system call.
-const SAVED: [Option<usize>; 21] = [
-    Some(23),
-    Some(22),
-    Some(21),
-    Some(20),
-    Some(6),
-    Some(1),
-    Some(19),
-    Some(18),
-    Some(17),
-    Some(16),
-    Some(0),
-    Some(2),
-    Some(3),
-    Some(4),
-    Some(5),
-    None,
-    Some(8),
-    Some(10),
-    Some(9),
-    Some(7),
-    Some(11),
-];
-const IP: usize = 8;
-const CS: usize = 10;
-/// The selector of Linux's 32-bit user code.
-const USER32_CS: u64 = 0x23;
-/// The privilege level in a selector.
-const SELECTOR_LEVEL: u64 = 3;
 
 /// Where a vCPU stood when it left the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,7 +194,7 @@ impl Capture {
         chain.mark(CONTEXT_USER);
         chain.push(ip);
         if let (Some(space), Some(user)) = (space, user) {
-            user_callers(space, chain, user.general[BP], user.code64);
+            user_callers(space, chain, user.general[FP], user.code64);
         }
     }
 }
@@ -240,16 +209,7 @@ fn saved(space: &mut AddressSpace<'_>, cpu: &CpuState, user_regs: u64) -> Option
     if !here {
         return None;
     }
-    let words: [[u8; 8]; SAVED.len()] = space.words(user_regs, Rights::Kernel)?;
-    let mut general = [0; GENERAL_REGS];
-    for (number, word) in SAVED.into_iter().zip(words) {
-        if let Some(number) = number {
-            general[number] = u64::from_le_bytes(word);
-        }
-    }
-    let cs = general[CS] & 0xffff;
-    (cs & SELECTOR_LEVEL == SELECTOR_LEVEL).then_some(UserState {
-        general,
-        code64: cs != USER32_CS,
-    })
+    let words: [[u8; 8]; SAVED_WORDS] = space.words(user_regs, Rights::Kernel)?;
+    let (general, code64) = arch::saved(words.map(u64::from_le_bytes))?;
+    Some(UserState { general, code64 })
 }

@@ -2,17 +2,12 @@
 //! that it returns to.
 
 use super::paging::{AddressSpace, Rights};
-use crate::machine::CpuState;
+use crate::arch::{CpuState, FP, KERNEL_STACK, SP, WALKS_32_BIT_CODE};
 
 /// perf's marks between the addresses of a chain.
 pub(super) const CONTEXT_KERNEL: u64 = -128_i64 as u64;
 pub(super) const CONTEXT_USER: u64 = -512_i64 as u64;
 
-/// Kernel stacks of Linux on x86-64 are of this size, and begin at a multiple of it.
-const KERNEL_STACK: u64 = 16 << 10;
-/// perf's numbers of the frame and the stack pointer.
-pub(super) const BP: usize = 6;
-pub(super) const SP: usize = 7;
 /// Bytes of one frame of 64-bit code.
 const FRAME: u64 = 16;
 
@@ -72,7 +67,7 @@ pub(super) fn kernel_callers(
     let sp = cpu.general[SP];
     let end = end.unwrap_or_else(|| (sp | (KERNEL_STACK - 1)).saturating_add(1));
     let mut least = sp;
-    let mut fp = cpu.general[BP];
+    let mut fp = cpu.general[FP];
     while !chain.is_full()
         && fp >= least
         && fp.is_multiple_of(8)
@@ -117,7 +112,11 @@ fn frame64(space: &mut AddressSpace<'_>, fp: u64, rights: Rights) -> Option<(u64
     Some((u64::from_le_bytes(next), u64::from_le_bytes(caller)))
 }
 
+/// The same in a frame of 32-bit code, where the architecture has a place for it.
 fn frame32(space: &mut AddressSpace<'_>, fp: u64) -> Option<(u64, u64)> {
+    if !WALKS_32_BIT_CODE {
+        return None;
+    }
     let [next, caller] = space.words(fp & u64::from(u32::MAX), Rights::User)?;
     let wide = |word| u64::from(u32::from_le_bytes(word));
     Some((wide(next), wide(caller)))

@@ -10,6 +10,7 @@ mod frames;
 mod paging;
 
 pub(crate) use capture::{Capture, CaptureSpec, CpuContext};
+pub(crate) use paging::Page;
 
 #[cfg(test)]
 mod tests;

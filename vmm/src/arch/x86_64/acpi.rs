@@ -17,6 +17,7 @@ use acpi_tables::{Aml, aml::EISAName};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::layout;
+use crate::machine::Machine;
 
 const OEM: [u8; 6] = *b"VPMU  ";
 const OEM_TABLE: [u8; 8] = *b"VPMUVMM ";
@@ -25,17 +26,6 @@ const REVISION: u32 = 1;
 /// IA-PC boot flags of the FADT: there is no VGA and no CMOS clock to probe for.
 const BOOT_NO_VGA: u16 = 1 << 2;
 const BOOT_NO_RTC: u16 = 1 << 5;
-
-/// Which devices the tables name.
-#[derive(Debug, Clone, Copy)]
-pub struct Machine {
-    /// vCPU n has APIC id n.
-    pub vcpus: u8,
-    /// Whether the virtio device is there.
-    pub virtio: bool,
-    /// Bytes of its window; zero: it has none.
-    pub window: u64,
-}
 
 /// Writes the tables at [`layout::ACPI`]; the RSDP comes first.
 ///
@@ -239,6 +229,7 @@ mod tests {
                 vcpus,
                 virtio: true,
                 window: 4096,
+                pmu: false,
             });
             assert_eq!(sum(&bytes[..20]), 0, "RSDP, first part");
             assert_eq!(sum(&bytes[..Rsdp::len()]), 0, "RSDP");
@@ -257,6 +248,7 @@ mod tests {
             vcpus: 254,
             virtio: true,
             window: 4096,
+            pmu: false,
         });
         assert!((bytes.len() as u64) < layout::RESET_VECTOR - layout::ACPI);
     }
@@ -267,6 +259,7 @@ mod tests {
             vcpus: 2,
             virtio: false,
             window: 0,
+            pmu: false,
         });
         let base = usize::try_from(layout::ACPI).expect("fits");
         let xsdt = u32_at(&bytes, 24) - base;
@@ -285,6 +278,7 @@ mod tests {
             vcpus: 2,
             virtio: false,
             window: 0,
+            pmu: false,
         });
         // An extended interrupt descriptor: tag, length, flags, one interrupt (ACPI 6.4.3.6).
         let descriptor = bytes
@@ -302,6 +296,7 @@ mod tests {
                 vcpus: 1,
                 virtio,
                 window,
+                pmu: false,
             };
             let (bytes, _) = build(&machine);
             bytes.windows(what.len()).any(|part| part == what)

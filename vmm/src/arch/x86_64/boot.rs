@@ -12,6 +12,8 @@ use vm_memory::{
 
 use super::kernel::{Loaded, low_end};
 use super::layout::{self, PAGE};
+use super::{acpi, regs};
+use crate::machine::Machine;
 
 /// Why a guest cannot be given what it boots with.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +43,12 @@ pub enum BootError {
     /// Guest memory refuses a write.
     #[error("cannot write the boot data")]
     Write(#[source] GuestMemoryError),
+    /// The ACPI tables.
+    #[error("cannot write the ACPI tables")]
+    Acpi(#[source] GuestMemoryError),
+    /// The tables that the first vCPU is entered with.
+    #[error(transparent)]
+    Tables(#[from] regs::RegisterError),
     /// Guest memory refuses the boot parameters.
     #[error("cannot write the boot parameters")]
     Params(#[source] linux_loader::configurator::Error),
@@ -71,7 +79,7 @@ const RESET_CODE: [u8; 9] = {
     ]
 };
 
-/// Writes everything that `kernel` finds beside itself.
+/// Writes everything that `kernel` finds beside itself, on `machine`.
 ///
 /// # Errors
 /// [`BootError`], each with what does not fit or cannot be read.
@@ -80,6 +88,7 @@ pub fn write(
     kernel: &Loaded,
     initramfs: Option<&mut File>,
     cmdline: &str,
+    machine: &Machine,
 ) -> Result<(), BootError> {
     let mut params = boot_params::default();
     if let Some(header) = kernel.header {
@@ -111,7 +120,9 @@ pub fn write(
         &BootParams::new(&params, GuestAddress(layout::ZERO_PAGE)),
         memory,
     )
-    .map_err(BootError::Params)
+    .map_err(BootError::Params)?;
+    acpi::write(memory, machine).map_err(BootError::Acpi)?;
+    Ok(regs::write_tables(memory)?)
 }
 
 /// The boot protocol has 32 bits for what lies below the gap, and only that comes here.

@@ -19,7 +19,7 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 }
 
 /// Requests by which a vCPU's thread looks at its vCPU.
-pub const VCPU: [(u32, &str); 3] = [
+pub const VCPU: [(u32, &str); 2] = [
     (
         kvm(READ, 0x81, size_of::<kvm_bindings::kvm_regs>()),
         "KVM_GET_REGS: where the guest is at an exit",
@@ -28,14 +28,18 @@ pub const VCPU: [(u32, &str); 3] = [
         kvm(READ, 0x83, size_of::<kvm_bindings::kvm_sregs>()),
         "KVM_GET_SREGS: in which mode the guest is at an exit",
     ),
-    (
-        kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
-        "KVM_GET_DEVICE_ATTR: the guest's TSC against the host's",
-    ),
 ];
 
 /// Requests that put a VM together, when a guest that was reset boots again.
-pub const BOOT: [(u32, &str); 12] = [
+pub const BOOT: [(u32, &str); 14] = [
+    (
+        kvm(NONE, 0x60, 0),
+        "KVM_CREATE_IRQCHIP: the VM's interrupt controllers",
+    ),
+    (
+        kvm(WRITE, 0xa3, size_of::<kvm_bindings::kvm_enable_cap>()),
+        "KVM_ENABLE_CAP: the VM has no hardware PMU",
+    ),
     (
         kvm(WRITE, 0x48, size_of::<u64>()),
         "KVM_SET_IDENTITY_MAP_ADDR: the VM's identity map",
@@ -106,15 +110,16 @@ mod tests {
     #[test]
     fn requests_are_numbered_as_in_the_kernels_header() {
         let numbers = VCPU.map(|(number, _)| number);
-        assert_eq!(numbers, [0x8090_ae81, 0x8138_ae83, 0x4018_aee2]);
+        assert_eq!(numbers, [0x8090_ae81, 0x8138_ae83]);
         let boot = BOOT.map(|(number, _)| number);
+        assert_eq!(boot[..2], [0xae60, 0x4068_aea3]);
         assert_eq!(
-            boot[..5],
+            boot[2..7],
             [0x4008_ae48, 0xae47, 0xc008_ae05, 0x4008_ae90, 0xaea3]
         );
-        assert_eq!(boot[5..8], [0x41a0_ae8d, 0x4008_ae89, 0x8138_ae83]);
+        assert_eq!(boot[7..10], [0x41a0_ae8d, 0x4008_ae89, 0x8138_ae83]);
         assert_eq!(
-            boot[8..],
+            boot[10..],
             [0x4138_ae84, 0x4090_ae82, 0x4018_aee2, 0x4018_aee1]
         );
     }

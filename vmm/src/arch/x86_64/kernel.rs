@@ -10,6 +10,9 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::layout;
 
+/// The kinds that are known.
+pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
+
 /// Why a kernel cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -17,7 +20,7 @@ pub enum KernelError {
     #[error("cannot read it")]
     Read(#[source] io::Error),
     /// Neither of the known kinds.
-    #[error("not a kernel: give an x86-64 ELF vmlinux or a bzImage")]
+    #[error("not a kernel: give {KINDS}")]
     NotKernel,
     /// An ELF file, but for another machine, or 32 bits wide.
     #[error("an ELF file, but not for x86-64")]

@@ -43,6 +43,8 @@ pub const DOORBELL_SIZE: u64 = 0x1000;
 pub const WINDOW: u64 = 0xd020_0000;
 /// Most bytes of it.
 pub const WINDOW_MAX: u64 = 512 << 20;
+/// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
+pub const MAX_VCPUS: u32 = 254;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 /// The I/O APIC that KVM emulates.
@@ -74,3 +76,38 @@ pub const SLEEP_PORT: u16 = 0x600;
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// The virtio device's interrupt line: the first that no ISA device owns.
 pub const VIRTIO_GSI: u32 = 16;
+
+/// Where `bytes` of memory lie: below the gap, and the rest from 4 GiB on.
+#[must_use]
+pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
+    if bytes <= GAP {
+        vec![(0, bytes)]
+    } else {
+        vec![(0, GAP), (GAP_END, bytes - GAP)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_below_the_gap_is_one_piece() {
+        assert_eq!(ram(64 << 20), [(0, 64 << 20)]);
+        assert_eq!(ram(GAP), [(0, GAP)]);
+    }
+
+    #[test]
+    fn memory_beyond_the_gap_goes_on_at_four_gib() {
+        assert_eq!(ram(GAP + 4096), [(0, GAP), (GAP_END, 4096)]);
+        assert_eq!(ram(8 << 30), [(0, GAP), (GAP_END, 5 << 30)]);
+    }
+
+    #[test]
+    fn the_largest_window_lies_in_the_gap_beside_everything_else() {
+        const {
+            assert!(DOORBELL + DOORBELL_SIZE <= WINDOW);
+            assert!(WINDOW >= GAP && WINDOW + WINDOW_MAX <= IO_APIC as u64);
+        }
+    }
+}

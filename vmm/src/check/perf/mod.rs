@@ -26,9 +26,7 @@ use vpmu::host::{PerfSource, host_traces, traces_exits};
 use vpmu::source::{Counter, Request, Source};
 
 use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
-use super::guest;
-use super::machine::Ring;
-use super::watch;
+use super::{Ring, guest, watch};
 use crate::signal::kick_signal;
 
 /// How a guest's loop is sampled.

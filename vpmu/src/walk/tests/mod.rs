@@ -9,7 +9,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::paging::{AddressSpace, Rights};
 use super::*;
-use crate::machine::{CpuState, GENERAL_REGS, GuestRegs};
+use crate::arch::{CpuState, GENERAL_REGS};
+use crate::machine::GuestRegs;
 use crate::record::Regs;
 
 const MEMORY: usize = 4 << 20;

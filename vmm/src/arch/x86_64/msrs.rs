@@ -7,6 +7,7 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, kvm_cpuid_entry2, kvm_enable_cap,
@@ -14,7 +15,10 @@ use kvm_bindings::{
 use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
+use crate::config::Config;
+use crate::confine::Inherited;
 use crate::kvm::KvmError;
+use crate::vm::{Vm, VmError};
 
 /// A machine's registers.
 pub trait MsrDevice: Debug + Send + Sync {
@@ -53,6 +57,21 @@ pub trait VcpuMsrs: Debug {
     /// # Errors
     /// The host's: the run ends.
     fn enter(&mut self, vcpu: &VcpuFd) -> io::Result<()>;
+}
+
+impl Vm {
+    /// As [`Vm::new`], with registers that the embedder answers. Filters and privileges are the same:
+    /// `config.seccomp` must be off for a device that makes other system calls.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_msrs(
+        config: Config,
+        inherited: Inherited,
+        msrs: Arc<dyn MsrDevice>,
+    ) -> Result<Self, VmError> {
+        Self::make(config, inherited, Some(msrs))
+    }
 }
 
 /// Has accesses to registers of `device` return from KVM's run call.

@@ -1,8 +1,8 @@
-//! The ports by which a guest ends its run: sleep, reset, keyboard controller, panic.
+//! The ports by which a guest ends its run: sleep, reset, keyboard controller.
 
 use std::sync::Arc;
 
-use crate::arch::layout::SLEEP_TYPE_S5;
+use super::layout::SLEEP_TYPE_S5;
 use crate::bus::{Caller, Device};
 use crate::exit::{End, Ending};
 
@@ -70,24 +70,6 @@ impl Device for I8042 {
     }
 }
 
-/// The pvpanic device: says which events it takes, takes panics.
-#[derive(Debug)]
-pub struct Panic(pub Arc<End>);
-
-const PANICKED: u8 = 1;
-
-impl Device for Panic {
-    fn read(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(PANICKED);
-    }
-
-    fn write(&self, _offset: u64, data: &[u8], _caller: &mut Caller<'_>) {
-        if data.first().is_some_and(|value| value & PANICKED != 0) {
-            self.0.announce(Ok(Ending::GuestPanic));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,12 +105,5 @@ mod tests {
         assert_eq!(keyboard(4, 0xfe), Some(Ending::Reset));
         assert_eq!(keyboard(4, 0xd1), None);
         assert_eq!(keyboard(0, 0xfe), None);
-    }
-
-    #[test]
-    fn a_panic_is_told_from_other_events() {
-        let panic = |value| after(|end| Box::new(Panic(end)), 0, value);
-        assert_eq!(panic(1), Some(Ending::GuestPanic));
-        assert_eq!(panic(2), None);
     }
 }

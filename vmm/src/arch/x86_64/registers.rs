@@ -1,15 +1,26 @@
 //! Where a vCPU was when it left the guest, and all of its state, fetched only when someone asks.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use kvm_ioctls::VcpuFd;
+use kvm_ioctls::{SyncReg, VcpuFd};
 use vpmu::{CpuState, GuestRegs, Registers};
 
 /// The privilege level of guest user mode.
 const USER_LEVEL: u8 = 3;
 
+/// Has KVM leave the registers in the run page at every exit, or no more.
+pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
+    for set in [SyncReg::Register, SyncReg::SystemRegister] {
+        if wanted {
+            vcpu.set_sync_valid_reg(set);
+        } else {
+            vcpu.clear_sync_valid_reg(set);
+        }
+    }
+}
+
 /// The registers at one exit.
 #[derive(Debug)]
-pub(super) struct ExitRegisters<'a> {
+pub(crate) struct ExitRegisters<'a> {
     fd: &'a VcpuFd,
     /// KVM left them in the run page.
     synced: bool,
@@ -17,7 +28,7 @@ pub(super) struct ExitRegisters<'a> {
 }
 
 impl<'a> ExitRegisters<'a> {
-    pub(super) fn new(fd: &'a VcpuFd, synced: bool) -> Self {
+    pub(crate) fn new(fd: &'a VcpuFd, synced: bool) -> Self {
         Self {
             fd,
             synced,

@@ -9,9 +9,9 @@ use std::time::Duration;
 use kvm_ioctls::Kvm;
 
 use super::code;
-use super::facts::{ExitRip, Finding, Guest, GuestTsc};
-use super::machine::{Exit, Machine, MachineError, Ring};
-use super::watch::{Watch, watched};
+use super::facts::{ExitRip, Guest, GuestTsc};
+use super::machine::{Exit, Machine, MachineError};
+use crate::check::{Finding, Ring, Watch, watched};
 use crate::report;
 
 /// For a probe that ends on its own: generous, an emulated host is slow.
@@ -28,24 +28,8 @@ const HYPERCALL_ENOSYS: i64 = -1000;
 /// CPUID leaf 1, ECX: `cmpxchg16b` exists.
 const CPUID_CX16: u32 = 1 << 13;
 
-impl Finding {
-    fn yes(detail: impl Into<String>) -> Self {
-        Finding {
-            ok: true,
-            detail: detail.into(),
-        }
-    }
-
-    fn no(detail: impl Into<String>) -> Self {
-        Finding {
-            ok: false,
-            detail: detail.into(),
-        }
-    }
-}
-
 /// Runs every probe.
-pub(super) fn probe() -> Guest {
+pub(crate) fn probe() -> Guest {
     let (port_io, port_io_rip, sync_regs) = port_io();
     Guest {
         port_io,
@@ -245,7 +229,7 @@ fn host_tsc() -> u64 {
 ///
 /// The observer starts before the guest runs, on the thread that runs it, and is asked for its
 /// answer once `budget` has ended the run, or earlier when `done`, which each signal asks.
-pub(super) fn spin<O: 'static, T: Send + 'static>(
+pub(crate) fn spin<O: 'static, T: Send + 'static>(
     budget: Duration,
     ring: Ring,
     start: impl FnOnce() -> Result<O, String> + Send + 'static,
@@ -267,6 +251,6 @@ pub(super) fn spin<O: 'static, T: Send + 'static>(
 }
 
 /// Whether `ip` lies in the loop that [`spin`] runs.
-pub(super) fn in_loop(ip: u64) -> bool {
+pub(crate) fn in_loop(ip: u64) -> bool {
     (code::PROGRAM..code::PROGRAM + code::LOOP.len() as u64).contains(&ip)
 }

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::arch::layout;
+use crate::arch::{board, layout};
 use crate::bus::{Bus, Overlap};
 use crate::devices::console::{Output, Patience};
-use crate::devices::power::{I8042, I8042_SIZE, Panic, Reset, Sleep};
 use crate::devices::progress::Progress;
-use crate::devices::serial::{Line, Room, SERIAL_SIZE, Serial};
+use crate::devices::serial::{Line, Room, Serial};
 use crate::devices::virtio_mmio::{Interrupt, VirtioMmio};
 use crate::devices::vpmu::{Doorbell, VirtioPmu};
 use crate::event_loop::Console;
@@ -34,7 +33,7 @@ pub enum PlugError {
 /// Both buses while the machine is put together.
 #[derive(Debug, Default)]
 pub struct Buses {
-    /// Devices by port.
+    /// Devices by port, where the architecture has ports.
     pub ports: Bus,
     /// Devices by address.
     pub memory: Bus,
@@ -56,8 +55,7 @@ pub fn plug_console(
     let [line, room, waiting] = [event()?, event()?, event()?].map(Arc::new);
     let output = Output::new(Arc::clone(&waiting), patience, most).map_err(PlugError::Console)?;
     let serial = Arc::new(Serial::new(Line(line), Room(Arc::clone(&room)), output));
-    let port = u64::from(layout::SERIAL_PORT);
-    buses.ports.insert(port, SERIAL_SIZE, serial.clone())?;
+    board::plug_console(buses, Arc::clone(&serial))?;
     Ok(Console {
         serial,
         room,
@@ -74,18 +72,7 @@ pub fn plug_power(
     end: &Arc<End>,
     progress: &Arc<Progress>,
 ) -> Result<(), PlugError> {
-    let end = || Arc::clone(end);
-    let ports = &mut buses.ports;
-    ports.insert(layout::SLEEP_PORT.into(), 2, Arc::new(Sleep(end())))?;
-    ports.insert(layout::RESET_PORT.into(), 1, Arc::new(Reset(end())))?;
-    ports.insert(
-        layout::I8042_PORT.into(),
-        I8042_SIZE,
-        Arc::new(I8042(end())),
-    )?;
-    ports.insert(layout::PVPANIC_PORT.into(), 1, Arc::new(Panic(end())))?;
-    ports.insert(layout::DEBUG_PORT.into(), 1, progress.clone())?;
-    Ok(())
+    Ok(board::plug_power(buses, end, progress)?)
 }
 
 /// Puts the paravirtual PMU in: its transport and its doorbell page.

@@ -3,24 +3,17 @@
 //! It has no firmware, no devices and no interrupt controller: a halt is an exit. Knows how to
 //! run a few bytes of code and say how that ended, not what the code is to prove.
 
-#![expect(
-    unsafe_code,
-    reason = "registers memory with KVM; two calls that kvm-ioctls does not wrap"
-)]
+#![expect(unsafe_code, reason = "registers memory with KVM")]
 
+use super::super::clock;
+use super::code;
+use crate::check::{Ring, Watch};
 use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, Msrs, kvm_device_attr,
-    kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region,
+    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use vmm_sys_util::ioctl::ioctl_with_ref;
-use vmm_sys_util::ioctl_iow_nr;
-
-use super::code;
-use super::watch::Watch;
-
-ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 
 const MSR_EFER: u32 = 0xc000_0080;
 const MSR_STAR: u32 = 0xc000_0081;
@@ -46,13 +39,6 @@ pub(super) enum MachineError {
     /// The bound on its time could not be set.
     #[error("KVM_SET_SIGNAL_MASK failed")]
     Guard(#[source] std::io::Error),
-}
-
-/// The ring that a program begins in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ring {
-    Kernel,
-    User,
 }
 
 /// How one run ended.
@@ -197,16 +183,7 @@ impl Machine {
 
     /// What KVM says it adds to the host's time-stamp counter; `None` on kernels before 5.16.
     pub(super) fn tsc_offset(&self) -> Option<u64> {
-        let mut offset = 0_u64;
-        let attribute = kvm_device_attr {
-            group: KVM_VCPU_TSC_CTRL,
-            attr: KVM_VCPU_TSC_OFFSET.into(),
-            addr: &raw mut offset as u64,
-            flags: 0,
-        };
-        // SAFETY: KVM writes eight bytes to `offset`, which outlives the call.
-        let answer = unsafe { ioctl_with_ref(&self.vcpu, KVM_GET_DEVICE_ATTR(), &attribute) };
-        (answer == 0).then_some(offset)
+        clock::offset(&self.vcpu).ok()
     }
 
     /// Runs the guest to its next exit, or until its time is over.

@@ -1,0 +1,99 @@
+//! System calls and KVM requests that only this architecture has, for seccomp filters.
+
+use libc::{c_long, c_void};
+use vmm_sys_util::ioctl::ioctl_expr;
+
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+
+/// `_IOC` of KVM's type: the direction is the caller's view.
+const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an encoded request has 32 bits, the size of its argument 14"
+    )]
+    {
+        ioctl_expr(direction, kvm_bindings::KVMIO, number, size as u32) as u32
+    }
+}
+
+const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
+
+/// Requests by which a vCPU's thread looks at its vCPU.
+pub const VCPU: [(u32, &str); 1] = [(
+    GET_ONE_REG,
+    "KVM_GET_ONE_REG: where the guest is at an exit",
+)];
+
+/// Requests that put a VM together, when a guest that was reset boots again.
+pub const BOOT: [(u32, &str); 7] = [
+    (
+        kvm(READ, 0xaf, size_of::<kvm_bindings::kvm_vcpu_init>()),
+        "KVM_ARM_PREFERRED_TARGET: what processors KVM offers",
+    ),
+    (
+        kvm(WRITE, 0xae, size_of::<kvm_bindings::kvm_vcpu_init>()),
+        "KVM_ARM_VCPU_INIT: a vCPU's state",
+    ),
+    (
+        kvm(
+            READ | WRITE,
+            0xe0,
+            size_of::<kvm_bindings::kvm_create_device>(),
+        ),
+        "KVM_CREATE_DEVICE: the VM's interrupt controller",
+    ),
+    (
+        kvm(WRITE, 0xe1, size_of::<kvm_bindings::kvm_device_attr>()),
+        "KVM_SET_DEVICE_ATTR: where it lies; the interrupt of a vCPU's PMU",
+    ),
+    (
+        GET_ONE_REG,
+        "KVM_GET_ONE_REG: a vCPU's affinity; the guest's counter",
+    ),
+    (
+        kvm(WRITE, 0xac, size_of::<kvm_bindings::kvm_one_reg>()),
+        "KVM_SET_ONE_REG: where the guest begins; its counter goes on",
+    ),
+    (
+        kvm(
+            WRITE,
+            0xb5,
+            size_of::<kvm_bindings::kvm_arm_counter_offset>(),
+        ),
+        "KVM_ARM_SET_COUNTER_OFFSET: the guest's counter goes on",
+    ),
+];
+
+/// Calls by which a thread waits for descriptors; other architectures have theirs alone.
+pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
+/// As [`POLL`].
+pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");
+
+/// The second argument of the system call that a signal interrupted.
+///
+/// # Safety
+/// `context` is the one that the kernel gave to a signal handler, which has not returned.
+#[expect(unsafe_code, reason = "a signal's context is a pointer")]
+pub unsafe fn second_argument(context: *const c_void) -> u64 {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the caller's promise.
+    let registers = unsafe { &(*context).uc_mcontext.regs };
+    registers[1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_numbered_as_in_the_kernels_header() {
+        assert_eq!(VCPU.map(|(number, _)| number), [0x4010_aeab]);
+        let boot = BOOT.map(|(number, _)| number);
+        assert_eq!(boot[..3], [0x8020_aeaf, 0x4020_aeae, 0xc00c_aee0]);
+        assert_eq!(
+            boot[3..],
+            [0x4018_aee1, 0x4010_aeab, 0x4010_aeac, 0x4010_aeb5]
+        );
+    }
+}

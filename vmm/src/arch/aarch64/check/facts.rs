@@ -1,0 +1,141 @@
+//! What a survey finds about guests, as `vmm check --json` prints it, and what follows from it.
+
+use serde::Serialize;
+
+use crate::check::{Check, Finding};
+
+/// Behaviour of real guests of a few instructions.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Guest {
+    /// A store outside guest memory reached the VMM with its address and data.
+    pub mmio: Finding,
+    /// `svc` at EL0 arrived at EL1, `eret` went back to EL0.
+    pub system_call: Finding,
+    /// `brk` at EL1 raised a breakpoint exception.
+    pub breakpoint: Finding,
+    /// `hvc` for PSCI's version was answered.
+    pub hypercall: Finding,
+    /// A signal to the thread of a vCPU that spins in the guest ended the run call.
+    pub signal: Finding,
+}
+
+impl Guest {
+    /// What a stock kernel needs and this machine got wrong.
+    pub(crate) fn obstacles(&self) -> Vec<&'static str> {
+        [
+            ("MMIO", &self.mmio),
+            ("svc", &self.system_call),
+            ("brk", &self.breakpoint),
+            ("PSCI", &self.hypercall),
+            ("signals", &self.signal),
+        ]
+        .into_iter()
+        .filter(|(_, finding)| !finding.ok)
+        .map(|(name, _)| name)
+        .collect()
+    }
+
+    /// Whether any guest runs at all.
+    pub(crate) fn runs(&self) -> bool {
+        self.mmio.ok
+    }
+
+    /// Why not even the smallest guest runs, where it does not.
+    pub(crate) fn failure(&self) -> &str {
+        &self.mmio.detail
+    }
+
+    /// Its lines of the table.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        vec![
+            Check::choose(
+                "guest.mmio",
+                &self.mmio,
+                "small guests run; virtio devices and the doorbell work",
+                "no guest runs on this machine",
+            ),
+            Check::choose(
+                "guest.system-call",
+                &self.system_call,
+                "programs can call a guest kernel",
+                "a stock kernel dies at the first system call of its first program",
+            ),
+            Check::choose(
+                "guest.breakpoint",
+                &self.breakpoint,
+                "a kernel can patch its own code",
+                "a stock kernel dies when it patches its own code",
+            ),
+            Check::choose(
+                "guest.hypercall",
+                &self.hypercall,
+                "a kernel can start its processors, power off and reset",
+                "a kernel has one processor, and cannot power off",
+            ),
+            Check::choose(
+                "guest.signal",
+                &self.signal,
+                "an overflow can stop a vCPU: exact samples",
+                "vCPUs cannot be stopped: no sampling, no clean end",
+            ),
+        ]
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn good() -> Finding {
+        Finding::yes("good")
+    }
+
+    impl Guest {
+        /// One on a machine that does everything right.
+        pub(crate) fn good() -> Self {
+            Self {
+                mmio: good(),
+                system_call: good(),
+                breakpoint: good(),
+                hypercall: good(),
+                signal: good(),
+            }
+        }
+
+        /// One on a machine that does no more than run it.
+        pub(crate) fn small() -> Self {
+            Self {
+                mmio: good(),
+                ..Self::default()
+            }
+        }
+
+        /// What every KVM does.
+        pub(crate) fn assert_small_guests_run(&self) {
+            assert_eq!(self.obstacles(), [""; 0], "{self:?}");
+        }
+    }
+
+    /// Whether the processor runs guests by itself: there is no other KVM.
+    pub(crate) fn has_hardware_virtualisation() -> bool {
+        true
+    }
+
+    #[test]
+    fn stock_kernel_needs_every_one_of_its_instructions() {
+        assert!(Guest::good().obstacles().is_empty());
+        let spoil: [fn(&mut Guest); 5] = [
+            |g| g.mmio.ok = false,
+            |g| g.system_call.ok = false,
+            |g| g.breakpoint.ok = false,
+            |g| g.hypercall.ok = false,
+            |g| g.signal.ok = false,
+        ];
+        for spoil in spoil {
+            let mut guest = Guest::good();
+            spoil(&mut guest);
+            assert_eq!(guest.obstacles().len(), 1, "{guest:?}");
+        }
+        assert!(Guest::small().runs() && !Guest::default().runs());
+    }
+}

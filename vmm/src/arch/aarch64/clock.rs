@@ -1,0 +1,123 @@
+//! The guest's virtual counter: how fast it ticks, and where it is against the host's.
+#![expect(
+    unsafe_code,
+    reason = "two registers that programs may read, and a request that kvm-ioctls does not wrap"
+)]
+
+use std::io;
+
+use kvm_bindings::{KVM_CAP_COUNTER_OFFSET, kvm_arm_counter_offset};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+
+use super::reg;
+use crate::kvm::KvmError;
+
+mod request {
+    vmm_sys_util::ioctl_iow_nr!(
+        KVM_ARM_SET_COUNTER_OFFSET,
+        kvm_bindings::KVMIO,
+        0xb5,
+        kvm_bindings::kvm_arm_counter_offset
+    );
+}
+
+/// How often the counter is read to see how far it is from the host's.
+const READINGS: usize = 16;
+
+/// The counter that a guest's time is read from; its vCPUs share one.
+#[derive(Debug, Clone)]
+pub struct GuestClock {
+    /// The guest's counter minus the host's.
+    offset: u64,
+}
+
+impl GuestClock {
+    /// That of `vcpus` of a VM, which have not run yet: it begins at zero.
+    ///
+    /// # Errors
+    /// [`KvmError::Refused`].
+    pub fn new(kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+        Self {
+            offset: host_ticks().wrapping_neg(),
+        }
+        .go_on(kvm, vm, vcpus)
+    }
+
+    /// Makes the time of `vcpus` of a new VM, which have not run yet, go on from this; theirs.
+    ///
+    /// # Errors
+    /// [`KvmError::Refused`].
+    pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+        if kvm.check_extension_raw(KVM_CAP_COUNTER_OFFSET.into()) > 0 {
+            set_offset(vm, self.offset)
+                .map_err(|error| kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(libc::EIO)))
+                .map_err(KvmError::refused("place the guest's counter"))?;
+            return Ok(self.clone());
+        }
+        // Before Linux 6.4 the counter can be set and read, but not placed: it is looked where it
+        // came to be.
+        let Some(first) = vcpus.first() else {
+            return Ok(self.clone());
+        };
+        let now = host_ticks().wrapping_add(self.offset);
+        reg::set(first, reg::TIMER_COUNT, now)
+            .map_err(KvmError::refused("set the guest's counter"))?;
+        let offset = measure(first).map_err(KvmError::refused("tell the guest's counter"))?;
+        Ok(Self { offset })
+    }
+
+    /// Its frequency in kHz.
+    #[must_use]
+    pub fn khz(&self) -> u32 {
+        let hertz: u64;
+        // SAFETY: reads the counter's frequency, which Linux leaves open to programs.
+        unsafe {
+            core::arch::asm!("mrs {}, cntfrq_el0", out(reg) hertz, options(nomem, nostack));
+        }
+        u32::try_from(hertz / 1000).unwrap_or(u32::MAX)
+    }
+
+    /// The guest's counter minus the host's on a vCPU.
+    #[must_use]
+    pub fn offset(&self, _vcpu: usize) -> u64 {
+        self.offset
+    }
+}
+
+/// The host's counter.
+fn host_ticks() -> u64 {
+    let ticks: u64;
+    // SAFETY: reads the virtual counter, which Linux leaves open to programs.
+    unsafe {
+        core::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack));
+    }
+    ticks
+}
+
+/// Makes the guest's counter minus the host's `offset`.
+fn set_offset(vm: &VmFd, offset: u64) -> io::Result<()> {
+    let request = kvm_arm_counter_offset {
+        // KVM subtracts it.
+        counter_offset: offset.wrapping_neg(),
+        reserved: 0,
+    };
+    // SAFETY: the kernel reads the structure, which outlives the call.
+    if unsafe { ioctl_with_ref(vm, request::KVM_ARM_SET_COUNTER_OFFSET(), &request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The guest's counter minus the host's, by the reading that took the least time.
+fn measure(vcpu: &VcpuFd) -> Result<u64, kvm_ioctls::Error> {
+    let mut best = (u64::MAX, 0);
+    for _ in 0..READINGS {
+        let before = host_ticks();
+        let guest = reg::get(vcpu, reg::TIMER_COUNT)?;
+        let took = host_ticks().wrapping_sub(before);
+        let host = before.wrapping_add(took / 2);
+        best = best.min((took, guest.wrapping_sub(host)));
+    }
+    Ok(best.1)
+}

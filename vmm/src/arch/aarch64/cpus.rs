@@ -1,0 +1,131 @@
+//! The vCPUs of a VM, as they are before their first instruction.
+
+use kvm_bindings::{
+    KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
+    KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, kvm_device_attr,
+    kvm_vcpu_init,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+
+use super::emulation::Emulation;
+use super::{gic, layout, reg};
+use crate::kvm::KvmError;
+use crate::machine::Machine;
+
+/// Why a VM has no vCPUs.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// KVM refuses a step.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The device tree would name other processors.
+    #[error("KVM gives vCPU {index} the affinity {is:#x} instead of {expected:#x}")]
+    Affinity {
+        /// Which vCPU.
+        index: u8,
+        /// What KVM gives it.
+        is: u64,
+        /// What the device tree says.
+        expected: u64,
+    },
+    /// A PMU of their own was asked for.
+    #[error("--guest-pmu: this KVM has no PMU for guests")]
+    NoPmu,
+}
+
+/// The affinity fields of MPIDR_EL1.
+const AFFINITY: u64 = 0xff_00ff_ffff;
+
+/// The vCPUs of `machine` in `vm`, whose memory is there, and their interrupt controller.
+///
+/// # Errors
+/// [`CpuError`].
+pub fn create(
+    kvm: &Kvm,
+    vm: &VmFd,
+    machine: &Machine,
+    _emulation: Option<&Emulation>,
+) -> Result<Vec<VcpuFd>, CpuError> {
+    if machine.pmu && !kvm.check_extension(Cap::ArmPmuV3) {
+        return Err(CpuError::NoPmu);
+    }
+    let target = preferred(vm)?;
+    let vcpus = (0..machine.vcpus).map(|index| create_one(vm, index, &target, machine.pmu));
+    let vcpus: Vec<VcpuFd> = vcpus.collect::<Result<_, _>>()?;
+    gic::create(vm)?;
+    if machine.pmu {
+        vcpus.iter().try_for_each(connect_pmu)?;
+    }
+    Ok(vcpus)
+}
+
+/// The processor that KVM emulates best on this host.
+pub(super) fn preferred(vm: &VmFd) -> Result<kvm_vcpu_init, KvmError> {
+    let mut target = kvm_vcpu_init::default();
+    vm.get_preferred_target(&mut target)
+        .map_err(KvmError::refused("tell what processors it offers"))?;
+    target.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
+    Ok(target)
+}
+
+fn create_one(vm: &VmFd, index: u8, target: &kvm_vcpu_init, pmu: bool) -> Result<VcpuFd, CpuError> {
+    let fd = vm
+        .create_vcpu(u64::from(index))
+        .map_err(KvmError::refused("create a vCPU"))?;
+    let mut target = *target;
+    if index > 0 {
+        // Until the guest's kernel calls for it.
+        target.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
+    }
+    if pmu {
+        target.features[0] |= 1 << KVM_ARM_VCPU_PMU_V3;
+    }
+    fd.vcpu_init(&target)
+        .map_err(KvmError::refused("set a vCPU up"))?;
+    let expected = reg::mpidr(index);
+    let is = reg::get(&fd, reg::MPIDR_EL1).map_err(KvmError::refused("tell a vCPU's affinity"))?;
+    let is = is & AFFINITY;
+    match is == expected {
+        true => Ok(fd),
+        false => Err(CpuError::Affinity {
+            index,
+            is,
+            expected,
+        }),
+    }
+}
+
+/// Gives a vCPU's PMU its interrupt; the interrupt controller is there.
+fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    let interrupt = layout::FIRST_PPI + layout::PMU_PPI;
+    let steps = [
+        (KVM_ARM_VCPU_PMU_V3_IRQ, &raw const interrupt as u64),
+        (KVM_ARM_VCPU_PMU_V3_INIT, 0),
+    ];
+    for (attr, addr) in steps {
+        let attribute = kvm_device_attr {
+            group: KVM_ARM_VCPU_PMU_V3_CTRL,
+            attr: attr.into(),
+            addr,
+            flags: 0,
+        };
+        vcpu.set_device_attr(&attribute)
+            .map_err(KvmError::refused("set a vCPU's PMU up"))?;
+    }
+    Ok(())
+}
+
+/// Makes `first` the vCPU that boots, at `entry`, X0 at the device tree.
+///
+/// # Errors
+/// [`KvmError::Refused`].
+pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
+    for (number, value) in [
+        (reg::PSTATE, reg::PSTATE_EL1),
+        (reg::PC, entry),
+        (reg::x(0), layout::FDT),
+    ] {
+        reg::set(first, number, value).map_err(KvmError::refused("set the first vCPU's state"))?;
+    }
+    Ok(())
+}

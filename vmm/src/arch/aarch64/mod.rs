@@ -1,0 +1,18 @@
+//! What an aarch64 machine is: where things lie, how a kernel wants to be entered, what its device
+//! tree says.
+
+pub mod board;
+pub mod boot;
+pub mod calls;
+pub mod check;
+pub mod clock;
+pub mod cpus;
+pub mod emulation;
+pub(crate) mod exits;
+mod fdt;
+mod gic;
+pub mod kernel;
+pub mod layout;
+pub mod platform;
+mod reg;
+pub(crate) mod registers;

@@ -1,0 +1,44 @@
+//! A VM of KVM's on aarch64, and what it takes.
+
+use kvm_ioctls::{Cap, Kvm, VmFd};
+
+use crate::kvm::KvmError;
+
+/// The kernel modules that KVM consists of here besides its own: none, it is built in.
+pub const MODULES: &[&str] = &[];
+
+/// What to do about a host without KVM.
+pub const REMEDY: &str = "the host's kernel must have been started at EL2, with KVM built in";
+
+/// Why processors have no PMU of their own, where they cannot.
+pub const NO_GUEST_PMU: Option<&str> = None;
+
+/// Without these no machine runs, besides what every architecture needs.
+pub const NEEDED: &[(Cap, &str)] = &[
+    (Cap::OneReg, "single registers"),
+    (Cap::DeviceCtrl, "devices in the kernel"),
+    (Cap::ArmPsci02, "PSCI 0.2"),
+];
+
+/// Bits of a guest-physical address that KVM gives a VM unasked.
+const ADDRESS_BITS: u32 = 40;
+
+/// A VM; it has interrupt controllers once it has vCPUs.
+///
+/// # Errors
+/// [`KvmError::Refused`].
+pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
+    // Zero where KVM offers no choice.
+    let most = u32::try_from(kvm.get_host_ipa_limit()).unwrap_or(0);
+    match most {
+        1..ADDRESS_BITS => kvm.create_vm_with_ipa_size(most),
+        _ => kvm.create_vm_with_type(0),
+    }
+    .map_err(KvmError::refused("create a VM"))
+}
+
+/// Whether KVM can leave registers in the run page: it cannot here.
+#[must_use]
+pub fn syncs_registers(_kvm: &Kvm) -> bool {
+    false
+}

@@ -1,0 +1,66 @@
+//! Where a vCPU was when it left the guest, and all of its state, fetched only when someone asks.
+
+use kvm_ioctls::VcpuFd;
+use vpmu::{CpuState, GENERAL_REGS, GuestRegs, Registers};
+
+use super::reg;
+
+/// PSTATE: the stack pointer is that of the exception level, not of EL0.
+const OWN_STACK: u64 = 1;
+/// perf's numbers of SP and PC; LR is X30.
+const SP: usize = 31;
+const PC: usize = 32;
+
+/// KVM leaves no registers in the run page here.
+pub(crate) fn sync(_vcpu: &mut VcpuFd, _wanted: bool) {}
+
+/// The registers at one exit.
+#[derive(Debug)]
+pub(crate) struct ExitRegisters<'a> {
+    fd: &'a VcpuFd,
+    known: Option<GuestRegs>,
+}
+
+impl<'a> ExitRegisters<'a> {
+    pub(crate) fn new(fd: &'a VcpuFd, _synced: bool) -> Self {
+        Self { fd, known: None }
+    }
+
+    fn get(&self, number: u64) -> Option<u64> {
+        reg::get(self.fd, number).ok()
+    }
+}
+
+impl Registers for ExitRegisters<'_> {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        if self.known.is_none() {
+            self.known = Some(GuestRegs {
+                ip: self.get(reg::PC)?,
+                user: CpuState::is_user(self.get(reg::PSTATE)?),
+            });
+        }
+        self.known
+    }
+
+    fn state(&mut self) -> Option<CpuState> {
+        let pstate = self.get(reg::PSTATE)?;
+        let mut general = [0; GENERAL_REGS];
+        for (n, register) in general[..SP].iter_mut().enumerate() {
+            *register = self.get(reg::x(n))?;
+        }
+        let user = CpuState::is_user(pstate);
+        let own_stack = !user && pstate & OWN_STACK != 0;
+        general[SP] = self.get(if own_stack { reg::SP_EL1 } else { reg::SP_EL0 })?;
+        general[PC] = self.get(reg::PC)?;
+        Some(CpuState {
+            general,
+            pstate,
+            user,
+            code64: CpuState::is_code64(pstate),
+            sctlr: self.get(reg::SCTLR_EL1)?,
+            tcr: self.get(reg::TCR_EL1)?,
+            ttbr0: self.get(reg::TTBR0_EL1)?,
+            ttbr1: self.get(reg::TTBR1_EL1)?,
+        })
+    }
+}

@@ -1,0 +1,120 @@
+//! From what guests did to what follows from it, in words.
+
+use super::facts::{ExitRip, Guest, GuestTsc};
+use crate::check::Check;
+
+impl Guest {
+    /// What a stock kernel needs and this machine got wrong.
+    pub(crate) fn obstacles(&self) -> Vec<&'static str> {
+        [
+            ("port I/O", &self.port_io),
+            ("MMIO", &self.mmio),
+            ("syscall", &self.syscall),
+            ("int3", &self.breakpoint),
+            ("cmpxchg16b", &self.cmpxchg16b),
+            ("signals", &self.signal),
+        ]
+        .into_iter()
+        .filter(|(_, finding)| !finding.ok)
+        .map(|(name, _)| name)
+        .collect()
+    }
+
+    /// Whether any guest runs at all.
+    pub(crate) fn runs(&self) -> bool {
+        self.port_io.ok
+    }
+
+    /// Its lines of the table.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let rip = match self.port_io_rip {
+            ExitRip::At => (
+                "at the instruction",
+                "samples at a port write name the write",
+            ),
+            ExitRip::After => (
+                "behind the instruction",
+                "samples at a port write name the instruction after it",
+            ),
+            ExitRip::Unknown => (
+                "unknown",
+                "addresses of samples at a port write are uncertain",
+            ),
+        };
+        let tsc = match self.tsc {
+            GuestTsc::Offset => (
+                "host's plus KVM's offset",
+                "guest times are exact on the host, too",
+            ),
+            GuestTsc::Host => ("the host's", "guest and host share one clock"),
+            GuestTsc::HostDespiteOffset => (
+                "the host's, although KVM names an offset",
+                "KVM's offset cannot be trusted: guest times have to be taken from the host's counter",
+            ),
+            GuestTsc::Unknown => (
+                "no relation found",
+                "times in samples may not agree with the guest's clock",
+            ),
+        };
+        vec![
+            Check::choose(
+                "guest.port-io",
+                &self.port_io,
+                "small guests run",
+                "no guest runs on this machine",
+            ),
+            Check::new("guest.port-io-rip", rip.0, rip.1),
+            Check::choose(
+                "guest.mmio",
+                &self.mmio,
+                "virtio devices and the doorbell work",
+                "virtio devices cannot work",
+            ),
+            Check::choose(
+                "guest.syscall",
+                &self.syscall,
+                "programs can call a guest kernel",
+                "a stock kernel dies at the first system call of its first program",
+            ),
+            Check::choose(
+                "guest.breakpoint",
+                &self.breakpoint,
+                "a kernel can patch its own code",
+                "a stock kernel dies when it patches its own code",
+            ),
+            Check::choose(
+                "guest.cmpxchg16b",
+                &self.cmpxchg16b,
+                "a kernel's memory allocator works",
+                "a stock kernel's memory allocator dies",
+            ),
+            Check::choose(
+                "guest.hypercall",
+                &self.hypercall,
+                "a kernel can call its hypervisor",
+                "a guest that makes a hypercall hangs or dies",
+            ),
+            Check::choose(
+                "guest.signal",
+                &self.signal,
+                "an overflow can stop a vCPU: exact samples",
+                "vCPUs cannot be stopped: no sampling, no clean end",
+            ),
+            Check::choose(
+                "guest.sync-regs",
+                &self.sync_regs,
+                "registers for a sample cost no system call",
+                "registers for a sample cost two system calls",
+            ),
+            Check::new("guest.tsc", tsc.0, tsc.1),
+        ]
+    }
+
+    /// Why not even the smallest guest runs, where it does not.
+    pub(crate) fn failure(&self) -> &str {
+        &self.port_io.detail
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

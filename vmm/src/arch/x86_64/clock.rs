@@ -1,0 +1,124 @@
+//! The guest's time stamp counter: how fast it ticks, and where it is against the host's.
+#![expect(
+    unsafe_code,
+    reason = "two requests that kvm-ioctls does not wrap for a vCPU"
+)]
+
+use std::io;
+
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+
+use crate::kvm::KvmError;
+
+mod request {
+    const KVMIO: u32 = 0xae;
+    vmm_sys_util::ioctl_iow_nr!(
+        KVM_SET_DEVICE_ATTR,
+        KVMIO,
+        0xe1,
+        kvm_bindings::kvm_device_attr
+    );
+    vmm_sys_util::ioctl_iow_nr!(
+        KVM_GET_DEVICE_ATTR,
+        KVMIO,
+        0xe2,
+        kvm_bindings::kvm_device_attr
+    );
+}
+
+/// The counter that a guest's time is read from.
+#[derive(Debug, Clone)]
+pub struct GuestClock {
+    khz: u32,
+    /// Guest TSC minus host TSC of each vCPU; `None` where this KVM does not tell.
+    offsets: Vec<Option<u64>>,
+}
+
+impl GuestClock {
+    /// That of `vcpus` of a VM, which have not run yet.
+    ///
+    /// # Errors
+    /// [`KvmError::Refused`].
+    pub fn new(_kvm: &Kvm, _vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+        let offsets = vcpus.iter().map(|vcpu| {
+            offset(vcpu)
+                .inspect_err(|error| log::debug!("no TSC offset: {error}"))
+                .ok()
+        });
+        Ok(Self {
+            offsets: offsets.collect(),
+            khz: vcpus.first().map_or(Ok(0), khz)?,
+        })
+    }
+
+    /// Makes the time of `vcpus` of a new VM, which have not run yet, go on from this; theirs.
+    ///
+    /// # Errors
+    /// [`KvmError::Refused`].
+    pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
+        for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
+            // A KVM that does not tell is one that times of records do not follow either.
+            if let Some(offset) = offset
+                && let Err(error) = set_offset(vcpu, *offset)
+            {
+                log::warn!("the guest's time begins anew: KVM does not keep it: {error}");
+            }
+        }
+        Self::new(kvm, vm, vcpus)
+    }
+
+    /// Its frequency in kHz.
+    #[must_use]
+    pub fn khz(&self) -> u32 {
+        self.khz
+    }
+
+    /// The guest's counter minus the host's on a vCPU; zero where KVM does not tell, as older ones do
+    /// not.
+    #[must_use]
+    pub fn offset(&self, vcpu: usize) -> u64 {
+        self.offsets.get(vcpu).copied().flatten().unwrap_or(0)
+    }
+}
+
+/// The frequency of a vCPU's TSC.
+///
+/// # Errors
+/// [`KvmError::Refused`].
+pub(super) fn khz(vcpu: &VcpuFd) -> Result<u32, KvmError> {
+    vcpu.get_tsc_khz()
+        .map_err(KvmError::refused("tell the TSC frequency"))
+}
+
+/// The attribute of a vCPU that is guest TSC minus host TSC, its value at `offset`.
+fn attribute(offset: *mut u64) -> kvm_device_attr {
+    kvm_device_attr {
+        group: KVM_VCPU_TSC_CTRL,
+        attr: u64::from(KVM_VCPU_TSC_OFFSET),
+        addr: offset as u64,
+        flags: 0,
+    }
+}
+
+/// Guest TSC minus host TSC.
+pub(super) fn offset(vcpu: &VcpuFd) -> io::Result<u64> {
+    let mut offset = 0u64;
+    let attribute = attribute(&raw mut offset);
+    // SAFETY: the kernel reads the structure and writes 64 bits at its address, `offset`.
+    if unsafe { ioctl_with_ref(vcpu, request::KVM_GET_DEVICE_ATTR(), &attribute) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(offset)
+}
+
+/// Makes guest TSC minus host TSC `offset`, of a vCPU that has not run yet.
+fn set_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
+    let attribute = attribute(&raw mut offset);
+    // SAFETY: the kernel reads the structure and the 64 bits at its address, `offset`.
+    if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! The vCPUs of a VM, as they are before their first instruction.
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+
+use super::emulation::Emulation;
+use super::{clock, cpuid, msrs, regs};
+use crate::kvm::KvmError;
+use crate::machine::Machine;
+
+/// Why a VM has no vCPUs.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// KVM refuses a step.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// A vCPU's first state.
+    #[error("cannot set a vCPU up")]
+    Registers(#[from] regs::RegisterError),
+    /// What it says of itself.
+    #[error("cannot set a vCPU's CPUID up")]
+    Cpuid(#[source] vmm_sys_util::fam::Error),
+}
+
+/// The vCPUs of `machine` in `vm`, whose memory is there. KVM does not answer the registers in
+/// `emulation`.
+///
+/// # Errors
+/// [`CpuError`].
+pub fn create(
+    kvm: &Kvm,
+    vm: &VmFd,
+    machine: &Machine,
+    emulation: Option<&Emulation>,
+) -> Result<Vec<VcpuFd>, CpuError> {
+    if let Some(device) = emulation {
+        msrs::trap(vm, &**device)?;
+    }
+    let supported = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(KvmError::refused("tell what processors it offers"))?;
+    let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+    (0..machine.vcpus)
+        .map(|index| {
+            let fd = vm
+                .create_vcpu(u64::from(index))
+                .map_err(KvmError::refused("create a vCPU"))?;
+            let cpu = cpuid::Cpu {
+                index,
+                count: machine.vcpus,
+                tsc_khz: clock::khz(&fd)?,
+                tsc_deadline,
+            };
+            let mut leaves = cpuid::leaves(&supported, &cpu).map_err(CpuError::Cpuid)?;
+            if let Some(device) = emulation {
+                let mut entries = leaves.as_slice().to_vec();
+                device.describe(&mut entries);
+                leaves = CpuId::from_entries(&entries).map_err(CpuError::Cpuid)?;
+            }
+            fd.set_cpuid2(&leaves)
+                .map_err(KvmError::refused("take our CPUID leaves"))?;
+            regs::prepare(&fd)?;
+            Ok(fd)
+        })
+        .collect()
+}
+
+/// Makes `first` the vCPU that boots, at `entry`.
+///
+/// # Errors
+/// [`CpuError::Registers`].
+pub fn enter(first: &VcpuFd, entry: u64) -> Result<(), CpuError> {
+    Ok(regs::enter(first, entry)?)
+}

@@ -1,0 +1,58 @@
+//! A VM of KVM's that is a PC, and what it takes.
+
+use kvm_bindings::{
+    KVM_CAP_PMU_CAPABILITY, KVM_CAP_SYNC_REGS, KVM_PMU_CAP_DISABLE, KVM_SYNC_X86_REGS,
+    KVM_SYNC_X86_SREGS, kvm_enable_cap,
+};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+
+use super::layout;
+use crate::kvm::KvmError;
+
+/// The kernel modules that KVM consists of here besides its own.
+pub const MODULES: &[&str] = &["kvm_intel", "kvm_amd", "kvm_pvm"];
+
+/// What to do about a host without KVM.
+pub const REMEDY: &str = "enable virtualisation in the firmware and load kvm-intel or kvm-amd";
+
+/// Why processors have no PMU of their own, where they cannot.
+pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
+
+/// Without these no machine runs, besides what every architecture needs.
+pub const NEEDED: &[(Cap, &str)] = &[
+    (Cap::SetTssAddr, "the TSS address"),
+    (Cap::ExtCpuid, "CPUID tables"),
+];
+
+/// A VM with its interrupt controllers and without a hardware PMU.
+///
+/// # Errors
+/// [`KvmError::Refused`].
+pub fn create_vm(kvm: &Kvm) -> Result<VmFd, KvmError> {
+    let vm = kvm.create_vm().map_err(KvmError::refused("create a VM"))?;
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(KvmError::refused("place its identity map"))?;
+    vm.set_tss_address(layout::KVM_TSS)
+        .map_err(KvmError::refused("place its TSS"))?;
+    vm.create_irq_chip()
+        .map_err(KvmError::refused("create interrupt controllers"))?;
+    let capability = kvm.check_extension_raw(u64::from(KVM_CAP_PMU_CAPABILITY));
+    if u32::try_from(capability).is_ok_and(|bits| bits & KVM_PMU_CAP_DISABLE != 0) {
+        let mut disable = kvm_enable_cap {
+            cap: KVM_CAP_PMU_CAPABILITY,
+            ..Default::default()
+        };
+        disable.args[0] = u64::from(KVM_PMU_CAP_DISABLE);
+        vm.enable_cap(&disable)
+            .map_err(KvmError::refused("switch its hardware PMU off"))?;
+    }
+    Ok(vm)
+}
+
+/// Whether KVM can leave registers in the run page.
+#[must_use]
+pub fn syncs_registers(kvm: &Kvm) -> bool {
+    let sets = kvm.check_extension_raw(u64::from(KVM_CAP_SYNC_REGS));
+    let needed = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS;
+    u32::try_from(sets).is_ok_and(|sets| sets & needed == needed)
+}

@@ -1,0 +1,16 @@
+//! What aarch64 is to the device: registers by perf's numbers, page tables of EL1, the virtual
+//! counter.
+
+mod counters;
+mod paging;
+mod registers;
+
+pub(crate) use counters::{READS_COUNTERS, performance_counter, ticks};
+pub(crate) use paging::is_user_address;
+pub use registers::{CpuState, GENERAL_REGS};
+#[cfg(feature = "internals")]
+pub(crate) use registers::{ENTRIES, program};
+pub(crate) use registers::{
+    FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, Tables, WALKS_32_BIT_CODE, packet_registers,
+    saved,
+};

@@ -1,0 +1,130 @@
+//! A vCPU's state by perf's numbers, and what Linux saves of it when a program enters the kernel.
+
+use vm_memory::GuestMemoryMmap;
+
+use super::paging::{self, Control};
+use crate::walk::Page;
+
+/// Registers that a sample can hold.
+pub const GENERAL_REGS: usize = 33;
+
+/// All of a vCPU's state that a call chain or a record of registers needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuState {
+    /// By perf's numbers for arm64: X0 to X29, LR, SP, PC; SP is the one in use.
+    pub general: [u64; GENERAL_REGS],
+    /// PSTATE, in the format of SPSR_EL1.
+    pub pstate: u64,
+    /// Whether the vCPU was in guest user mode.
+    pub user: bool,
+    /// Whether it ran AArch64 code.
+    pub code64: bool,
+    /// SCTLR_EL1, which says whether addresses are translated.
+    pub sctlr: u64,
+    /// TCR_EL1, which says how.
+    pub tcr: u64,
+    /// TTBR0_EL1, where the tables of programs begin.
+    pub ttbr0: u64,
+    /// TTBR1_EL1, where those of the kernel do.
+    pub ttbr1: u64,
+}
+
+impl CpuState {
+    /// Whether `pstate` is of user mode, EL0.
+    #[must_use]
+    pub fn is_user(pstate: u64) -> bool {
+        pstate & MODE_LEVEL == 0
+    }
+
+    /// Whether `pstate` is of AArch64 code.
+    #[must_use]
+    pub fn is_code64(pstate: u64) -> bool {
+        pstate & MODE_AARCH32 == 0
+    }
+}
+
+/// The exception level, and the bit that says AArch32, in a PSTATE.
+const MODE_LEVEL: u64 = 0xf;
+const MODE_AARCH32: u64 = 1 << 4;
+
+/// perf's numbers of the frame pointer, the stack pointer, and the program counter.
+pub(crate) const FP: usize = 29;
+pub(crate) const SP: usize = 31;
+pub(crate) const IP: usize = 32;
+
+/// Registers that an event may ask for: all but those of SVE.
+pub(crate) const REGISTERS: u64 = (1 << GENERAL_REGS) - 1;
+
+/// Kernel stacks of Linux are of this size, and begin at a multiple of it.
+pub(crate) const KERNEL_STACK: u64 = 16 << 10;
+
+/// Whether frames of 32-bit code can be followed: its compilers agree on no frame pointer.
+pub(crate) const WALKS_32_BIT_CODE: bool = false;
+
+/// Words of Linux's `struct pt_regs` that are registers: those of perf, in perf's order, and PSTATE.
+pub(crate) const SAVED_WORDS: usize = GENERAL_REGS + 1;
+
+/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` where
+/// no program entered the kernel with them.
+pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
+    let [general @ .., pstate] = words;
+    CpuState::is_user(pstate).then_some((general, CpuState::is_code64(pstate)))
+}
+
+/// The registers of a sample trace's packet: those that hold arguments (X0 to X8) and what functions
+/// preserve (X19 to X29), LR, SP, PC, PSTATE.
+pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
+    const ARGUMENTS: usize = 9;
+    const PRESERVED: usize = 19;
+    let mut registers = [0; 24];
+    let (arguments, rest) = registers.split_at_mut(ARGUMENTS);
+    arguments.copy_from_slice(&cpu.general[..ARGUMENTS]);
+    let (preserved, pstate) = rest.split_at_mut(GENERAL_REGS - PRESERVED);
+    preserved.copy_from_slice(&cpu.general[PRESERVED..]);
+    pstate[0] = cpu.pstate;
+    registers
+}
+
+/// The page tables that a vCPU uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tables(paging::Tables);
+
+impl Tables {
+    /// Those of `cpu`; `None` where it translates nothing, or in a way that is not walked.
+    pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
+        let control = Control {
+            sctlr: cpu.sctlr,
+            tcr: cpu.tcr,
+            ttbr0: cpu.ttbr0,
+            ttbr1: cpu.ttbr1,
+        };
+        paging::Tables::new(&control).map(Self)
+    }
+
+    /// Translates through the tables.
+    pub(crate) fn walk(&self, memory: &GuestMemoryMmap, address: u64) -> Option<Page> {
+        self.0.walk(memory, address)
+    }
+}
+
+/// Entries of tables that open a page to programs: of a table, and of a page.
+#[cfg(feature = "internals")]
+pub(crate) const ENTRIES: [u64; 2] = [
+    paging::VALID | paging::TABLE,
+    paging::VALID | paging::TABLE | paging::USER,
+];
+
+/// A program that is sampled, its tables at `tables`.
+#[cfg(feature = "internals")]
+pub(crate) fn program(tables: u64) -> CpuState {
+    CpuState {
+        general: [0; GENERAL_REGS],
+        pstate: 0,
+        user: true,
+        code64: true,
+        sctlr: paging::SCTLR_MMU,
+        tcr: paging::TCR_48_BITS,
+        ttbr0: tables,
+        ttbr1: tables,
+    }
+}

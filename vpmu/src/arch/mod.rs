@@ -1,0 +1,23 @@
+//! The one place that chooses an architecture; everything else speaks of "the" architecture.
+//!
+//! Each module gives the same items: a vCPU's state and perf's numbers of its registers
+//! ([`CpuState`]), the guest's page tables (`Tables`), the registers that its kernel saves (`saved`),
+//! and the counters that this process reads itself.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("the device knows guests of x86-64 and aarch64");
+
+// Its tables need no instruction of that architecture, so any machine tests them.
+#[cfg(all(test, not(target_arch = "aarch64")))]
+#[path = "aarch64/paging.rs"]
+mod aarch64_paging;

@@ -1,0 +1,14 @@
+//! What x86-64 is to the device: registers by perf's numbers, page tables of long mode, the TSC.
+
+mod counters;
+mod paging;
+mod registers;
+
+pub(crate) use counters::{READS_COUNTERS, performance_counter, ticks};
+pub(crate) use paging::{Tables, is_user_address};
+pub use registers::{CpuState, GENERAL_REGS};
+pub(crate) use registers::{
+    FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, WALKS_32_BIT_CODE, packet_registers, saved,
+};
+#[cfg(feature = "internals")]
+pub(crate) use {paging::ENTRIES, registers::program};

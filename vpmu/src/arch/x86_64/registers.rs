@@ -1,0 +1,105 @@
+//! A vCPU's state by perf's numbers, and what Linux saves of it when a program enters the kernel.
+
+/// Registers that a sample can hold.
+pub const GENERAL_REGS: usize = 24;
+
+/// All of a vCPU's state that a call chain or a record of registers needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuState {
+    /// By perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS,
+    /// GS, R8 to R15; of segments the selectors.
+    pub general: [u64; GENERAL_REGS],
+    /// Whether the vCPU was in guest user mode.
+    pub user: bool,
+    /// Whether it ran 64-bit code.
+    pub code64: bool,
+    /// CR0, which says whether addresses are translated.
+    pub cr0: u64,
+    /// CR3, where the page tables begin.
+    pub cr3: u64,
+    /// CR4, which says how many levels they have.
+    pub cr4: u64,
+    /// EFER, which says whether this is long mode.
+    pub efer: u64,
+}
+
+/// perf's numbers of the frame pointer, the stack pointer, and the instruction pointer.
+pub(crate) const FP: usize = 6;
+pub(crate) const SP: usize = 7;
+pub(crate) const IP: usize = 8;
+const CS: usize = 10;
+
+/// Registers that an event may ask for: AX to SS, then R8 to R15; no DS, ES, FS, GS.
+pub(crate) const REGISTERS: u64 = 0xff_0fff;
+
+/// Kernel stacks of Linux are of this size, and begin at a multiple of it.
+pub(crate) const KERNEL_STACK: u64 = 16 << 10;
+
+/// Whether frames of 32-bit code can be followed: their compilers keep the frame pointer where
+/// 64-bit code does.
+pub(crate) const WALKS_32_BIT_CODE: bool = true;
+
+/// Words of Linux's `struct pt_regs`.
+pub(crate) const SAVED_WORDS: usize = 21;
+
+/// perf's number of each word of `struct pt_regs`, which the kernel leaves where a program
+/// entered it; `None` for the number of the system call.
+const SAVED: [Option<usize>; SAVED_WORDS] = [
+    Some(23),
+    Some(22),
+    Some(21),
+    Some(20),
+    Some(6),
+    Some(1),
+    Some(19),
+    Some(18),
+    Some(17),
+    Some(16),
+    Some(0),
+    Some(2),
+    Some(3),
+    Some(4),
+    Some(5),
+    None,
+    Some(8),
+    Some(10),
+    Some(9),
+    Some(7),
+    Some(11),
+];
+/// The selector of Linux's 32-bit user code.
+const USER32_CS: u64 = 0x23;
+/// The privilege level in a selector.
+const SELECTOR_LEVEL: u64 = 3;
+
+/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` where
+/// no program entered the kernel with them.
+pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
+    let mut general = [0; GENERAL_REGS];
+    for (number, word) in SAVED.into_iter().zip(words) {
+        if let Some(number) = number {
+            general[number] = word;
+        }
+    }
+    let cs = general[CS] & 0xffff;
+    (cs & SELECTOR_LEVEL == SELECTOR_LEVEL).then_some((general, cs != USER32_CS))
+}
+
+/// The registers of a sample trace's packet: all.
+pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
+    cpu.general
+}
+
+/// A program that is sampled, its tables at `tables`.
+#[cfg(feature = "internals")]
+pub(crate) fn program(tables: u64) -> CpuState {
+    CpuState {
+        general: [0; GENERAL_REGS],
+        user: true,
+        code64: true,
+        cr0: 1 << 31,
+        cr3: tables,
+        cr4: 1 << 5,
+        efer: 1 << 10,
+    }
+}
