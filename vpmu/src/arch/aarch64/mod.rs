@@ -2,15 +2,17 @@
 //! counter.
 
 mod counters;
+#[cfg(feature = "internals")]
+mod internals;
 mod paging;
 mod registers;
 
 pub(crate) use counters::{READS_COUNTERS, performance_counter, ticks};
 pub(crate) use paging::is_user_address;
 pub use registers::{CpuState, GENERAL_REGS};
-#[cfg(feature = "internals")]
-pub(crate) use registers::{ENTRIES, program};
 pub(crate) use registers::{
     FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, Tables, WALKS_32_BIT_CODE, packet_registers,
     saved,
 };
+#[cfg(feature = "internals")]
+pub(crate) use {internals::program, registers::ENTRIES};

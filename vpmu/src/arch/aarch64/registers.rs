@@ -113,18 +113,3 @@ pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,
     paging::VALID | paging::TABLE | paging::USER,
 ];
-
-/// A program that is sampled, its tables at `tables`.
-#[cfg(feature = "internals")]
-pub(crate) fn program(tables: u64) -> CpuState {
-    CpuState {
-        general: [0; GENERAL_REGS],
-        pstate: 0,
-        user: true,
-        code64: true,
-        sctlr: paging::SCTLR_MMU,
-        tcr: paging::TCR_48_BITS,
-        ttbr0: tables,
-        ttbr1: tables,
-    }
-}

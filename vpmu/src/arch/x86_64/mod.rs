@@ -1,6 +1,8 @@
 //! What x86-64 is to the device: registers by perf's numbers, page tables of long mode, the TSC.
 
 mod counters;
+#[cfg(feature = "internals")]
+mod internals;
 mod paging;
 mod registers;
 
@@ -11,4 +13,4 @@ pub(crate) use registers::{
     FP, IP, KERNEL_STACK, REGISTERS, SAVED_WORDS, SP, WALKS_32_BIT_CODE, packet_registers, saved,
 };
 #[cfg(feature = "internals")]
-pub(crate) use {paging::ENTRIES, registers::program};
+pub(crate) use {internals::program, paging::ENTRIES};

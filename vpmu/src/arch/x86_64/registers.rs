@@ -89,17 +89,3 @@ pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], b
 pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
     cpu.general
 }
-
-/// A program that is sampled, its tables at `tables`.
-#[cfg(feature = "internals")]
-pub(crate) fn program(tables: u64) -> CpuState {
-    CpuState {
-        general: [0; GENERAL_REGS],
-        user: true,
-        code64: true,
-        cr0: 1 << 31,
-        cr3: tables,
-        cr4: 1 << 5,
-        efer: 1 << 10,
-    }
-}
