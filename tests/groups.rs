@@ -1,7 +1,8 @@
-//! Groups of events in a stock guest: who counts when, and one reading of all.
+//! Groups of events in a stock guest: which count when, and one reading of all. On both kernels: perf core
+//! reschedules differently in each.
 
 tests::guest_tests! {
-    "groups":
+    "groups" on both kernels:
     a_sibling_counts_while_its_leader_does,
     a_group_is_switched_and_reset_as_one,
     a_group_is_read_at_one_moment,

@@ -39,6 +39,9 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
+	/* Stopped in this bracket: only the answer says whether it may be started. */
+	if (own->parting)
+		vpmu_vcpu_flush(vcpu);
 	if (own->started || own->spent || !own->id || READ_ONCE(own->dev->down) ||
 	    !vpmu_group_allows(event))
 		return false;
