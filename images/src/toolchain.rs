@@ -155,11 +155,12 @@ impl Toolchain {
 
 /// The packages, as the lists have them.
 fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
-    let key = Key::new("toolchain's packages, selection 1");
+    let names = names(apt.arch());
+    let key = Key::new("toolchain's packages").text("names", &names.join(" "));
     let key = apt.native().state(apt.state(key)?)?.hex();
     let place = cache.get(&apt.arch().kind("compilers"), &key, |dir| {
         let step = Step::new(format!("looking for compilers for {}", apt.arch()));
-        let found = closure(apt.native(), &[RUST, &compiler(apt.arch())])?;
+        let found = closure(apt.native(), &names.each_ref().map(String::as_str))?;
         let file = dir.join("packages.json");
         let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
         text.and_then(|text| fs::write(&file, text))
@@ -172,9 +173,14 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
 }
 
-/// The package that depends on GNU's compiler for `arch`.
-fn compiler(arch: Arch) -> String {
-    format!("gcc-{}", arch.gnu().trim_end_matches('-'))
+/// The packages that depend on all that is needed to build programs for `arch`: Rust's compiler, GNU's,
+/// and the C library, which GNU's compiler only recommends.
+fn names(arch: Arch) -> [String; 3] {
+    [
+        RUST.to_owned(),
+        format!("gcc-{}", arch.gnu().trim_end_matches('-')),
+        format!("libc6-dev-{}-cross", arch.debian()),
+    ]
 }
 
 /// The packages `names` and all that they depend on but what hosts have.
