@@ -14,6 +14,7 @@
 
 pub mod arch;
 pub mod board;
+pub mod boot_data;
 mod bucket;
 pub mod bus;
 pub mod check;

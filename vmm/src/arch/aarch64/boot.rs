@@ -1,7 +1,7 @@
 //! What a kernel finds beside itself: initramfs, and the device tree with the command line.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
@@ -9,34 +9,16 @@ use vm_memory::{
 
 use super::fdt;
 use super::kernel::Loaded;
-use super::layout::{self, PAGE};
+use super::layout;
+use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
 /// Why a guest cannot be given what it boots with.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The initramfs cannot be read.
-    #[error("cannot read the initramfs")]
-    ReadInitramfs(#[source] io::Error),
-    /// There is nothing in it.
-    #[error("the initramfs is empty")]
-    EmptyInitramfs,
-    /// It does not fit between the kernel and the end of memory.
-    #[error(
-        "the initramfs of {size} bytes does not fit: {room} bytes of guest memory are left; raise --memory"
-    )]
-    InitramfsTooBig {
-        /// Its size.
-        size: u64,
-        /// What the kernel leaves.
-        room: u64,
-    },
-    /// The command line is longer than Linux takes.
-    #[error("the command line has {0} bytes, and Linux takes {max}", max = layout::CMDLINE_MAX - 1)]
-    CmdlineTooLong(usize),
-    /// The command line holds what no command line can.
-    #[error("the command line holds a zero byte")]
-    CmdlineZero,
+    /// The initramfs or the command line.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The device tree cannot be made.
     #[error("cannot make the device tree")]
     Fdt(#[source] vm_fdt::Error),
@@ -56,14 +38,9 @@ pub fn write(
     cmdline: &str,
     machine: &Machine,
 ) -> Result<(), BootError> {
-    if cmdline.len() >= layout::CMDLINE_MAX {
-        return Err(BootError::CmdlineTooLong(cmdline.len()));
-    }
-    if cmdline.contains('\0') {
-        return Err(BootError::CmdlineZero);
-    }
+    boot_data::check_cmdline(cmdline, layout::CMDLINE_MAX)?;
     let initramfs = initramfs
-        .map(|file| load_initramfs(memory, kernel, file))
+        .map(|file| boot_data::load_initramfs(memory, initramfs_room(memory, kernel), file))
         .transpose()?;
     let end = memory.last_addr().raw_value() + 1;
     let tree = fdt::build(machine, end - layout::RAM, cmdline, initramfs);
@@ -72,38 +49,15 @@ pub fn write(
         .map_err(BootError::Write)
 }
 
-/// Puts it as high as it may lie, so that the kernel has room to grow; address and size.
-fn load_initramfs(
-    memory: &GuestMemoryMmap,
-    kernel: &Loaded,
-    file: &mut File,
-) -> Result<(u64, u64), BootError> {
-    let size = file
-        .seek(SeekFrom::End(0))
-        .map_err(BootError::ReadInitramfs)?;
-    file.rewind().map_err(BootError::ReadInitramfs)?;
-    if size == 0 {
-        return Err(BootError::EmptyInitramfs);
-    }
+/// From the end of the kernel on, as far as Linux maps before it reads the device tree.
+fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let end = memory.last_addr().raw_value() + 1;
-    let end = end.min(layout::RAM + layout::INITRAMFS_REACH);
-    let floor = kernel.end.next_multiple_of(PAGE);
-    let room = end.saturating_sub(floor);
-    let start = end.saturating_sub(size) & !(PAGE - 1);
-    if size > room || start < floor {
-        return Err(BootError::InitramfsTooBig { size, room });
-    }
-    let bytes = usize::try_from(size).unwrap_or(usize::MAX);
-    memory
-        .read_exact_volatile_from(GuestAddress(start), file, bytes)
-        .map_err(BootError::Write)?;
-    Ok((start, size))
+    kernel.end..end.min(layout::RAM + layout::INITRAMFS_REACH)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     const MIB: u64 = 1 << 20;
     const MACHINE: Machine = Machine {
@@ -124,30 +78,10 @@ mod tests {
         }
     }
 
-    fn file(size: usize) -> File {
-        let mut file = tempfile::tempfile().expect("a temporary file");
-        file.write_all(&vec![0xa5; size]).expect("written");
-        file
-    }
-
     #[test]
-    fn initramfs_lies_at_the_end_of_memory() {
-        let placed = load_initramfs(&memory(), &kernel(), &mut file(5000)).expect("fits");
-        assert_eq!(placed, (layout::RAM + 8 * MIB - 8192, 5000));
-    }
-
-    #[test]
-    fn initramfs_that_would_touch_the_kernel_is_refused() {
-        let room = usize::try_from(4 * MIB - 4096).expect("small");
-        assert!(load_initramfs(&memory(), &kernel(), &mut file(room)).is_ok());
-        assert!(matches!(
-            load_initramfs(&memory(), &kernel(), &mut file(room + 1)),
-            Err(BootError::InitramfsTooBig { .. })
-        ));
-        assert!(matches!(
-            load_initramfs(&memory(), &kernel(), &mut file(0)),
-            Err(BootError::EmptyInitramfs)
-        ));
+    fn initramfs_has_the_room_between_kernel_and_end_of_memory() {
+        let room = initramfs_room(&memory(), &kernel());
+        assert_eq!(room, layout::RAM + 4 * MIB + 5..layout::RAM + 8 * MIB);
     }
 
     #[test]
@@ -157,9 +91,12 @@ mod tests {
         assert!(write(&longest).is_ok());
         assert!(matches!(
             write(&format!("{longest}x")),
-            Err(BootError::CmdlineTooLong(2048))
+            Err(BootError::Data(DataError::CmdlineTooLong { len: 2048, .. }))
         ));
-        assert!(matches!(write("a\0b"), Err(BootError::CmdlineZero)));
+        assert!(matches!(
+            write("a\0b"),
+            Err(BootError::Data(DataError::CmdlineZero))
+        ));
     }
 
     #[test]

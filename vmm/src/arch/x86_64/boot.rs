@@ -1,7 +1,7 @@
 //! What a kernel finds beside itself: initramfs, command line, memory map, boot parameters.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
@@ -11,35 +11,16 @@ use vm_memory::{
 };
 
 use super::kernel::{Loaded, low_end};
-use super::layout::{self, PAGE};
-use super::{acpi, regs};
+use super::{acpi, layout, regs};
+use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
 /// Why a guest cannot be given what it boots with.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The initramfs cannot be read.
-    #[error("cannot read the initramfs")]
-    ReadInitramfs(#[source] io::Error),
-    /// There is nothing in it.
-    #[error("the initramfs is empty")]
-    EmptyInitramfs,
-    /// It does not fit between the kernel and the end of memory.
-    #[error(
-        "the initramfs of {size} bytes does not fit: {room} bytes of guest memory are left; raise --memory"
-    )]
-    InitramfsTooBig {
-        /// Its size.
-        size: u64,
-        /// What the kernel leaves.
-        room: u64,
-    },
-    /// The command line is longer than Linux takes.
-    #[error("the command line has {0} bytes, and Linux takes {max}", max = layout::CMDLINE_MAX - 1)]
-    CmdlineTooLong(usize),
-    /// The command line holds what no command line can.
-    #[error("the command line holds a zero byte")]
-    CmdlineZero,
+    /// The initramfs or the command line.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// Guest memory refuses a write.
     #[error("cannot write the boot data")]
     Write(#[source] GuestMemoryError),
@@ -103,7 +84,8 @@ pub fn write(
     params.hdr.cmd_line_ptr = low(layout::CMDLINE);
     params.hdr.cmdline_size = low(write_cmdline(memory, cmdline)?);
     if let Some(file) = initramfs {
-        let (start, size) = load_initramfs(memory, kernel, file)?;
+        let (start, size) =
+            boot_data::load_initramfs(memory, initramfs_room(memory, kernel), file)?;
         params.hdr.ramdisk_image = low(start);
         params.hdr.ramdisk_size = low(size);
     }
@@ -135,12 +117,7 @@ fn low(value: u64) -> u32 {
 }
 
 fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootError> {
-    if cmdline.len() >= layout::CMDLINE_MAX {
-        return Err(BootError::CmdlineTooLong(cmdline.len()));
-    }
-    if cmdline.contains('\0') {
-        return Err(BootError::CmdlineZero);
-    }
+    boot_data::check_cmdline(cmdline, layout::CMDLINE_MAX)?;
     let mut bytes = cmdline.as_bytes().to_vec();
     bytes.push(0);
     memory
@@ -149,35 +126,13 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootErr
     Ok(cmdline.len() as u64)
 }
 
-/// Puts it as high as it may lie, so that the kernel has room to grow; address and size.
-fn load_initramfs(
-    memory: &GuestMemoryMmap,
-    kernel: &Loaded,
-    file: &mut File,
-) -> Result<(u64, u64), BootError> {
-    let size = file
-        .seek(SeekFrom::End(0))
-        .map_err(BootError::ReadInitramfs)?;
-    file.rewind().map_err(BootError::ReadInitramfs)?;
-    if size == 0 {
-        return Err(BootError::EmptyInitramfs);
-    }
+/// From the end of the kernel to the end of low memory, or as far as the kernel's header says.
+fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let limit = match kernel.header {
         Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,
         _ => layout::GAP,
     };
-    let end = low_end(memory).min(limit);
-    let floor = kernel.end.next_multiple_of(PAGE);
-    let room = end.saturating_sub(floor);
-    let start = end.saturating_sub(size) & !(PAGE - 1);
-    if size > room || start < floor {
-        return Err(BootError::InitramfsTooBig { size, room });
-    }
-    let bytes = usize::try_from(size).unwrap_or(usize::MAX);
-    memory
-        .read_exact_volatile_from(GuestAddress(start), file, bytes)
-        .map_err(BootError::Write)?;
-    Ok((start, size))
+    kernel.end..low_end(memory).min(limit)
 }
 
 fn memory_map(low_end: u64, end: u64) -> Vec<boot_e820_entry> {
@@ -200,7 +155,6 @@ fn memory_map(low_end: u64, end: u64) -> Vec<boot_e820_entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     const MIB: u64 = 1 << 20;
 
@@ -216,30 +170,10 @@ mod tests {
         }
     }
 
-    fn file(size: usize) -> File {
-        let mut file = tempfile::tempfile().expect("a temporary file");
-        file.write_all(&vec![0xa5; size]).expect("written");
-        file
-    }
-
     #[test]
-    fn the_initramfs_lies_at_the_end_of_memory() {
-        let placed = load_initramfs(&memory(), &kernel(), &mut file(5000)).expect("fits");
-        assert_eq!(placed, (8 * MIB - 8192, 5000));
-    }
-
-    #[test]
-    fn an_initramfs_that_would_touch_the_kernel_is_refused() {
-        let room = usize::try_from(4 * MIB - 4096).expect("small");
-        assert!(load_initramfs(&memory(), &kernel(), &mut file(room)).is_ok());
-        assert!(matches!(
-            load_initramfs(&memory(), &kernel(), &mut file(room + 1)),
-            Err(BootError::InitramfsTooBig { .. })
-        ));
-        assert!(matches!(
-            load_initramfs(&memory(), &kernel(), &mut file(0)),
-            Err(BootError::EmptyInitramfs)
-        ));
+    fn initramfs_has_the_room_between_kernel_and_end_of_memory() {
+        let room = initramfs_room(&memory(), &kernel());
+        assert_eq!(room, 4 * MIB + 5..8 * MIB);
     }
 
     #[test]
@@ -248,11 +182,11 @@ mod tests {
         assert!(write_cmdline(&memory(), &longest).is_ok());
         assert!(matches!(
             write_cmdline(&memory(), &format!("{longest}x")),
-            Err(BootError::CmdlineTooLong(2048))
+            Err(BootError::Data(DataError::CmdlineTooLong { len: 2048, .. }))
         ));
         assert!(matches!(
             write_cmdline(&memory(), "a\0b"),
-            Err(BootError::CmdlineZero)
+            Err(BootError::Data(DataError::CmdlineZero))
         ));
     }
 
