@@ -67,10 +67,7 @@ impl Lab {
     /// QEMU's version, as in `7.2 with a fix`.
     pub fn version(&self) -> String {
         let (major, minor) = self.version;
-        match qemu::fix_name(self.arch) {
-            Some(fix) => format!("{major}.{minor} with {fix}"),
-            None => format!("{major}.{minor}"),
-        }
+        format!("{major}.{minor} with {}", qemu::fix_name(self.arch))
     }
 
     /// The command that runs the lab; [`Lab::end`] ends it from within.

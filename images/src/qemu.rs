@@ -1,4 +1,4 @@
-//! The labs' QEMU: Debian's, with the project's fix, built for the one machine that a lab is.
+//! The labs' QEMU: Debian's, with a fix of the project's, built for the one machine that a lab is.
 //! Knows how QEMU is built, nothing of what runs on it.
 
 use std::fs;
@@ -20,9 +20,10 @@ use crate::sources;
 
 /// Debian's package whose version is built.
 const PACKAGE: &str = "qemu-system-x86";
-/// The series that the fix is for.
+/// The series that the fixes are for.
 const SERIES: &str = "7.2";
-const FIX: &str = include_str!("../lab/vmrun.patch");
+const VMRUN_FIX: &str = include_str!("../lab/vmrun.patch");
+const OVERFLOW_FIX: &str = include_str!("../lab/pmuovf.patch");
 const OPTIONS: [&str; 8] = [
     "--enable-tcg",
     "--disable-kvm",
@@ -33,26 +34,37 @@ const OPTIONS: [&str; 8] = [
     "--disable-debug-info",
     "--meson=meson",
 ];
-/// The machine and the controller that it is asked for; the rest is what its processors are built with.
+/// The machine and its interrupt controller; the other lines are code that every Arm CPU links to.
 const VIRT: &str = "CONFIG_ARM_VIRT=y\nCONFIG_ARM_GICV3_TCG=y\nCONFIG_ARM_V7M=y\n\
     CONFIG_SEMIHOSTING=y\nCONFIG_ARM_COMPATIBLE_SEMIHOSTING=y\n";
 
-/// What is built for an architecture's lab.
+/// The machine that is built for an architecture's lab.
 struct Machine {
     arch: Arch,
     /// The devices, in QEMU's configuration.
     devices: &'static str,
-    /// The patch.
-    fix: Option<&'static str>,
+    /// A patch of its source.
+    fix: &'static str,
+    /// The patch's name.
+    fix_name: &'static str,
 }
 
 impl Machine {
     fn of(arch: Arch) -> Self {
-        let (devices, fix) = match arch {
-            Arch::X86_64 => ("CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n", Some(FIX)),
-            Arch::Aarch64 => (VIRT, None),
-        };
-        Self { arch, devices, fix }
+        match arch {
+            Arch::X86_64 => Self {
+                arch,
+                devices: "CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n",
+                fix: VMRUN_FIX,
+                fix_name: "the VMRUN fix",
+            },
+            Arch::Aarch64 => Self {
+                arch,
+                devices: VIRT,
+                fix: OVERFLOW_FIX,
+                fix_name: "the PMU overflow fix",
+            },
+        }
     }
 
     fn program(&self) -> String {
@@ -72,9 +84,9 @@ impl Machine {
     }
 }
 
-/// What the fix is called where the lab says what it runs on.
-pub fn fix_name(arch: Arch) -> Option<&'static str> {
-    Machine::of(arch).fix.map(|_| "the VMRUN fix")
+/// The name of the fix, for the line that reports where a guest ran.
+pub fn fix_name(arch: Arch) -> &'static str {
+    Machine::of(arch).fix_name
 }
 
 const NEEDS: [Need; 10] = [
@@ -102,7 +114,7 @@ pub enum QemuError {
     /// The package lists could not be refreshed.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// This host's Debian has another QEMU than the fix is for.
+    /// This host's Debian has another QEMU than the fixes are for.
     #[error("the lab is built from Debian 12's QEMU {SERIES}; this host's lists have {0}")]
     Series(String),
     /// The cache cannot be used.
@@ -186,7 +198,7 @@ fn is_of_series(version: &str) -> bool {
 fn key(machine: &Machine, version: &str, compiler: &[u8]) -> String {
     Key::new("qemu")
         .text("version", version)
-        .text("fix", machine.fix.unwrap_or_default())
+        .text("fix", machine.fix)
         .text("devices", machine.devices)
         .text("options", &machine.options().join(" "))
         .bytes("compiler", compiler)
@@ -198,13 +210,11 @@ fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), 
     let devices = format!("configs/devices/{}-softmmu/lab.mak", machine.arch.qemu());
     let devices = source.join(devices);
     fs::write(&devices, machine.devices).map_err(|e| failed(&devices, e))?;
-    if let Some(text) = machine.fix {
-        let fix = work.join("fix");
-        fs::write(&fix, text).map_err(|e| failed(&fix, e))?;
-        let mut patch = Command::new("patch");
-        patch.args(["-p1", "--fuzz=0", "-i"]).arg(&fix);
-        process::output(patch.current_dir(&source)).map_err(QemuError::Build)?;
-    }
+    let fix = work.join("fix");
+    fs::write(&fix, machine.fix).map_err(|e| failed(&fix, e))?;
+    let mut patch = Command::new("patch");
+    patch.args(["-p1", "--fuzz=0", "-i"]).arg(&fix);
+    process::output(patch.current_dir(&source)).map_err(QemuError::Build)?;
 
     let build = work.join("build");
     fs::create_dir(&build).map_err(|e| failed(&build, e))?;
@@ -362,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fix_is_for_one_series() {
+    fn fixes_are_for_one_series() {
         assert!(is_of_series("1:7.2+dfsg-7+deb12u18") && is_of_series("7.2.22"));
         assert!(!is_of_series("1:10.0.2+ds-1") && !is_of_series("1:7.20-1") && !is_of_series(""));
     }
