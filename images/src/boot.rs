@@ -107,10 +107,10 @@ impl Boot {
     /// # Errors
     /// [`BootError`]. A command that fails is no error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
-        if self.place == PlaceChoice::Exact && self.vcpus > 1 {
+        let arch = self.sources.arch;
+        if self.place == PlaceChoice::Exact && self.vcpus > 1 && !arch.lab_is_exact() {
             return Err(BootError::ExactVcpus(self.vcpus));
         }
-        let arch = self.sources.arch;
         if self.place == PlaceChoice::Direct && !arch.is_native() {
             return Err(BootError::ForeignDirect(arch));
         }
@@ -268,8 +268,8 @@ impl Boot {
 
     /// Boots the lab with `run` over its archive.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
-        let exact = self.place == PlaceChoice::Exact;
         let arch = parts.kernel.arch;
+        let exact = self.place == PlaceChoice::Exact || arch.lab_is_exact();
         let lab = Lab::get(&parts.cache, arch, exact)?;
         let place = Place::Lab {
             arch,

@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
   images boot -- vperf list              what can be counted in a guest
   images boot --vcpus 4 -- 'cat /proc/cpuinfo | grep MHz'
   images boot --lab --exact -- vperf stat true
-  images boot --lab aarch64 --exact -- vperf list
+  images boot --lab aarch64 -- vperf list
   images lab -- vmm check                what the lab can do
   images kernel --kernel-version 6.12    only fetch a kernel, print where it is
   images kernel --kernel-debug lockdep   build a kernel that checks its locks
@@ -132,7 +132,7 @@ impl KernelArgs {
 /// Where to run; by default where a stock kernel boots.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PlaceArgs {
-    /// Run in the lab, whatever this machine can do; in another one with guests of aarch64
+    /// Run in the lab, whatever this machine can do; that of aarch64 is exact and has counters
     #[arg(long, value_name = "ARCH", value_enum, num_args = 0..=1,
           default_missing_value = "x86_64", conflicts_with = "direct")]
     lab: Option<Arch>,
@@ -166,7 +166,7 @@ pub(crate) struct BootArgs {
     kernel: KernelArgs,
     #[command(flatten)]
     place: PlaceArgs,
-    /// Number of vCPUs [default: 2, in the exact lab 1]
+    /// Number of vCPUs [default: 2, in the exact lab of x86 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
     /// The guest's memory in MiB
@@ -212,7 +212,8 @@ impl BootArgs {
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }
         let place = self.place.choice();
-        let vcpus = if place == PlaceChoice::Exact { 1 } else { 2 };
+        let one = place == PlaceChoice::Exact && self.place.arch() == Arch::X86_64;
+        let vcpus = if one { 1 } else { 2 };
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus.unwrap_or(vcpus),

@@ -45,7 +45,7 @@ pub enum BootError {
     Cache(#[from] CacheError),
     /// More vCPUs than the exact lab can be trusted with.
     #[error(
-        "the exact lab runs guests of one vCPU, not of {0}: with more, guests were seen to stand still there"
+        "the exact x86 lab runs guests of one vCPU, not of {0}: with more, guests were seen to stand still there"
     )]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.
