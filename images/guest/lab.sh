@@ -20,6 +20,8 @@ while read -r module; do
 	insmod "/lib/modules/$module"
 done < /etc/modules
 echo -1 > /proc/sys/kernel/perf_event_paranoid
+# The kernel takes the emulation's slowness for the cost of samples, and would throttle them.
+echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 
 cd /root
 # The guest's console comes with carriage returns of its own.

@@ -276,7 +276,7 @@ impl Boot {
             qemu: lab.version(),
             exact,
         };
-        let host = Kernel::stock_of(&parts.cache, arch, crate::kernel::DEFAULT_SERIES)?;
+        let host = Kernel::stock_of(&parts.cache, arch, arch.lab_series())?;
         let base = initramfs::lab(&parts.cache, &host, &parts.kernel, &parts.programs)?;
         let settings = format!("MARK={mark}\nEND={}\n", quote(&lab.end()));
         run.file("run/settings", 0o644, settings.as_bytes())?;

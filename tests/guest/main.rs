@@ -21,6 +21,7 @@ mod aux_vperf;
 mod aux_wakeup;
 mod aux_writer;
 mod baseline;
+mod conformance;
 mod counting;
 mod cpu;
 mod doorbell;
@@ -219,6 +220,11 @@ fn main() -> ExitCode {
         }
         ["mark", value, times] => programs::place_marks(value, times, false),
         ["mark", value, times, "in-turn"] => programs::place_marks(value, times, true),
+        ["conformance"] => conformance::run(),
+        ["count-guests", file, program, arguments @ ..] => {
+            conformance::count_guests(file, program, arguments)
+        }
+        ["hold-counters", count] => conformance::hold_counters(count),
         ["baseline", samples, rounds] => baseline::measure(samples, rounds),
         ["act"] => acts::act(),
         ["hammer", seed, operations] => hammer_by_hand(seed, operations),
@@ -245,7 +251,7 @@ fn hammer_by_hand(seed: &str, operations: &str) -> ExitCode {
 
 fn usage() -> ExitCode {
     eprintln!(
-        "usage: guest-tests run GROUP | one GROUP TEST | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | act | baseline SAMPLES ROUNDS | hammer SEED OPERATIONS"
+        "usage: guest-tests run GROUP | one GROUP TEST | conformance | count-guests FILE PROGRAM [ARGUMENT...] | hold-counters COUNT | mark VALUE TIMES [in-turn] | ports TIMES | threads [in-turn] | act | baseline SAMPLES ROUNDS | hammer SEED OPERATIONS"
     );
     ExitCode::from(2)
 }

@@ -434,6 +434,51 @@ impl BpfCounter {
     }
 }
 
+/// Code that the kernel runs on request, whose instructions are known: its compiler for BPF makes one
+/// of each addition.
+#[derive(Debug)]
+pub(crate) struct KernelCode(OwnedFd);
+
+impl KernelCode {
+    /// So many additions to a register.
+    pub(crate) fn additions(count: usize) -> io::Result<Self> {
+        const PROG_LOAD: i32 = 5;
+        const SOCKET_FILTER: u64 = 1;
+        const SET_R0: u64 = 0xb7;
+        const ADD_ONE_TO_R0: u64 = 0x07 | 1 << 32;
+        const EXIT: u64 = 0x95;
+        let additions = std::iter::repeat_n(ADD_ONE_TO_R0, count);
+        let code: Vec<u64> = [SET_R0]
+            .into_iter()
+            .chain(additions)
+            .chain([EXIT])
+            .collect();
+        let words = [
+            SOCKET_FILTER | (code.len() as u64) << 32,
+            code.as_ptr().expose_provenance() as u64,
+            c"GPL".as_ptr().expose_provenance() as u64,
+        ];
+        let program = bpf(PROG_LOAD, &words)?;
+        // SAFETY: just opened, and nobody else knows it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(program) }))
+    }
+
+    /// Runs it so many times.
+    pub(crate) fn run(&self, times: u32) -> io::Result<()> {
+        const PROG_TEST_RUN: i32 = 10;
+        // An Ethernet header, and a byte.
+        let packet = [0_u8; 15];
+        let words = [
+            self.0.as_raw_fd().cast_unsigned().into(),
+            packet.len() as u64,
+            packet.as_ptr().expose_provenance() as u64,
+            0,
+            times.into(),
+        ];
+        bpf(PROG_TEST_RUN, &words).map(drop)
+    }
+}
+
 /// `bpf(2)` with the first words of its attributes; the others are zero.
 fn bpf(call: i32, words: &[u64]) -> io::Result<i32> {
     // SAFETY: the kernel reads so many bytes, and reaches what they point to, in the call alone.

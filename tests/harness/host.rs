@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use images::foreign::Files;
-use images::{Boot, PlaceChoice};
+use images::{Arch, Boot, PlaceChoice, Sources};
 use vpmu_client::error::chain;
 
 /// Far above what the boots of a session take on a loaded machine.
@@ -52,6 +52,10 @@ impl Session {
     /// # Errors
     /// There is no lab, or the script fails: what it said.
     pub fn run(script: &str, files: Files) -> Result<Self, String> {
+        Self::run_on(Arch::default(), script, files)
+    }
+
+    fn run_on(arch: Arch, script: &str, files: Files) -> Result<Self, String> {
         let boot = Boot {
             command: format!("{PRELUDE}{script}"),
             programs: vec!["guest-tests".into()],
@@ -59,6 +63,10 @@ impl Session {
             memory_mib: 512,
             place: PlaceChoice::Lab,
             timeout: LIMIT,
+            sources: Sources {
+                arch,
+                ..Sources::default()
+            },
             ..Boot::default()
         };
         let outcome = boot.run_on_lab_host().map_err(|error| chain(&error))?;
@@ -136,19 +144,31 @@ impl Session {
     }
 }
 
-/// A session with stock perf that all tests of a binary share: the first to ask for it runs the script.
+/// A session that all tests of a binary share: the first to ask for it runs the script.
 #[derive(Debug)]
 pub struct SharedSession {
     script: &'static str,
+    arch: Arch,
     session: OnceLock<Result<Session, String>>,
 }
 
 impl SharedSession {
-    /// A session that will run `script`.
+    /// A session with stock perf that will run `script`.
     #[must_use]
     pub const fn with_perf(script: &'static str) -> Self {
         Self {
             script,
+            arch: Arch::X86_64,
+            session: OnceLock::new(),
+        }
+    }
+
+    /// The same on the lab of aarch64, without perf.
+    #[must_use]
+    pub const fn on_aarch64(script: &'static str) -> Self {
+        Self {
+            script,
+            arch: Arch::Aarch64,
             session: OnceLock::new(),
         }
     }
@@ -159,8 +179,11 @@ impl SharedSession {
     /// The session failed, for this test or one before.
     pub fn get(&self) -> &Session {
         let session = self.session.get_or_init(|| {
-            let perf = images::foreign::perf().map_err(|error| chain(&error))?;
-            Session::run(self.script, perf)
+            let files = match self.arch {
+                Arch::X86_64 => images::foreign::perf().map_err(|error| chain(&error))?,
+                Arch::Aarch64 => Files::new(),
+            };
+            Session::run_on(self.arch, self.script, files)
         });
         match session {
             Ok(session) => session,

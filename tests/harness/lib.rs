@@ -6,4 +6,5 @@ pub mod figures;
 pub mod guest;
 pub mod host;
 pub mod micro;
+pub mod rows;
 pub mod wire;

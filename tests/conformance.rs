@@ -1,0 +1,156 @@
+//! The hardware path held against what counters must count, row by row, beside KVM's own PMU on the
+//! same host; and what the host must see of it.
+//!
+//! On a host without counters of its own this is the aarch64 lab, where QEMU emulates a PMUv3 that is
+//! exact to the instruction: the VMM, KVM and the host's perf core are real, the counters are not.
+
+/// What the host sees of its guests' counts.
+#[path = "conformance/shared_host.rs"]
+mod shared_host;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use images::{Arch, Boot, PlaceChoice, Sources};
+use tests::rows::{self, Finding};
+use vpmu_client::error::chain;
+
+/// Far above a boot in the lab and all rows on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(600);
+/// The one row that the lab's PMU has no event for.
+const ABSENT_IN_LAB: &[&str] = &["loop_counts_its_branches"];
+
+/// What one boot found.
+#[derive(Debug)]
+struct Table {
+    place: String,
+    rows: BTreeMap<String, Finding>,
+    output: String,
+}
+
+/// Boots a guest that judges the PMU of its processors, with these arguments for `vmm run`.
+fn table(more: &[&str]) -> Result<Table, String> {
+    // An emulated processor spends so long on a sample that the usual share of its time would
+    // throttle them.
+    let vmm_args = ["--max-sampling-percent", "100"].iter().chain(more);
+    let boot = Boot {
+        command: "guest-tests conformance".into(),
+        programs: vec!["guest-tests".into()],
+        vcpus: 1,
+        vmm_args: vmm_args.map(|&argument| argument.into()).collect(),
+        place: PlaceChoice::Lab,
+        timeout: LIMIT,
+        sources: Sources {
+            arch: Arch::Aarch64,
+            ..Sources::default()
+        },
+        ..Boot::default()
+    };
+    let outcome = boot.run().map_err(|error| chain(&error))?;
+    let rows = outcome
+        .output
+        .lines()
+        .filter_map(rows::parse)
+        .map(|(row, _, finding)| (row.to_owned(), finding))
+        .collect();
+    Ok(Table {
+        place: outcome.place.to_string(),
+        rows,
+        output: outcome.output,
+    })
+}
+
+static OURS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&[]));
+static KVMS: LazyLock<Result<Table, String>> = LazyLock::new(|| table(&["--guest-pmu"]));
+
+fn get(table: &'static LazyLock<Result<Table, String>>) -> &'static Table {
+    match &**table {
+        Ok(table) => table,
+        Err(error) => panic!("no guest: {error}"),
+    }
+}
+
+fn check(row: &str) {
+    let table = get(&OURS);
+    match table.rows.get(row) {
+        None => panic!("the guest did not judge {row}:\n{}", table.output),
+        Some(Finding::Fails(reason)) => panic!("on {}: {reason}", table.place),
+        Some(Finding::Absent(reason)) => assert!(
+            ABSENT_IN_LAB.contains(&row),
+            "on {}, nothing to judge: {reason}",
+            table.place
+        ),
+        Some(Finding::Holds(_)) => assert!(
+            !ABSENT_IN_LAB.contains(&row),
+            "the lab's PMU has an event for it"
+        ),
+    }
+}
+
+/// A test for each row of ours, and one that prints the table.
+macro_rules! rows {
+    ($($row:ident),+ $(,)?) => {
+        const ROWS: &[&str] = &[$(stringify!($row)),+];
+
+        $(
+            #[test]
+            fn $row() {
+                check(stringify!($row));
+            }
+        )+
+    };
+}
+
+rows! {
+    user_loop_counts_its_instructions,
+    kernel_code_counts_its_instructions,
+    loop_counts_its_branches,
+    cycles_fit_the_instructions,
+    trapped_instruction_counts_at_most_once,
+    count_goes_on_past_32_bits,
+    disabled_event_stands_still,
+    reset_while_counting_starts_from_zero,
+    mode_that_is_left_out_counts_nothing,
+    count_in_the_page_is_the_count_read,
+    as_many_events_as_counters_run_all_the_time,
+    one_event_more_than_counters_takes_turns,
+    more_events_than_counters_scale_to_the_count,
+    members_of_a_group_count_at_once,
+    each_period_of_instructions_is_a_sample,
+    each_period_of_cycles_is_a_sample,
+    samples_spread_over_the_loop_as_it_runs,
+    period_changed_while_counting_holds_from_then_on,
+    frequency_settles_at_the_rate_asked_for,
+    region_counts_its_instructions,
+    generic_event_counts_or_is_enoent,
+    generic_events_that_open_are_listed,
+    reserved_bit_is_refused,
+}
+
+#[test]
+fn both_pmus_are_judged_by_the_same_rows() {
+    let mut expected = ROWS.to_vec();
+    expected.sort_unstable();
+    for table in [get(&OURS), get(&KVMS)] {
+        let judged: Vec<&str> = table.rows.keys().map(String::as_str).collect();
+        assert_eq!(judged, expected, "on {}:\n{}", table.place, table.output);
+    }
+}
+
+#[test]
+fn table_shows_vpmu_beside_kvms_own_pmu() {
+    let (ours, kvms) = (get(&OURS), get(&KVMS));
+    let mut text = format!("\nOn {}:\n", ours.place);
+    for row in ROWS {
+        let cell = |table: &Table| table.rows.get(*row).map(ToString::to_string);
+        let (ours, kvms) = (cell(ours), cell(kvms));
+        assert!(ours.is_some() && kvms.is_some(), "{row}");
+        let (ours, kvms) = (ours.unwrap_or_default(), kvms.unwrap_or_default());
+        let _ = writeln!(text, "{row}\n    vpmu  {ours}\n    KVM   {kvms}");
+    }
+    // The test runner keeps what macros print to itself.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}

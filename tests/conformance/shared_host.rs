@@ -1,0 +1,101 @@
+//! Guests that share their host's counters: with each other, with the host's perf, and with a process
+//! that keeps some for itself.
+
+use tests::host::SharedSession;
+
+const SCRIPT: &str = r#"
+# Reads of the host what guests run on the machine's threads, beside what the guest reads by itself.
+vmm() {
+	guest-tests count-guests "/tmp/$name.host" /bin/vmm "$@"
+}
+until_said() {
+	tries=0
+	until grep -q "@guest $2" "/tmp/$1.console" 2> /dev/null; do
+		sleep 0.1
+		tries=$((tries + 1))
+		if [ $tries -gt 3000 ]; then
+			echo "$1 does not say $2"
+			cat "/tmp/$1.console" "/tmp/$1.log"
+			exit 1
+		fi
+	done
+}
+end() {
+	kill -TERM $(pidof vmm)
+	wait
+	cat /tmp/*.said
+	rm /tmp/*.said
+}
+ACT=counts
+
+boot alone --persistent instructions:u,size=0,name=all --ctl /tmp/alone.sock > /tmp/alone.said &
+until_said alone waiting
+/bin/vmm ctl --socket /tmp/alone.sock --json list > /tmp/alone.list
+end
+put alone.list /tmp/alone.list
+put alone.host /tmp/alone.host
+
+boot one > /tmp/one.said &
+boot two > /tmp/two.said &
+until_said one waiting
+until_said two waiting
+end
+
+guest-tests hold-counters 4 > /tmp/held &
+until grep -q held /tmp/held; do
+	sleep 0.1
+done
+boot contended > /tmp/contended.said &
+until_said contended waiting
+end
+"#;
+
+static SESSION: SharedSession = SharedSession::on_aarch64(SCRIPT);
+
+/// What the guest of that boot says of `what`.
+fn said(boot: &str, what: &str) -> String {
+    let said = SESSION.get().said(boot);
+    let line = said.iter().find_map(|line| line.strip_prefix(what));
+    let line = line.unwrap_or_else(|| panic!("nothing of {what}: {said:?}"));
+    line.trim().to_owned()
+}
+
+/// The guest's loop is exact to the instruction in each boot.
+fn ensure_exact(boot: &str) {
+    assert_eq!(said(boot, "loops"), "exact", "{boot}");
+}
+
+#[test]
+fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
+    let list = SESSION.get().text("alone.list");
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let events = list["events"].as_array().expect("events");
+    assert_eq!(events.len(), 2, "one of each vCPU: {list}");
+    let counts = events.iter().map(|event| event["count"].as_u64());
+    let ours: u64 = counts.map(|count| count.expect("a count")).sum();
+    let host: u64 = SESSION
+        .get()
+        .text("alone.host")
+        .trim()
+        .parse()
+        .expect("a count");
+    assert!(ours > 1_000_000, "{ours} instructions of a whole boot");
+    assert_eq!(ours, host, "from the guest's first instruction on");
+    ensure_exact("alone");
+}
+
+#[test]
+fn guests_on_one_host_count_their_own_instructions() {
+    ensure_exact("one");
+    ensure_exact("two");
+}
+
+#[test]
+fn counter_that_the_host_keeps_shows_in_the_time_running() {
+    assert_eq!(said("alone", "waiting-for-counters"), "0 of 6");
+    let contended = said("contended", "waiting-for-counters");
+    let waiting = contended.split(' ').next().unwrap_or_default();
+    let waiting: u32 = waiting.parse().expect("a number");
+    assert!(waiting > 0, "{contended}");
+    ensure_exact("contended");
+}

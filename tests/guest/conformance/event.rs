@@ -1,0 +1,116 @@
+//! Events as the rows open them, and work whose instructions are known.
+
+use std::error::Error;
+use std::io;
+
+use perf_event_open_sys::bindings::{self, perf_event_attr};
+
+use crate::arch::stubs;
+use crate::raw::{Event, FORMAT_ENABLED, FORMAT_RUNNING, kernels_own, refused};
+
+/// Instructions of one round of [`spin`].
+pub(super) const PER_ROUND: u64 = 2;
+/// Instructions outside of the loop that a count holds at most: the way to it and back.
+pub(super) const MOST_BORDER: u64 = 64;
+
+/// An event of the CPU's: perf's type, its config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct What {
+    pub(super) kind: u32,
+    pub(super) config: u64,
+}
+
+const fn hardware(config: u32) -> What {
+    What {
+        kind: bindings::PERF_TYPE_HARDWARE,
+        config: config as u64,
+    }
+}
+
+pub(super) const CYCLES: What = hardware(bindings::PERF_COUNT_HW_CPU_CYCLES);
+pub(super) const INSTRUCTIONS: What = hardware(bindings::PERF_COUNT_HW_INSTRUCTIONS);
+pub(super) const BRANCHES: What = hardware(bindings::PERF_COUNT_HW_BRANCH_INSTRUCTIONS);
+pub(super) const FRONTEND: What = hardware(bindings::PERF_COUNT_HW_STALLED_CYCLES_FRONTEND);
+pub(super) const BACKEND: What = hardware(bindings::PERF_COUNT_HW_STALLED_CYCLES_BACKEND);
+
+/// The modes that an event counts in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    User,
+    Kernel,
+    Both,
+}
+
+/// A reading with its times.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Reading {
+    pub(super) count: u64,
+    pub(super) enabled: u64,
+    pub(super) running: u64,
+}
+
+/// Disabled; a reading has both times.
+pub(super) fn attr(what: What, mode: Mode) -> perf_event_attr {
+    let mut attr = perf_event_attr {
+        type_: what.kind,
+        size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
+        config: what.config,
+        read_format: FORMAT_ENABLED | FORMAT_RUNNING,
+        ..perf_event_attr::default()
+    };
+    attr.set_disabled(1);
+    attr.set_exclude_hv(1);
+    attr.set_exclude_user((mode == Mode::Kernel).into());
+    attr.set_exclude_kernel((mode == Mode::User).into());
+    attr
+}
+
+pub(super) fn open(what: What, mode: Mode) -> io::Result<Event> {
+    kernels_own(&attr(what, mode))
+}
+
+/// The same; `None` if the PMU has no such event.
+pub(super) fn offered(what: What, mode: Mode) -> io::Result<Option<Event>> {
+    let opened = open(what, mode);
+    match opened.as_ref().map_err(io::Error::raw_os_error) {
+        Err(Some(libc::ENOENT)) => Ok(None),
+        _ => opened.map(Some),
+    }
+}
+
+pub(super) fn read(event: &Event) -> Result<Reading, Box<dyn Error>> {
+    match event.read()?.as_slice() {
+        &[count, enabled, running] => Ok(Reading {
+            count,
+            enabled,
+            running,
+        }),
+        other => Err(format!("a reading of {} words", other.len()).into()),
+    }
+}
+
+/// What the event counts of `work`.
+pub(super) fn counted(event: &Event, work: impl FnOnce()) -> Result<Reading, Box<dyn Error>> {
+    event.reset(0)?;
+    event.enable(0)?;
+    work();
+    event.disable(0)?;
+    read(event)
+}
+
+/// A loop of [`PER_ROUND`] instructions a round.
+pub(super) fn spin(rounds: u64) {
+    let [one, _] = stubs::loops();
+    one.run(rounds);
+}
+
+/// Where the loop lies.
+pub(super) fn code() -> std::ops::Range<u64> {
+    let [one, _] = stubs::loops();
+    one.code
+}
+
+/// The errno that refuses the attr; `None` if nothing does.
+pub(super) fn refusal(attr: &perf_event_attr) -> Option<i32> {
+    refused(kernels_own(attr))
+}

@@ -1,0 +1,94 @@
+//! Guests beside other users of their host's counters: what such a guest does, and what the host does
+//! meanwhile.
+
+use std::error::Error;
+use std::fs;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::Duration;
+
+use super::counting::border_of_the_loop;
+use super::event::{INSTRUCTIONS, Mode, attr};
+use super::prepare;
+use super::sharing::waiting;
+use crate::Outcome;
+use crate::acts::say;
+use crate::raw::{Event, How, kernels, kernels_own};
+
+/// Events of the guest: with those of an operator no more than the lab's PMU counts at once.
+const EVENTS: usize = 6;
+/// Loops that are counted while others use the counters.
+const LOOPS: usize = 50;
+
+/// A guest's act: counts loops, and how many of its events wait for counters; then it sleeps.
+pub(crate) fn counts() -> Outcome {
+    prepare()?;
+    let mut borders = Vec::new();
+    for _ in 0..LOOPS {
+        borders.push(border_of_the_loop()?);
+    }
+    match borders.iter().all(|border| *border == borders[0]) {
+        true => say("loops exact"),
+        false => say(&format!("loops {borders:?}")),
+    }
+    say(&format!(
+        "waiting-for-counters {} of {EVENTS}",
+        waiting(EVENTS)?
+    ));
+    say("waiting");
+    loop {
+        thread::sleep(Duration::from_secs(60));
+    }
+}
+
+/// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, and writes into the file how
+/// many instructions guests executed as users on its threads.
+pub(crate) fn count_guests(file: &str, program: &str, arguments: &[&str]) -> ExitCode {
+    let run = || -> Result<u8, Box<dyn Error>> {
+        let mut attr = attr(INSTRUCTIONS, Mode::User);
+        attr.read_format = 0;
+        attr.set_disabled(0);
+        attr.set_inherit(1);
+        attr.set_exclude_host(1);
+        let event = kernels_own(&attr)?;
+        let status = Command::new(program).args(arguments).status()?;
+        fs::write(file, event.count()?.to_string())?;
+        Ok(status
+            .code()
+            .and_then(|code| code.try_into().ok())
+            .unwrap_or(1))
+    };
+    match run() {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `guest-tests hold-counters COUNT`: keeps so many counters of CPU 0 until it is ended.
+pub(crate) fn hold_counters(count: &str) -> ExitCode {
+    let hold = || -> Result<Vec<Event>, Box<dyn Error>> {
+        (0..count.parse()?)
+            .map(|_| {
+                let mut attr = attr(INSTRUCTIONS, Mode::Both);
+                attr.set_disabled(0);
+                attr.set_pinned(1);
+                Ok(kernels(&attr, How::on_cpu(0))?)
+            })
+            .collect()
+    };
+    match hold() {
+        Ok(events) => {
+            println!("held {}", events.len());
+            loop {
+                thread::sleep(Duration::from_secs(60));
+            }
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! A PMU held against what its counters must count: the rows of a table, each of which names its
+//! counterpart among kvm-unit-tests' and the kernel's own PMU tests, if it has one.
+//!
+//! The rows know `perf_event_open(2)` alone, so that they judge whatever PMU the guest's processors
+//! have: the driver in that role, or one that KVM emulates.
+
+mod counting;
+mod event;
+mod host;
+mod refusals;
+mod sampling;
+mod sharing;
+mod triggers;
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use tests::rows::{self, Finding};
+
+pub(crate) use self::host::{count_guests, counts, hold_counters};
+use crate::{cpu, os};
+
+/// What a row found; an error says why it does not hold.
+type Found = Result<Finding, Box<dyn Error>>;
+/// A row's name and its test.
+type Row = (&'static str, fn() -> Found);
+
+/// It holds: with these figures.
+fn holds(figures: impl Into<String>) -> Found {
+    Ok(Finding::Holds(figures.into()))
+}
+
+/// The guest has nothing that the row could judge.
+fn absent(reason: impl Into<String>) -> Found {
+    Ok(Finding::Absent(reason.into()))
+}
+
+/// `guest-tests conformance`: prints a line for each row.
+pub(crate) fn run() -> ExitCode {
+    let mut failed = false;
+    let rows = [
+        counting::ROWS,
+        sharing::ROWS,
+        sampling::ROWS,
+        triggers::ROWS,
+        refusals::ROWS,
+    ];
+    if let Err(error) = prepare() {
+        eprintln!("preparing the guest: {error}");
+        return ExitCode::FAILURE;
+    }
+    for (name, row) in rows.concat() {
+        os::drain_console();
+        let began = Instant::now();
+        let finding = row().unwrap_or_else(|error| Finding::Fails(error.to_string()));
+        failed |= matches!(finding, Finding::Fails(_));
+        println!("{}", rows::line(name, began.elapsed(), &finding));
+    }
+    match failed {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}
+
+/// Has nothing else run on this CPU, and lets perf sample as often as it is asked to.
+fn prepare() -> Result<(), Box<dyn Error>> {
+    cpu::bind_console()?;
+    cpu::leave_console()?;
+    cpu::keep()?;
+    // The kernel refuses to change the rate while nothing limits the time.
+    std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "25")?;
+    std::fs::write("/proc/sys/kernel/perf_event_max_sample_rate", "1000000")?;
+    std::fs::write("/proc/sys/kernel/perf_cpu_time_max_percent", "100")?;
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! More events than counters.
+
+use std::error::Error;
+use std::os::fd::AsFd;
+
+use super::event::{
+    BACKEND, CYCLES, FRONTEND, INSTRUCTIONS, Mode, PER_ROUND, Reading, What, attr, offered, open,
+    read, spin,
+};
+use super::{Found, Row, absent, holds};
+use crate::ensure::{ensure, ensure_eq};
+use crate::raw::{Event, How, kernels};
+
+pub(super) const ROWS: &[Row] = &[
+    ("as_many_events_as_counters_run_all_the_time", as_many),
+    ("one_event_more_than_counters_takes_turns", one_more),
+    ("more_events_than_counters_scale_to_the_count", twelve),
+    ("members_of_a_group_count_at_once", group),
+];
+
+/// Long enough for many turns.
+const LONG: u64 = 50_000_000;
+/// Events that a PMU may count at once; those that count the work of the loop come first. The device
+/// shares a counter among events that differ in nothing.
+const KINDS: [What; 4] = [INSTRUCTIONS, CYCLES, FRONTEND, BACKEND];
+const MODES: [Mode; 3] = [Mode::User, Mode::Both, Mode::Kernel];
+
+/// Different events, as many as the PMU has of [`KINDS`] and [`MODES`].
+fn different() -> Result<Vec<(What, Mode)>, Box<dyn Error>> {
+    let mut found = Vec::new();
+    for mode in MODES {
+        for what in KINDS {
+            if offered(what, mode)?.is_some() {
+                found.push((what, mode));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the event counts the user's loop.
+fn counts_the_loop((what, mode): (What, Mode)) -> bool {
+    [INSTRUCTIONS, CYCLES].contains(&what) && mode != Mode::Kernel
+}
+
+/// The events' readings over a loop of so many rounds.
+fn together(kinds: &[(What, Mode)], rounds: u64) -> Result<Vec<Reading>, Box<dyn Error>> {
+    let events: Vec<Event> = kinds
+        .iter()
+        .map(|&(what, mode)| open(what, mode))
+        .collect::<Result<_, _>>()?;
+    for event in &events {
+        event.enable(0)?;
+    }
+    spin(rounds);
+    for event in &events {
+        event.disable(0)?;
+    }
+    events.iter().map(read).collect()
+}
+
+fn always(reading: &Reading) -> bool {
+    reading.running == reading.enabled
+}
+
+/// How many of the events run all the time together: the PMU's counters. `None`: all do.
+fn counters(kinds: &[(What, Mode)]) -> Result<Option<usize>, Box<dyn Error>> {
+    for events in 1..=kinds.len() {
+        if !together(&kinds[..events], LONG / 5)?.iter().all(always) {
+            ensure!(events > 1, "one event does not run all the time");
+            return Ok(Some(events - 1));
+        }
+    }
+    Ok(None)
+}
+
+/// How many of so many different events do not run all the time.
+pub(super) fn waiting(events: usize) -> Result<usize, Box<dyn Error>> {
+    let kinds = different()?;
+    let kinds = kinds.get(..events).ok_or("the PMU has fewer events")?;
+    let readings = together(kinds, LONG / 5)?;
+    Ok(readings.iter().filter(|reading| !always(reading)).count())
+}
+
+fn as_many() -> Found {
+    let kinds = different()?;
+    let counters = counters(&kinds)?.unwrap_or(kinds.len());
+    let kinds = &kinds[..counters];
+    for (kind, reading) in kinds.iter().zip(together(kinds, LONG)?) {
+        ensure!(always(&reading), "{reading:?} among {counters}");
+        ensure!(reading.enabled > 0, "no time");
+        ensure!(
+            !counts_the_loop(*kind) || reading.count >= LONG * PER_ROUND,
+            "{kind:?} has {}",
+            reading.count
+        );
+    }
+    holds(format!("{counters} at once"))
+}
+
+fn one_more() -> Found {
+    let kinds = different()?;
+    let Some(counters) = counters(&kinds)? else {
+        return absent(format!("{} different events run at once", kinds.len()));
+    };
+    let kinds = &kinds[..=counters];
+    let readings = together(kinds, LONG)?;
+    let waiting = readings.iter().filter(|reading| !always(reading)).count();
+    ensure!(waiting > 0, "{} run all the time", kinds.len());
+    for (kind, reading) in kinds.iter().zip(&readings) {
+        ensure!(
+            reading.running <= reading.enabled,
+            "it runs longer than it is enabled: {reading:?}"
+        );
+        ensure!(
+            reading.running > 0,
+            "one of {} has no turn: {reading:?}",
+            kinds.len()
+        );
+        ensure!(
+            !counts_the_loop(*kind) || reading.count > 0,
+            "zero in a time in which it ran: {reading:?}"
+        );
+    }
+    holds(format!("{waiting} of {} take turns", kinds.len()))
+}
+
+/// How far a scaled count may be off.
+const PERCENT: u64 = 2;
+
+fn twelve() -> Found {
+    let kinds = different()?;
+    let Some(counters) = counters(&kinds)? else {
+        return absent(format!("{} different events run at once", kinds.len()));
+    };
+    let rounds = 10 * LONG;
+    let expected = rounds * PER_ROUND;
+    let mut worst = 0;
+    for (kind, reading) in kinds.iter().zip(together(&kinds, rounds)?) {
+        ensure!(reading.running > 0, "it has no turn: {reading:?}");
+        if !counts_the_loop(*kind) {
+            continue;
+        }
+        let scaled =
+            u128::from(reading.count) * u128::from(reading.enabled) / u128::from(reading.running);
+        let off = scaled.abs_diff(expected.into());
+        worst = worst.max(off);
+        ensure!(
+            off * 100 <= u128::from(expected * PERCENT),
+            "{scaled}, not {expected}: {reading:?}"
+        );
+    }
+    let worst = worst * 10_000 / u128::from(expected);
+    holds(format!(
+        "{} events on {counters} counters, {}.{:02} % off at most",
+        kinds.len(),
+        worst / 100,
+        worst % 100
+    ))
+}
+
+fn group() -> Found {
+    let leader = open(INSTRUCTIONS, Mode::User)?;
+    let mut member = attr(INSTRUCTIONS, Mode::User);
+    member.set_disabled(0);
+    let member = kernels(&member, How::OWN.led_by(leader.as_fd()))?;
+    leader.enable(0)?;
+    spin(1_000_000);
+    leader.disable(0)?;
+    let (leader, member) = (read(&leader)?, read(&member)?);
+    ensure_eq!(leader.count, member.count, "leader and member");
+    ensure_eq!(leader.running, member.running, "their times");
+    holds(format!("{} each", leader.count))
+}

@@ -1,0 +1,38 @@
+//! Regions between two marks.
+
+use super::event::{INSTRUCTIONS, MOST_BORDER, PER_ROUND, spin};
+use super::{Found, Row, absent, holds};
+use crate::ensure::ensure;
+use crate::raw::{Device, Doorbell, How};
+use crate::triggers::{Region, START, STOP};
+
+pub(super) const ROWS: &[Row] = &[("region_counts_its_instructions", region)];
+
+fn region() -> Found {
+    let Ok(device) = Device::open() else {
+        return absent("the guest has no vpmu");
+    };
+    let bell = Doorbell::map(&device)?;
+    let mut inside = device.attr(INSTRUCTIONS.kind.into(), INSTRUCTIONS.config);
+    inside.set_exclude_kernel(1);
+    let region = Region::of(&device, &inside, How::OWN)?;
+    let mut borders = Vec::new();
+    for rounds in [1_000, 100_000, 10_000_000] {
+        let before = region.target.count()?;
+        bell.mark(START);
+        spin(rounds);
+        bell.mark(STOP);
+        let count = region.target.count()? - before;
+        borders.push(count.wrapping_sub(PER_ROUND * rounds));
+    }
+    ensure!(
+        borders.iter().all(|border| *border == borders[0]),
+        "{borders:?} more than the regions' loops"
+    );
+    ensure!(
+        borders[0] <= MOST_BORDER,
+        "{} more than the loop",
+        borders[0]
+    );
+    holds(format!("2,000 to 20,000,000, each + {}", borders[0]))
+}
