@@ -3,12 +3,15 @@
 //! Every program finds the base of the device window in X0 and reports by storing there, since a
 //! store reaches the VMM from any exception level.
 
+/// Programs are written in instructions.
+pub(crate) type Unit = u32;
+
 /// Guest RAM, from address zero, open to EL0: nothing translates addresses.
-pub(super) const RAM: usize = 0x1_0000;
+pub(crate) const RAM: usize = 0x1_0000;
 /// The device window: behind RAM and backed by nothing, so every store exits.
-pub(super) const WINDOW: u64 = 0x1000_0000;
+pub(crate) const WINDOW: u64 = 0x1000_0000;
 /// Where a probe's program begins.
-pub(super) const PROGRAM: u64 = 0x1000;
+pub(crate) const PROGRAM: u64 = 0x1000;
 /// The exception vectors.
 pub(super) const VECTORS: u64 = 0x8000;
 /// Of them: an exception of EL1 itself, and of EL0.
@@ -18,7 +21,7 @@ const FROM_USER: u64 = 0x400;
 /// Window offsets that programs store to.
 pub(super) const RESULT: u64 = 0x00;
 pub(super) const RETURNED: u64 = 0x08;
-pub(super) const EXCEPTION: u64 = 0x70;
+pub(crate) const EXCEPTION: u64 = 0x70;
 
 const STR_W1: u32 = 0xb900_0001; // str w1, [x0]
 const STR_X1: u32 = 0xf900_0001; // str x1, [x0]
@@ -61,17 +64,22 @@ pub(super) const PSCI_VERSION: u64 = 0x8400_0000;
 pub(super) const PSCI_0_2: u64 = 2;
 
 /// For ever.
-pub(super) const LOOP: &[u32] = &[BACK];
+pub(crate) const LOOP: &[u32] = &[BACK];
 
-/// Everything but the program: address and instructions.
-pub(super) fn vectors() -> [(u64, &'static [u32]); 2] {
+/// Everything but the program: address and bytes.
+pub(crate) fn tables() -> [(u64, Vec<u8>); 2] {
     [
-        (VECTORS + FROM_KERNEL, CLASSIFY),
-        (VECTORS + FROM_USER, ANSWER),
+        (VECTORS + FROM_KERNEL, bytes(CLASSIFY)),
+        (VECTORS + FROM_USER, bytes(ANSWER)),
     ]
 }
 
 /// Bytes of `program`.
-pub(super) fn bytes(program: &[u32]) -> Vec<u8> {
+pub(crate) fn bytes(program: &[Unit]) -> Vec<u8> {
     program.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// In words, an exception that a program reported.
+pub(crate) fn describe_exception(class: u64) -> String {
+    format!("raised an exception of class {class:#x}")
 }

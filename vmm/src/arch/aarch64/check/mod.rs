@@ -1,6 +1,6 @@
 //! What `vmm check` tries of a guest: a few instructions at EL1 and EL0, addresses not translated.
 
-mod code;
+pub(crate) mod code;
 mod facts;
 mod guest;
 mod machine;
@@ -14,7 +14,8 @@ use kvm_bindings::{
 pub use facts::Guest;
 #[cfg(test)]
 pub(crate) use facts::tests::has_hardware_virtualisation;
-pub(crate) use guest::{in_loop, probe, spin};
+pub(crate) use guest::probe;
+pub(crate) use machine::{create_vcpu, create_vm};
 
 /// Capabilities that are looked at: name, number, and whether a guest cannot run without.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[

@@ -3,10 +3,13 @@
 //! Every program finds the base of the device window in `rdi` and reports by storing there, since
 //! a store reaches the VMM from any ring, where a port write needs ring 0.
 
+/// Programs are written in bytes.
+pub(crate) type Unit = u8;
+
 /// Guest RAM, from address zero; mapped one to one, open to ring 3.
-pub(super) const RAM: usize = 0x20_0000;
+pub(crate) const RAM: usize = 0x20_0000;
 /// The device window: mapped right behind RAM and backed by nothing, so every store exits.
-pub(super) const WINDOW: u64 = 0x20_0000;
+pub(crate) const WINDOW: u64 = 0x20_0000;
 
 pub(super) const GDT: u64 = 0x1000;
 pub(super) const IDT: u64 = 0x2000;
@@ -16,7 +19,7 @@ const PML4_PD: u64 = 0x6000;
 /// What CR3 holds.
 pub(super) const PML4: u64 = 0x4000;
 /// Where a probe's program begins.
-pub(super) const PROGRAM: u64 = 0x8000;
+pub(crate) const PROGRAM: u64 = 0x8000;
 /// Where `syscall` arrives.
 pub(super) const SYSCALL: u64 = 0x9000;
 /// Where exceptions arrive.
@@ -40,7 +43,7 @@ pub(super) const STAR: u64 = (KERNEL_CS as u64) << 32 | ((KERNEL_SS as u64) | 3)
 /// Window offsets that programs store to.
 pub(super) const RESULT: u64 = 0x00;
 pub(super) const RETURNED: u64 = 0x08;
-pub(super) const EXCEPTION: u64 = 0x70;
+pub(crate) const EXCEPTION: u64 = 0x70;
 
 /// The port of [`PORT_WRITE`], which no PC device uses.
 pub(super) const PORT: u16 = 0x5f0;
@@ -80,10 +83,10 @@ pub(super) const READ_TSC: &[u8] = &[
 ];
 
 /// `inc rax; jmp` back to it, for ever.
-pub(super) const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
+pub(crate) const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 
 /// Everything but the program: address and bytes of each table.
-pub(super) fn tables() -> Vec<(u64, Vec<u8>)> {
+pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
     let paging = [
@@ -108,6 +111,16 @@ pub(super) fn tables() -> Vec<(u64, Vec<u8>)> {
     tables.push((EXCEPTIONS, handlers()));
     tables.push((SYSCALL, ANSWER.to_vec()));
     tables
+}
+
+/// Bytes of `program`.
+pub(crate) fn bytes(program: &[Unit]) -> Vec<u8> {
+    program.to_vec()
+}
+
+/// In words, an exception that a program reported.
+pub(crate) fn describe_exception(vector: u64) -> String {
+    format!("raised exception {vector}")
 }
 
 /// Bytes of the global descriptor table.

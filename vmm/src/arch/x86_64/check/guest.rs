@@ -6,13 +6,10 @@
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
 
-use kvm_ioctls::Kvm;
-
 use super::code;
 use super::facts::{ExitRip, Guest, GuestTsc};
-use super::machine::{Exit, Machine, MachineError};
-use crate::check::{Finding, Ring, Watch, watched};
-use crate::report;
+use crate::check::probes::{finding, in_loop, on_machine};
+use crate::check::{Exit, Finding, Machine, MachineError, Ring};
 
 /// For a probe that ends on its own: generous, an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
@@ -60,46 +57,15 @@ pub(crate) fn probe() -> Guest {
         }),
         signal: finding(BUDGET_SPIN, Ring::Kernel, code::LOOP, |machine| {
             let exit = machine.run();
-            let within = code::PROGRAM..code::PROGRAM + code::LOOP.len() as u64;
             let at = machine.regs()?.rip;
             Ok(match exit {
-                Exit::Stopped if within.contains(&at) => Finding::yes("ends the run call"),
+                Exit::Stopped if in_loop(at) => Finding::yes("ends the run call"),
                 Exit::Stopped => Finding::no(format!("left the guest at {at:#x}")),
                 exit => Finding::no(exit.describe()),
             })
         }),
         tsc: tsc(),
     }
-}
-
-/// Builds a machine on a watched thread and lets `judge` run it.
-///
-/// # Errors
-/// In words: what KVM refused, or that the probe never came back.
-fn on_machine<T: Send + 'static>(
-    budget: Duration,
-    ring: Ring,
-    program: &'static [u8],
-    judge: impl FnOnce(&mut Machine) -> Result<T, MachineError> + Send + 'static,
-) -> Result<T, String> {
-    let probe = move |watch: &Watch| {
-        let kvm = Kvm::new().map_err(|e| MachineError::Kvm("opening /dev/kvm", e))?;
-        judge(&mut Machine::new(&kvm, watch, ring, program)?)
-    };
-    match watched(budget, probe) {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(report::chain(&error)),
-        Err(error) => Err(report::chain(&error)),
-    }
-}
-
-fn finding(
-    budget: Duration,
-    ring: Ring,
-    program: &'static [u8],
-    judge: impl FnOnce(&mut Machine) -> Result<Finding, MachineError> + Send + 'static,
-) -> Finding {
-    on_machine(budget, ring, program, judge).unwrap_or_else(Finding::no)
 }
 
 /// The write, where it leaves the instruction pointer, and whether the copied registers agree.
@@ -223,34 +189,4 @@ fn tsc() -> GuestTsc {
 fn host_tsc() -> u64 {
     // SAFETY: every x86-64 CPU has rdtsc, and Linux leaves it open to programs.
     unsafe { _rdtsc() }
-}
-
-/// A machine whose ring 0 or ring 3 is to be watched from outside while it loops.
-///
-/// The observer starts before the guest runs, on the thread that runs it, and is asked for its
-/// answer once `budget` has ended the run, or earlier when `done`, which each signal asks.
-pub(crate) fn spin<O: 'static, T: Send + 'static>(
-    budget: Duration,
-    ring: Ring,
-    start: impl FnOnce() -> Result<O, String> + Send + 'static,
-    mut done: impl FnMut(&O) -> bool + Send + 'static,
-    finish: impl FnOnce(O) -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    let answer = on_machine(budget, ring, code::LOOP, move |machine| {
-        let observer = match start() {
-            Ok(observer) => observer,
-            Err(error) => return Ok(Err(error)),
-        };
-        let exit = machine.run_until(|| done(&observer));
-        Ok(match exit {
-            Exit::Stopped => finish(observer),
-            exit => Err(format!("the guest {}", exit.describe())),
-        })
-    });
-    answer.and_then(|observed| observed)
-}
-
-/// Whether `ip` lies in the loop that [`spin`] runs.
-pub(crate) fn in_loop(ip: u64) -> bool {
-    (code::PROGRAM..code::PROGRAM + code::LOOP.len() as u64).contains(&ip)
 }

@@ -1,6 +1,6 @@
 //! What `vmm check` tries of a guest: a few instructions in long mode, in ring 0 and ring 3.
 
-mod code;
+pub(crate) mod code;
 mod facts;
 mod guest;
 mod machine;
@@ -13,7 +13,8 @@ use kvm_bindings::{
 };
 
 pub use facts::{ExitRip, Guest, GuestTsc};
-pub(crate) use guest::{in_loop, probe, spin};
+pub(crate) use guest::probe;
+pub(crate) use machine::{create_vcpu, create_vm};
 #[cfg(test)]
 pub(crate) use verdict::tests::has_hardware_virtualisation;
 
