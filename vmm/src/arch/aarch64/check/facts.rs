@@ -20,19 +20,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// What a stock kernel needs and this machine got wrong.
+    /// The names of what a stock kernel needs and this machine gets wrong.
     pub(crate) fn obstacles(&self) -> Vec<&'static str> {
-        [
+        Finding::failed([
             ("MMIO", &self.mmio),
             ("svc", &self.system_call),
             ("brk", &self.breakpoint),
             ("PSCI", &self.hypercall),
             ("signals", &self.signal),
-        ]
-        .into_iter()
-        .filter(|(_, finding)| !finding.ok)
-        .map(|(name, _)| name)
-        .collect()
+        ])
     }
 
     /// Whether any guest runs at all.

@@ -1,11 +1,7 @@
 use super::*;
-use crate::check::Finding;
 
 fn good() -> Finding {
-    Finding {
-        ok: true,
-        detail: "good".into(),
-    }
+    Finding::yes("good")
 }
 
 impl Guest {
