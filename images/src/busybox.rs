@@ -2,7 +2,6 @@
 //! architecture, and the names that it can be called by.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -11,6 +10,7 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::packages::{self, PackageError};
 use crate::progress::Step;
@@ -35,15 +35,9 @@ pub enum BusyboxError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// It could not be read.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// It has no table of its tools.
     #[error("{0} does not list its commands")]
     Tools(PathBuf),
@@ -83,10 +77,7 @@ pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, BusyboxError> {
 /// # Errors
 /// [`BusyboxError`].
 pub fn applets(busybox: &Path) -> Result<Vec<String>, BusyboxError> {
-    let bytes = fs::read(busybox).map_err(|source| BusyboxError::File {
-        path: busybox.to_owned(),
-        source,
-    })?;
+    let bytes = fs::read(busybox).map_err(FileError::at(busybox))?;
     table(&bytes).ok_or_else(|| BusyboxError::Tools(busybox.to_owned()))
 }
 

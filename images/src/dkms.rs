@@ -2,13 +2,13 @@
 //! that the host's modules stay as they are.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::module::{self, ModuleError};
@@ -43,14 +43,8 @@ pub enum DkmsError {
     #[error("DKMS has installed no {}", module::NAME)]
     NoModule,
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for DkmsError {
@@ -76,7 +70,7 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
         at("driver"),
         modules.clone(),
     ] {
-        fs::create_dir_all(&place).map_err(|e| failed(&place, e))?;
+        fs::create_dir_all(&place).map_err(FileError::at(&place))?;
     }
     let apt = Apt::host();
     apt.refreshing(|| {
@@ -87,7 +81,7 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     let sources = module::sources(&driver)?;
     for source in sources.into_iter().chain([driver.join(CONFIGURATION)]) {
         let copy = at("driver").join(source.file_name().unwrap_or_default());
-        fs::copy(&source, copy).map_err(|e| failed(&source, e))?;
+        fs::copy(&source, copy).map_err(FileError::at(&source))?;
     }
     // The index of modules would be the host's.
     let mut dkms = Command::new("bash");
@@ -113,12 +107,5 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     match module.is_file() {
         true => Ok(module),
         false => Err(DkmsError::NoModule),
-    }
-}
-
-fn failed(path: &Path, source: io::Error) -> DkmsError {
-    DkmsError::File {
-        path: path.to_owned(),
-        source,
     }
 }

@@ -1,7 +1,7 @@
-//! Everything that can keep a command from running in a guest.
+//! Everything that can keep a command from running in a guest, and the failure that its steps share.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -75,4 +75,22 @@ pub enum BootError {
         /// Its console's bytes.
         console: PathBuf,
     },
+}
+
+/// A file or a directory that could not be read or written.
+#[derive(Debug, Error)]
+#[error("cannot use {path}")]
+pub struct FileError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl FileError {
+    /// For `map_err`: the failed operation was on `path`.
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self {
+            path: path.to_owned(),
+            source,
+        }
+    }
 }

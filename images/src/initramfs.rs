@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -13,6 +12,7 @@ use crate::busybox::{self, BusyboxError};
 use crate::cache::{Cache, CacheError};
 use crate::cpio::{self, Archive, CpioError};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::kernel::Kernel;
 use crate::kmod::{self, KmodError, Module};
 use crate::module;
@@ -45,14 +45,8 @@ pub enum InitramfsError {
     #[error(transparent)]
     Cpio(#[from] CpioError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// The guest's: shell and tools, the driver and what it needs, our programs.
@@ -75,7 +69,7 @@ pub fn guest(
             Some(directory) => kmod::collect(directory, kernel.arch.guest_modules())?,
             None => Vec::new(),
         };
-        let bytes = fs::read(driver).map_err(|e| failed(driver, e))?;
+        let bytes = fs::read(driver).map_err(FileError::at(driver))?;
         modules.push(Module {
             name: module::NAME.trim_end_matches(".ko").to_owned(),
             bytes,
@@ -169,7 +163,7 @@ fn pack(
             add(&mut archive, name, file)?;
         }
         let path = dir.join(FILE);
-        fs::write(&path, archive.finish()?).map_err(|e| failed(&path, e))?;
+        fs::write(&path, archive.finish()?).map_err(FileError::at(&path))?;
         step.done();
         Ok::<_, InitramfsError>(())
     })?;
@@ -177,7 +171,7 @@ fn pack(
 }
 
 fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsError> {
-    let bytes = fs::read(file).map_err(|e| failed(file, e))?;
+    let bytes = fs::read(file).map_err(FileError::at(file))?;
     Ok(archive.file(name, 0o755, &bytes)?)
 }
 
@@ -188,16 +182,9 @@ fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsEr
 pub fn concatenate(archives: &[&Path], last: &[u8]) -> Result<Vec<u8>, InitramfsError> {
     let mut bytes = Vec::new();
     for archive in archives {
-        bytes.extend(fs::read(archive).map_err(|e| failed(archive, e))?);
+        bytes.extend(fs::read(archive).map_err(FileError::at(archive))?);
         cpio::pad(&mut bytes);
     }
     bytes.extend_from_slice(last);
     Ok(bytes)
-}
-
-fn failed(path: &Path, source: io::Error) -> InitramfsError {
-    InitramfsError::File {
-        path: path.to_owned(),
-        source,
-    }
 }

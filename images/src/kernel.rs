@@ -1,7 +1,6 @@
 //! A kernel to boot with all that belongs to it: Debian's stock one, or the user's own.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -11,6 +10,7 @@ use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::host::HostError;
 use crate::kallsyms;
 use crate::packages::{self, KernelPackages, PackageError};
@@ -47,14 +47,8 @@ pub enum KernelError {
         source: VmlinuxError,
     },
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Unpacked packages that do not look as expected.
     #[error("the kernel's packages hold no {0}")]
     Layout(String),
@@ -219,12 +213,13 @@ impl Kernel {
     /// [`KernelError`].
     pub fn symbols(&self, cache: &Cache) -> Result<Option<PathBuf>, KernelError> {
         let place = cache.get(&self.arch.kind("symbols"), &self.id, |root| {
-            let kernel = fs::read(&self.image).map_err(|e| failed(&self.image, e))?;
+            let kernel = fs::read(&self.image).map_err(FileError::at(&self.image))?;
             let Some(map) = kallsyms::system_map(&kernel) else {
-                return Ok(());
+                return Ok::<_, KernelError>(());
             };
             let path = root.join(SYSTEM_MAP);
-            fs::write(&path, map).map_err(|e| failed(&path, e))
+            fs::write(&path, map).map_err(FileError::at(&path))?;
+            Ok(())
         })?;
         Ok(Some(place.join(SYSTEM_MAP)).filter(|path| path.is_file()))
     }
@@ -256,12 +251,12 @@ impl Kernel {
 
 /// Takes the kernel itself out of `image`.
 fn extract(image: &Path, vmlinux: &Path) -> Result<(), KernelError> {
-    let bytes = fs::read(image).map_err(|e| failed(image, e))?;
+    let bytes = fs::read(image).map_err(FileError::at(image))?;
     let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
         image: image.to_owned(),
         source,
     })?;
-    fs::write(vmlinux, kernel).map_err(|e| failed(vmlinux, e))
+    Ok(fs::write(vmlinux, kernel).map_err(FileError::at(vmlinux))?)
 }
 
 fn bzimage(root: &Path, release: &str) -> PathBuf {
@@ -277,10 +272,10 @@ fn headers(root: &Path, release: &str) -> PathBuf {
 /// where installing the package would put it.
 fn relocate(headers: &Path) -> Result<(), KernelError> {
     let path = headers.join("Makefile");
-    let text = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+    let text = fs::read_to_string(&path).map_err(FileError::at(&path))?;
     let text = relocated(&text)
         .ok_or_else(|| KernelError::Layout("Makefile that includes the common headers".into()))?;
-    fs::write(&path, text).map_err(|e| failed(&path, e))
+    Ok(fs::write(&path, text).map_err(FileError::at(&path))?)
 }
 
 fn relocated(makefile: &str) -> Option<String> {
@@ -297,13 +292,6 @@ fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
         .map(|name| root.join(name))
         .find(|path| path.is_dir());
     found.ok_or_else(|| KernelError::Layout(names.join(" or ")))
-}
-
-fn failed(path: &Path, source: io::Error) -> KernelError {
-    KernelError::File {
-        path: path.to_owned(),
-        source,
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::process::{self, ProcessError};
@@ -46,14 +47,8 @@ pub enum ModuleError {
         source: ProcessError,
     },
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// The built module for `kernel`.
@@ -92,7 +87,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
         let step = Step::new("building the guest's driver");
         for source in &sources {
             // kbuild leaves its products beside the sources: it gets a copy.
-            fs::copy(source, dir.join(file_name(source))).map_err(|e| failed(source, e))?;
+            fs::copy(source, dir.join(file_name(source))).map_err(FileError::at(source))?;
         }
         let mut make = Command::new("make");
         make.arg("-C")
@@ -138,7 +133,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
 /// [`ModuleError::File`].
 pub fn sources(driver: &Path) -> Result<Vec<PathBuf>, ModuleError> {
     let entries = fs::read_dir(driver).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    let entries = entries.map_err(|e| failed(driver, e))?;
+    let entries = entries.map_err(FileError::at(driver))?;
     let mut sources: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
     sources.retain(|path| {
         let name = file_name(path);
@@ -154,13 +149,6 @@ fn file_name(path: &Path) -> String {
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned()
-}
-
-fn failed(path: &Path, source: io::Error) -> ModuleError {
-    ModuleError::File {
-        path: path.to_owned(),
-        source,
-    }
 }
 
 #[cfg(test)]

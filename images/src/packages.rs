@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -13,6 +14,7 @@ use crate::apt::{self, Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
@@ -68,14 +70,8 @@ pub enum PackageError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for PackageError {
@@ -122,19 +118,37 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
         key = apt.native().state(key.text("arch", apt.arch().debian()))?;
     }
     let key = apt.state(key)?.hex();
-    let place = cache.get(&apt.arch().kind("packages"), &key, |dir| {
+    keep(cache, &apt.arch().kind("packages"), &key, || {
         let step = Step::new(format!("looking for kernel {wanted}"));
         let found = ask(apt, wanted)?;
-        let file = dir.join("packages.json");
-        let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&file, text))
-            .map_err(|e| failed(&file, e))?;
         step.done();
-        Ok::<_, PackageError>(())
+        Ok(found)
+    })
+}
+
+/// The result of `ask`, which the cache keeps as `kind` for `key`.
+pub(crate) fn keep<T, E>(
+    cache: &Cache,
+    kind: &str,
+    key: &str,
+    ask: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E>
+where
+    T: Serialize + DeserializeOwned,
+    E: From<CacheError> + From<FileError>,
+{
+    const FILE: &str = "packages.json";
+    let place = cache.get(kind, key, |dir| {
+        let file = dir.join(FILE);
+        let text = serde_json::to_vec_pretty(&ask()?).map_err(io::Error::from);
+        text.and_then(|text| fs::write(&file, text))
+            .map_err(FileError::at(&file))?;
+        Ok::<_, E>(())
     })?;
-    let file = place.join("packages.json");
-    let text = fs::read(&file).map_err(|e| failed(&file, e))?;
-    serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
+    let file = place.join(FILE);
+    let text = fs::read(&file).map_err(FileError::at(&file))?;
+    let answer = serde_json::from_slice(&text).map_err(io::Error::from);
+    Ok(answer.map_err(FileError::at(&file))?)
 }
 
 /// Fetches `package` and unpacks it into `root`. Nothing but its files is stored there.
@@ -144,7 +158,7 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
 pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<(), PackageError> {
     let name = &package.name;
     step.detail(&format!("{name} {}", package.version));
-    let download = tempfile::tempdir_in(root).map_err(|e| failed(root, e))?;
+    let download = tempfile::tempdir_in(root).map_err(FileError::at(root))?;
     let mut fetch = apt.get();
     // The download runs as ourselves: apt's own user may not be able to write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
@@ -156,7 +170,7 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
         source,
     })?;
     let files = fs::read_dir(download.path()).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    for file in files.map_err(|e| failed(download.path(), e))? {
+    for file in files.map_err(FileError::at(download.path()))? {
         let mut unpack = Command::new("dpkg-deb");
         unpack.arg("-x").arg(file.path()).arg(root);
         process::output(&mut unpack).map_err(|source| PackageError::Unpack {
@@ -291,13 +305,6 @@ fn known(releases: &[&str]) -> String {
     match series.is_empty() {
         true => "none".to_owned(),
         false => series.iter().map(text).collect::<Vec<_>>().join(", "),
-    }
-}
-
-pub(crate) fn failed(path: &Path, source: io::Error) -> PackageError {
-    PackageError::File {
-        path: path.to_owned(),
-        source,
     }
 }
 

@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::progress::Step;
 use crate::sys;
 
@@ -38,15 +39,9 @@ pub enum PlaceError {
     /// The VMM could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// A file of the cache could not be used.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// Where the caller wants a guest to run.
@@ -122,13 +117,13 @@ pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError>
         let step = Step::new("asking what this machine can do");
         let answer = if ask(vmm)? { "yes" } else { "no" };
         let file = dir.join("stock-kernel");
-        fs::write(&file, answer).map_err(|source| PlaceError::File { path: file, source })?;
+        fs::write(&file, answer).map_err(FileError::at(&file))?;
         step.done();
         Ok::<_, PlaceError>(())
     })?;
     let file = place.join("stock-kernel");
     let answer = fs::read_to_string(&file);
-    Ok(answer.map_err(|source| PlaceError::File { path: file, source })? == "yes")
+    Ok(answer.map_err(FileError::at(&file))? == "yes")
 }
 
 /// Its exit code says whether there is any KVM; only the answer matters here.

@@ -2,7 +2,6 @@
 //! its rules are not for this driver.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +10,7 @@ use thiserror::Error;
 use crate::apt::{Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::kernel::DEFAULT_SERIES;
 use crate::module::{self, ModuleError};
@@ -61,14 +61,8 @@ pub enum StyleError {
     #[error("cannot run checkpatch.pl")]
     Run(#[source] ProcessError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for StyleError {
@@ -84,9 +78,9 @@ impl Stale for StyleError {
 pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
     host::ensure(&[Need::Perl])?;
     let script = Apt::host().refreshing(|| script(Apt::host(), cache))?;
-    let copy = tempfile::tempdir().map_err(|e| failed(driver, e))?;
+    let copy = tempfile::tempdir().map_err(FileError::at(driver))?;
     let shared = copy.path().join(SHARED_PLACE);
-    fs::create_dir_all(&shared).map_err(|e| failed(&shared, e))?;
+    fs::create_dir_all(&shared).map_err(FileError::at(&shared))?;
     let mut complaints = Vec::new();
     for source in module::sources(driver)? {
         let name = source.file_name().unwrap_or_default().to_string_lossy();
@@ -97,7 +91,7 @@ pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
             true => format!("{SHARED_PLACE}/{name}"),
             false => name.to_string(),
         };
-        fs::copy(&source, copy.path().join(&path)).map_err(|e| failed(&source, e))?;
+        fs::copy(&source, copy.path().join(&path)).map_err(FileError::at(&source))?;
         complaints.extend(complaints_about(&script, copy.path(), &path, &name)?);
     }
     Ok(complaints)
@@ -140,7 +134,7 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
     let place = cache.get("checkpatch", &key.hex(), |dir| {
         host::ensure(&[Need::Xz])?;
         let step = Step::new("getting the kernel's checkpatch.pl");
-        let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
+        let work = tempfile::tempdir_in(dir).map_err(FileError::at(dir))?;
         packages::unpack(apt, &package, work.path(), &step)?;
         step.detail("taking the script out of the source");
         let archive = format!("usr/src/{name}.tar.xz");
@@ -156,11 +150,4 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
         Ok::<_, StyleError>(())
     })?;
     Ok(place.join(SCRIPTS[0]))
-}
-
-fn failed(path: &Path, source: io::Error) -> StyleError {
-    StyleError::File {
-        path: path.to_owned(),
-        source,
-    }
 }

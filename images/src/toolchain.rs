@@ -16,6 +16,7 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::packages::{self, Package, PackageError};
 use crate::progress::Step;
 
@@ -56,14 +57,8 @@ pub enum ToolchainError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for ToolchainError {
@@ -158,19 +153,12 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     let names = names(apt.arch());
     let key = Key::new("toolchain's packages").text("names", &names.join(" "));
     let key = apt.native().state(apt.state(key)?)?.hex();
-    let place = cache.get(&apt.arch().kind("compilers"), &key, |dir| {
+    packages::keep(cache, &apt.arch().kind("compilers"), &key, || {
         let step = Step::new(format!("looking for compilers for {}", apt.arch()));
         let found = closure(apt.native(), &names.each_ref().map(String::as_str))?;
-        let file = dir.join("packages.json");
-        let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&file, text))
-            .map_err(|e| failed(&file, e))?;
         step.done();
-        Ok::<_, ToolchainError>(())
-    })?;
-    let file = place.join("packages.json");
-    let text = fs::read(&file).map_err(|e| failed(&file, e))?;
-    serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
+        Ok(found)
+    })
 }
 
 /// The packages that depend on all that is needed to build programs for `arch`: Rust's compiler, GNU's,
@@ -202,9 +190,9 @@ fn closure(apt: &Apt, names: &[&str]) -> Result<Vec<Package>, PackageError> {
 /// Makes a wrapper in `root/bin` for each of the programs.
 fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
     let (bin, programs) = (root.join("bin"), root.join("usr/bin"));
-    fs::create_dir_all(&bin).map_err(|e| failed(&bin, e))?;
+    fs::create_dir_all(&bin).map_err(FileError::at(&bin))?;
     let entries = fs::read_dir(&programs).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    for entry in entries.map_err(|e| failed(&programs, e))? {
+    for entry in entries.map_err(FileError::at(&programs))? {
         let name = entry.file_name();
         let text = name.to_string_lossy();
         if text == "rustc" || text.starts_with(arch.gnu()) {
@@ -212,17 +200,10 @@ fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
             let mode = fs::Permissions::from_mode(0o755);
             fs::write(&path, WRAPPER)
                 .and_then(|()| fs::set_permissions(&path, mode))
-                .map_err(|e| failed(&path, e))?;
+                .map_err(FileError::at(&path))?;
         }
     }
     Ok(())
-}
-
-fn failed(path: &Path, source: io::Error) -> ToolchainError {
-    ToolchainError::File {
-        path: path.to_owned(),
-        source,
-    }
 }
 
 #[cfg(test)]
