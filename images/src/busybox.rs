@@ -1,5 +1,5 @@
-//! The shell and tools of guests and labs: a static busybox, this host's or a package's of another
-//! architecture, and the names that it can be called by.
+//! The shell and tools of guests and labs: a static busybox, from this host or from a package of another
+//! architecture, and the names of its tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::progress::Step;
 
 const PACKAGE: &str = "busybox-static";
 const PROGRAM: &str = "bin/busybox";
-/// The program's own name, which is none of the tools'.
+/// The program lists its own name among its tools. It needs no link: it has that name already.
 const OWN: &str = "busybox";
 
 /// Why there is no busybox.
@@ -26,7 +26,7 @@ pub enum BusyboxError {
     /// The host lacks it.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its package cannot be had.
+    /// Its package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -38,7 +38,7 @@ pub enum BusyboxError {
     /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It has no table of its tools.
+    /// The table of its tools was not found.
     #[error("{0} does not list its commands")]
     Tools(PathBuf),
 }
@@ -81,8 +81,8 @@ pub fn applets(busybox: &Path) -> Result<Vec<String>, BusyboxError> {
     table(&bytes).ok_or_else(|| BusyboxError::Tools(busybox.to_owned()))
 }
 
-/// The table of names: in order, each ended by a zero, the whole by another. It begins with those of
-/// `test`.
+/// The names in the program's table. They are sorted, each ends with a zero byte, and the table with
+/// another. The first two are the names of `test`.
 fn table(program: &[u8]) -> Option<Vec<String>> {
     const FIRST: &[u8] = b"\0[\0[[\0";
     let begin = program.windows(FIRST.len()).position(|w| w == FIRST)? + 1;

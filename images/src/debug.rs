@@ -1,5 +1,5 @@
-//! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the
-//! guest has and a checker added. Knows how such a kernel is built, nothing of what runs on it.
+//! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the guest
+//! has and a checker added. Knows how such a kernel is built, and nothing about its guests.
 
 use std::fs;
 use std::path::Path;
@@ -23,10 +23,10 @@ const GUEST: &str = include_str!("../kernel/guest.config");
 const LOCKDEP: &str = include_str!("../kernel/lockdep.config");
 const KASAN: &str = include_str!("../kernel/kasan.config");
 
-/// So many lines of make's between two about the progress.
+/// Lines of make's output per update of the progress.
 const STRIDE: usize = 250;
 
-/// What else a module is built with, besides `include` and `scripts` and the architecture's.
+/// Files that building a module needs, besides the directories in [`BUILD_TREES`].
 const BUILD_FILES: [&str; 8] = [
     ".config",
     "Makefile",
@@ -51,7 +51,7 @@ const NEEDS: [Need; 9] = [
     Need::Zstd,
 ];
 
-/// What a debug kernel checks.
+/// The checker of a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Debug {
     /// Locks, sleeping where that is forbidden, RCU, the life of timers and work items
@@ -192,7 +192,7 @@ fn missing<'a>(wanted: &'a str, config: &str) -> Option<&'a str> {
     })
 }
 
-/// A `make` in the source, in the background of what else the machine does.
+/// A `make` in the source, at a low priority.
 fn make(source: &Path) -> Command {
     let mut make = Command::new("nice");
     make.args(["-n", "10", "make", "-C"]).arg(source);
@@ -205,7 +205,7 @@ fn make(source: &Path) -> Command {
     make
 }
 
-/// Moves out of the built tree what boots, and what modules are built against.
+/// Moves the image and the files for building modules out of the built tree.
 fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
     let image = source.join("arch/x86/boot/bzImage");
     let bytes = fs::read(&image).map_err(FileError::at(&image))?;
@@ -227,7 +227,7 @@ fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
     }
     for name in BUILD_FILES {
         let from = source.join(name);
-        // Some are of one series.
+        // Some exist in one series only.
         if from.exists() {
             relocate(&from, &headers.join(name))?;
         }

@@ -1,5 +1,5 @@
-//! Packs what guests and the lab boot into. The big part is cached; what differs from run to
-//! run is a small archive of its own behind it, which the kernel unpacks over the first.
+//! Packs the initramfs of guests and of the lab. The big part is cached. The files of one run are a small
+//! archive behind it, which the kernel unpacks over the first.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ pub enum InitramfsError {
     /// A part could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// A kernel module cannot be had.
+    /// A kernel module is missing or cannot be unpacked.
     #[error(transparent)]
     Kmod(#[from] KmodError),
     /// A program is not there.
@@ -100,8 +100,8 @@ pub fn lab(
     guest: &Kernel,
     programs: &Programs,
 ) -> Result<PathBuf, InitramfsError> {
-    // Here the compressed image is the quicker one: it is unpacked once, by the guest itself,
-    // and not copied about in full by a processor that is emulated.
+    // The compressed image is quicker here: the emulated processor copies fewer bytes, and the guest
+    // unpacks it once.
     let mut files = BTreeMap::from([("guest/kernel".to_owned(), guest.bzimage.clone())]);
     files.insert("bin/vmm".to_owned(), programs.vmm()?.to_owned());
     if let Ok(program) = programs.one("outb") {
@@ -142,7 +142,7 @@ fn pack(
         }
         // The kernel opens it for /init, before anything is mounted.
         archive.device("dev/console", 5, 1)?;
-        // As does /init of a guest whose machine has no ports.
+        // /init of a machine without ports writes to the VMM through it.
         if !arch.is_native() {
             archive.device("dev/mem", 1, 1)?;
         }
@@ -175,7 +175,7 @@ fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsEr
     Ok(archive.file(name, 0o755, &bytes)?)
 }
 
-/// Archives for the kernel to unpack one after the other.
+/// One file of several archives, which the kernel unpacks in this order.
 ///
 /// # Errors
 /// [`InitramfsError::File`].

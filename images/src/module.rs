@@ -34,15 +34,15 @@ pub enum ModuleError {
     /// There are no compilers for the kernel's architecture.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
-    /// The compiler could not be asked its version.
-    #[error("cannot tell the compiler's version")]
+    /// The compiler did not report its version.
+    #[error("cannot get the compiler's version")]
     Compiler(#[source] ProcessError),
     /// It does not compile.
     #[error("the driver does not build against {headers}")]
     Build {
         /// The kernel's build directory.
         headers: PathBuf,
-        /// What make said.
+        /// The output of make.
         #[source]
         source: ProcessError,
     },
@@ -86,14 +86,14 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     let place = cache.get(&kernel.arch.kind("module"), &key.hex(), |dir| {
         let step = Step::new("building the guest's driver");
         for source in &sources {
-            // kbuild leaves its products beside the sources: it gets a copy.
+            // kbuild writes its products beside the sources, so it gets a copy.
             fs::copy(source, dir.join(file_name(source))).map_err(FileError::at(source))?;
         }
         let mut make = Command::new("make");
         make.arg("-C")
             .arg(&kernel.headers)
             .arg(format!("M={}", dir.display()));
-        // Kernels with BTF would want pahole for a module's, which nothing here reads.
+        // Kernels with BTF would run pahole on the module, but nothing here reads its BTF.
         make.args(["modules", "W=1", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         make.arg("KCFLAGS=-Werror");
         let mut strip = Command::new("strip");
@@ -127,7 +127,7 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     Ok(place.join(NAME))
 }
 
-/// What the driver is made from: not what an earlier build by hand left beside it.
+/// The driver's sources, without the products of a build by hand.
 ///
 /// # Errors
 /// [`ModuleError::File`].
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_no_sources() {
+    fn products_are_not_taken_for_sources() {
         let directory = tempfile::tempdir().unwrap();
         for name in [
             "a.c", "a.h", "a.o", "x.mod.c", "x.mod", "Kbuild", "Makefile", ".a.o.cmd",

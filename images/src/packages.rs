@@ -1,5 +1,5 @@
-//! Debian packages, fetched and unpacked without being installed. Knows how kernels' packages
-//! are called and hang together, not what is in them.
+//! Debian packages, fetched and unpacked without being installed. Knows the names and the dependencies of
+//! kernels' packages, not their contents.
 
 use std::fs;
 use std::io;
@@ -19,10 +19,10 @@ use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
-/// Why packages could not be had.
+/// Why packages could not be fetched.
 #[derive(Debug, Error)]
 pub enum PackageError {
-    /// No such kernel in the lists.
+    /// The lists have no kernel of that version.
     #[error("Debian's lists have no cloud kernel {wanted}; there are: {known}")]
     NoKernel {
         /// The version asked for.
@@ -30,7 +30,7 @@ pub enum PackageError {
         /// Those the lists have.
         known: String,
     },
-    /// A package that must exist does not.
+    /// The lists have no package of that name.
     #[error("Debian's lists have no package {0}")]
     NoPackage(String),
     /// The lists could not be searched.
@@ -62,7 +62,7 @@ pub enum PackageError {
     Unpack {
         /// Its name.
         package: String,
-        /// What dpkg said.
+        /// The output of dpkg.
         #[source]
         source: ProcessError,
     },
@@ -96,7 +96,7 @@ pub struct Package {
 /// Everything that belongs to one kernel.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct KernelPackages {
-    /// As `uname -r` has it.
+    /// As `uname -r` prints it.
     pub release: String,
     /// Image, headers and, where they are of the same architecture as the kernel, build tools.
     pub packages: Vec<Package>,
@@ -160,7 +160,7 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
     step.detail(&format!("{name} {}", package.version));
     let download = tempfile::tempdir_in(root).map_err(FileError::at(root))?;
     let mut fetch = apt.get();
-    // The download runs as ourselves: apt's own user may not be able to write here.
+    // The download runs as this user: apt's own may lack permission to write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
     fetch
         .arg(format!("{name}={}", package.version))
@@ -263,7 +263,8 @@ pub(crate) fn depends(field: &str) -> Vec<String> {
         .collect()
 }
 
-/// `6.1.0-56-cloud-amd64` of a package name; meta-packages, debug symbols and the like have none.
+/// The release in a package's name, like `6.1.0-56-cloud-amd64`; `None` for meta-packages, debug symbols
+/// and the like.
 fn release(arch: Arch, name: &str) -> Option<&str> {
     let release = name.strip_prefix("linux-image-")?;
     let version = release.strip_suffix(arch.flavour())?;
@@ -285,7 +286,7 @@ fn newest<'a>(releases: &[&'a str], wanted: &str) -> Option<&'a str> {
         .copied()
 }
 
-/// What orders versions: their numbers.
+/// The numbers in a version, by which versions are ordered.
 fn numbers(release: &str) -> Vec<u64> {
     release
         .split(|c: char| !c.is_ascii_digit())
@@ -293,7 +294,7 @@ fn numbers(release: &str) -> Vec<u64> {
         .collect()
 }
 
-/// The series there are, like `6.1, 6.12`.
+/// The series of `releases`, like `6.1, 6.12`.
 fn known(releases: &[&str]) -> String {
     let mut series: Vec<Vec<u64>> = releases
         .iter()

@@ -1,5 +1,5 @@
-//! Debian's source packages, fetched and unpacked. Knows how they are called and found, not what
-//! is in them. The host's own lists stay as they are: few hosts list sources.
+//! Debian's source packages, fetched and unpacked. Knows how to name and find them, not their contents. The
+//! host's own lists stay as they are: few hosts list sources.
 
 use std::fs;
 use std::path::Path;
@@ -93,7 +93,7 @@ pub fn unpack(
         })
 }
 
-/// The source version in what `apt-cache show` says of a binary package.
+/// The source version in the output of `apt-cache show` for a binary package.
 fn source(text: &str) -> Option<String> {
     let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
     let own = field("Source: ").and_then(|source| source.split_once('('));

@@ -1,5 +1,5 @@
-//! The kernel's own checker of style over the driver. Knows where the script comes from, and which of
-//! its rules are not for this driver.
+//! Runs the kernel's checkpatch.pl over the driver. Knows where the script comes from, and which of its
+//! rules do not apply to this driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,17 +18,17 @@ use crate::packages::{self, PackageError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
-/// The script, and what it reads beside it.
+/// The script, and the files that it reads.
 const SCRIPTS: [&str; 3] = [
     "scripts/checkpatch.pl",
     "scripts/spelling.txt",
     "scripts/const_structs.checkpatch",
 ];
-/// What programs and the host share with the driver: the script knows by their place that such headers
-/// have none of the kernel's macros.
+/// Headers that the driver shares with programs and the host, and the directory to check them in: it makes
+/// the script expect a header without the kernel's macros.
 const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
 const SHARED_PLACE: &str = "include/uapi/linux";
-/// Rules that a file breaks by what it is for.
+/// Rules that a file breaks by its purpose.
 const EXCEPTIONS: [(&str, &str); 2] = [
     // A driver outside the kernel's tree is for more than one version.
     ("compat.h", "LINUX_VERSION_CODE,CONSTANT_COMPARISON"),
@@ -42,7 +42,7 @@ pub enum StyleError {
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The script's package could not be had.
+    /// The script's package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -71,7 +71,7 @@ impl Stale for StyleError {
     }
 }
 
-/// What `checkpatch.pl --strict` complains of in the driver's sources in `driver`, a line each.
+/// The complaints of `checkpatch.pl --strict` about the driver's sources in `driver`, one a line.
 ///
 /// # Errors
 /// [`StyleError`].

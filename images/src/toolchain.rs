@@ -1,6 +1,6 @@
-//! The compilers for another architecture than this machine's: Debian's packages, unpacked and not
-//! installed, with a wrapper for each program, as their libraries are where no loader looks. Knows
-//! which packages those are.
+//! Compilers for another architecture than this machine's, from Debian packages that are unpacked, not
+//! installed. Each program has a wrapper, since the loader would not find its libraries. Knows which
+//! packages are needed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,12 +20,12 @@ use crate::error::FileError;
 use crate::packages::{self, Package, PackageError};
 use crate::progress::Step;
 
-/// Debian's newest Rust, which it packages to build browsers with. It conflicts with another
-/// installed one, but not unpacked.
+/// Debian's newest Rust, which it packages to build browsers. Unpacked, it does not conflict with an
+/// installed Rust.
 const RUST: &str = "rustc-web";
-/// Its library, of which programs need their own architecture's.
+/// Rust's standard library. Programs need that of their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
-/// What those packages depend on and hosts have that build anything at all.
+/// Dependencies of those packages that every host with a compiler has.
 const HOSTS: [&str; 9] = [
     "binutils",
     "debconf",
@@ -37,7 +37,7 @@ const HOSTS: [&str; 9] = [
     "libstdc++6",
     "zlib1g",
 ];
-/// The wrapper of a program: the loader finds the libraries that came with it.
+/// The wrapper of a program. It points the loader to the unpacked libraries.
 const WRAPPER: &str = r#"#!/bin/sh
 root=${0%/*}/..
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
@@ -47,7 +47,7 @@ exec "$root/usr/bin/${0##*/}" "$@"
 /// Why there are no compilers.
 #[derive(Debug, Error)]
 pub enum ToolchainError {
-    /// Their packages cannot be had.
+    /// Their packages could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -76,12 +76,12 @@ impl Stale for ToolchainError {
 pub struct Toolchain {
     arch: Arch,
     root: PathBuf,
-    /// A digest that stands for all of them.
+    /// A digest of the packages.
     id: String,
 }
 
 impl Toolchain {
-    /// Gets those for `arch`; `None`: this machine's own compilers do.
+    /// Gets the compilers for `arch`; `None` if this machine's own will do.
     ///
     /// # Errors
     /// [`ToolchainError`].
@@ -118,7 +118,7 @@ impl Toolchain {
         Ok(Self { arch, root, id })
     }
 
-    /// What stands for the compilers in a key.
+    /// Identifies the compilers in a key of the cache.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -128,7 +128,7 @@ impl Toolchain {
         self.bin().join("rustc")
     }
 
-    /// The tool that GNU calls so, as `gcc-12` or `strip`.
+    /// The GNU tool of this name, such as `gcc-12` or `strip`.
     pub fn gnu(&self, name: &str) -> PathBuf {
         self.bin().join(format!("{}{name}", self.arch.gnu()))
     }
@@ -148,7 +148,7 @@ impl Toolchain {
     }
 }
 
-/// The packages, as the lists have them.
+/// The packages and their versions in apt's lists.
 fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     let names = names(apt.arch());
     let key = Key::new("toolchain's packages").text("names", &names.join(" "));
@@ -161,8 +161,8 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     })
 }
 
-/// The packages that depend on all that is needed to build programs for `arch`: Rust's compiler, GNU's,
-/// and the C library, which GNU's compiler only recommends.
+/// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GNU's, and the C
+/// library, which GNU's compiler only recommends.
 fn names(arch: Arch) -> [String; 3] {
     [
         RUST.to_owned(),
@@ -171,7 +171,7 @@ fn names(arch: Arch) -> [String; 3] {
     ]
 }
 
-/// The packages `names` and all that they depend on but what hosts have.
+/// The packages `names` and their dependencies, except [`HOSTS`].
 fn closure(apt: &Apt, names: &[&str]) -> Result<Vec<Package>, PackageError> {
     let mut found: BTreeMap<String, Package> = BTreeMap::new();
     let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -213,7 +213,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn packages_come_with_all_that_they_need_but_what_hosts_have() {
+    fn packages_come_with_their_dependencies_except_those_of_hosts() {
         let archive = Archive::new();
         let deb = |name: &str, depends: &str| {
             let mut deb = Deb::new(name, "1");
