@@ -8,13 +8,13 @@ pub(crate) type Unit = u32;
 
 /// Guest RAM, from address zero, open to EL0: nothing translates addresses.
 pub(crate) const RAM: usize = 0x1_0000;
-/// The device window: behind RAM and backed by nothing, so every store exits.
+/// The device window: behind RAM and without memory, so every store exits.
 pub(crate) const WINDOW: u64 = 0x1000_0000;
-/// Where a probe's program begins.
+/// Address of a probe's program.
 pub(crate) const PROGRAM: u64 = 0x1000;
 /// The exception vectors.
 pub(super) const VECTORS: u64 = 0x8000;
-/// Of them: an exception of EL1 itself, and of EL0.
+/// Offsets of the vectors for exceptions from EL1 and from EL0.
 const FROM_KERNEL: u64 = 0x200;
 const FROM_USER: u64 = 0x400;
 
@@ -38,32 +38,33 @@ const BRK: u32 = 0xd420_0000;
 const ERET: u32 = 0xd69f_03e0;
 const BACK: u32 = 0x1400_0000; // b .
 
-/// What [`STORE`] stores.
+/// The value that [`STORE`] stores.
 pub(super) const STORE_VALUE: u64 = 0x1234;
 /// Stores at [`RESULT`].
 pub(super) const STORE: &[u32] = &[MOV_X1_VALUE, STR_W1, BACK];
 
-/// At EL0: calls EL1, and stores [`STORE_VALUE`] at [`RETURNED`] once it is back.
+/// At EL0: calls EL1, and after the return stores [`STORE_VALUE`] at [`RETURNED`].
 pub(super) const CALL: &[u32] = &[SVC, MOV_X1_VALUE, STR_X1_RETURNED, BACK];
-/// Where that call arrives: stores the exception level at [`RESULT`], and returns.
+/// The handler of that call: stores the exception level at [`RESULT`], and returns.
 const ANSWER: &[u32] = &[MRS_X1_CURRENT_EL, STR_X1, ERET];
-/// What it stores: EL1.
+/// The exception level that it stores: EL1.
 pub(super) const EL1: u64 = 1 << 2;
 
 /// Raises a breakpoint exception.
 pub(super) const BREAKPOINT: &[u32] = &[BRK, BACK];
-/// Where it arrives: stores the exception's class at [`EXCEPTION`].
+/// The handler of exceptions from EL1: stores the class at [`EXCEPTION`].
 const CLASSIFY: &[u32] = &[MRS_X1_ESR, LSR_X1_CLASS, STR_X1_EXCEPTION, BACK];
 /// The class of `brk`.
 pub(super) const CLASS_BRK: u64 = 0x3c;
 
-/// Calls the hypervisor by X0 and stores the answer where X4 says: the call changes X0 to X3.
+/// Calls the hypervisor with the function in X0, and stores the answer at the address in X4, as the call
+/// changes X0 to X3.
 pub(super) const HYPERCALL: &[u32] = &[HVC, STR_X0_TO_X4, BACK];
-/// PSCI_VERSION, and the least that is asked for: 0.2.
+/// The function PSCI_VERSION, and the lowest version that passes: 0.2.
 pub(super) const PSCI_VERSION: u64 = 0x8400_0000;
 pub(super) const PSCI_0_2: u64 = 2;
 
-/// For ever.
+/// Loops for ever.
 pub(crate) const LOOP: &[u32] = &[BACK];
 
 /// Everything but the program: address and bytes.

@@ -1,4 +1,4 @@
-//! What guests of a few instructions do here, one fresh machine per question.
+//! Probes of KVM by guests of a few instructions, each on a fresh machine.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::facts::Guest;
 use crate::check::probes::{finding, in_loop};
 use crate::check::{Exit, Finding, Machine, MachineError, Ring};
 
-/// For a probe that ends on its own: generous, an emulated host is slow.
+/// For a probe that ends on its own. Generous, since an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
 /// For the one that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
@@ -56,7 +56,7 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// Up to EL1 and back down.
+/// The probe of `svc` and `eret`, by the exception levels that the guest and KVM report.
 fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let up = machine.run();
     if up != Exit::Store(code::RESULT, code::EL1) {

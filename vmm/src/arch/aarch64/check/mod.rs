@@ -1,4 +1,4 @@
-//! What `vmm check` tries of a guest: a few instructions at EL1 and EL0, addresses not translated.
+//! The small guests of `vmm check`: a few instructions at EL1 and EL0, addresses not translated.
 
 pub(crate) mod code;
 mod facts;
@@ -17,7 +17,7 @@ pub(crate) use facts::tests::has_hardware_virtualisation;
 pub(crate) use guest::probe;
 pub(crate) use machine::{create_vcpu, create_vm};
 
-/// Capabilities that are looked at: name, number, and whether a guest cannot run without.
+/// The capabilities to look up: name, number, and whether guests need it.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[
     ("arm_pmu_v3", KVM_CAP_ARM_PMU_V3, false),
     ("arm_psci_0_2", KVM_CAP_ARM_PSCI_0_2, true),

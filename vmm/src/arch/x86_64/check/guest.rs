@@ -1,7 +1,7 @@
-//! What guests of a few instructions do here, one fresh machine per question.
+//! Probes of KVM by guests of a few instructions, each on a fresh machine.
 //!
-//! The capability list says what KVM promises; only running says what it keeps. A nested or
-//! software variant can offer everything and still lose the ring on `syscall`.
+//! Capabilities are promises; only a run shows whether KVM keeps them. A nested or software variant can
+//! offer everything and still lose the ring on `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::check::probes::{finding, in_loop, on_machine};
 use crate::check::{Exit, Finding, Machine, MachineError, Ring};
 
-/// For a probe that ends on its own: generous, an emulated host is slow.
+/// For a probe that ends on its own. Generous, since an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
 /// For the hypercall, which a broken KVM repeats for ever.
 const BUDGET_HYPERCALL: Duration = Duration::from_millis(400);
 /// For the one that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
-/// The hypercall number that no KVM defines, and KVM's answer to it.
+/// A hypercall number that KVM does not define, and KVM's answer to it.
 const HYPERCALL_UNKNOWN: u64 = 0xffff;
 const HYPERCALL_ENOSYS: i64 = -1000;
 
@@ -68,7 +68,7 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// The write, where it leaves the instruction pointer, and whether the copied registers agree.
+/// The probe of a port write, of the instruction pointer at its exit, and of the copied registers.
 fn port_io() -> (Finding, ExitRip, Finding) {
     let unseen = || Finding::no("no port write to look at");
     let judged = on_machine(BUDGET, Ring::Kernel, code::PORT_WRITE, move |machine| {
@@ -102,7 +102,7 @@ fn port_io() -> (Finding, ExitRip, Finding) {
     judged.unwrap_or_else(|error| (Finding::no(error), ExitRip::Unknown, unseen()))
 }
 
-/// Down to ring 0 and back up, judged by the selectors that the guest reads and by KVM's own view.
+/// The probe of `syscall` and `sysret`, by the selectors that the guest reads and by KVM's own view.
 fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = match machine.run() {
         Exit::Store(code::RESULT, selector) => selector,

@@ -99,7 +99,8 @@ impl Machine {
         self.vcpu.sync_regs().regs.rip
     }
 
-    /// What KVM says it adds to the host's time-stamp counter; `None` on kernels before 5.16.
+    /// The guest's offset from the host's time-stamp counter, as KVM reports it; `None` on kernels before
+    /// 5.16.
     pub(super) fn tsc_offset(&self) -> Option<u64> {
         clock::offset(&self.vcpu).ok()
     }

@@ -1,4 +1,4 @@
-//! From what guests did to what follows from it, in words.
+//! The consequences of the findings about guests, in words.
 
 use super::facts::{ExitRip, Guest, GuestTsc};
 use crate::check::{Check, Finding};
@@ -106,7 +106,7 @@ impl Guest {
         ]
     }
 
-    /// Why not even the smallest guest runs, where it does not.
+    /// Why no guest runs, if none does.
     pub(crate) fn failure(&self) -> &str {
         &self.port_io.detail
     }
