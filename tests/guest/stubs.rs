@@ -8,7 +8,7 @@ pub(crate) use crate::arch::stubs::{
 
 use crate::arch::stubs::idle_port;
 
-/// What the leaf of [`nest`] does.
+/// The action of [`nest`]'s leaf.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Leaf {
     /// One write to the idle port.
@@ -91,8 +91,8 @@ pub(crate) fn nest(leaf: Leaf) {
         Leaf::Mark(device, value) => (1, i64::from(device).cast_unsigned(), value),
         Leaf::Spin(rounds) => (2, rounds.max(1), 0),
     };
-    // SAFETY: keeps the calling convention; the write, the system call and the loop of the leaf touch no
-    // memory of this process.
+    // SAFETY: keeps the calling convention; the leaf's write, system call and loop change no memory of
+    // this program.
     unsafe { vpmu_nest(leaf, first, second, idle_port()) }
 }
 
