@@ -90,8 +90,9 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 
 /**
  * vpmu_output_redirect() - as PERF_EVENT_IOC_SET_OUTPUT does
- * @file: whose records, with those of events that inherit it
- * @target: go to the ring of this one; NULL for nowhere, until it is mapped itself
+ * @file: the event to redirect, with the events that inherit it
+ * @target: the event whose ring gets their records; NULL to end the redirection, after
+ *          which @file has no ring until it is mapped itself
  *
  * Return: 0; -EPERM where either is the host's; -EINVAL for what perf refuses: itself,
  * another CPU or task, opposite directions, a target without a ring, an event that is

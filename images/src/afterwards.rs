@@ -1,4 +1,4 @@
-//! What is done where the VMM ran once the guest has ended: on the lab's host, or on this machine.
+//! A command that runs after the guest has ended, where the VMM ran: on the lab's host, or on this machine.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::error::BootError;
 use crate::foreign::Files;
 use crate::host;
 
-/// A command that looks at what a guest left, and what it takes.
+/// A command that inspects what a guest left, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Afterwards {
     /// For the shell, once the VMM has ended, in the directory where it ran. It finds this machine's
@@ -18,7 +18,7 @@ pub struct Afterwards {
     pub files: Files,
 }
 
-/// How such a command went.
+/// The result of such a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// What it wrote.

@@ -1,5 +1,5 @@
-//! Debian's package tools. Owns how they are called, and refreshes their lists where an operation
-//! fails because the lists are stale. Knows nothing of the packages.
+//! Debian's package tools. Runs them, and refreshes their lists when an operation fails because the lists
+//! are stale. Knows nothing of the packages.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -22,10 +22,10 @@ use crate::sys;
 pub(crate) mod archive;
 
 const LISTS: &str = "/var/lib/apt/lists";
-/// What of apt's own lists tells where Debian is fetched from.
+/// The format for `apt-get indextargets`: the fields that name an archive.
 const TARGETS: &str = "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(CODENAME)";
 
-/// The option of `apt-get update` without which it succeeds even if it reaches no archive.
+/// The option that makes `apt-get update` fail when it cannot reach an archive.
 pub(crate) const UPDATE_OR_FAIL: &str = "APT::Update::Error-Mode=any";
 
 /// apt's errors when its lists name a file that the archive dropped, lack a package or a version,
@@ -87,12 +87,12 @@ pub enum AptError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// The host's configuration could not be read.
-    #[error("cannot tell where Debian's packages come from")]
+    #[error("cannot list the archives that apt fetches from")]
     Targets(#[source] ProcessError),
     /// The host's lists name no archive of Debian's.
     #[error("apt's lists name no archive of Debian's")]
     NoArchive,
-    /// What apt needs for another architecture could not be written.
+    /// A file or a directory of the apt for another architecture could not be written.
     #[error("cannot write {path}")]
     Write {
         /// A file, or a directory.
@@ -111,7 +111,7 @@ impl Stale for AptError {
 
 /// An error that stale package lists may cause.
 pub trait Stale: StdError + From<AptError> + Send + Sync + 'static {
-    /// Whether they did.
+    /// Whether stale lists caused it.
     fn is_stale(&self) -> bool;
 }
 
@@ -127,17 +127,17 @@ pub fn blames_lists(error: &ProcessError) -> bool {
         .any(|line| line.starts_with("E: ") && has(line, &STALE) && !has(line, &UNREACHABLE))
 }
 
-/// apt with one set of lists.
+/// An apt with its own set of lists.
 #[derive(Debug)]
 pub struct Apt {
-    /// Read before the host's configuration; `None`: nothing is.
+    /// A file that apt reads before the host's configuration, if any.
     config: Option<PathBuf>,
     lists: PathBuf,
     may_update: bool,
     locks: Cache,
     updated: Mutex<bool>,
     arch: Arch,
-    /// The one whose programs run on this machine; `None`: this one.
+    /// The apt of this machine's architecture; `None`: it is this one.
     native: Option<&'static Apt>,
 }
 
@@ -156,8 +156,8 @@ impl Apt {
         &HOST
     }
 
-    /// One whose packages are `arch`'s; the same one throughout the process. For another
-    /// architecture than the host's it has lists of its own, from where the host's are from.
+    /// The apt for packages of `arch`; the same one throughout the process. For another architecture than
+    /// the host's it has lists of its own, fetched from the host's archives.
     ///
     /// # Errors
     /// [`AptError`].
@@ -222,17 +222,17 @@ impl Apt {
         })
     }
 
-    /// What its packages are for.
+    /// The architecture of its packages.
     pub fn arch(&self) -> Arch {
         self.arch
     }
 
-    /// The one whose packages' programs run on this machine.
+    /// The apt of this machine's architecture.
     pub fn native(&self) -> &Self {
         self.native.unwrap_or(self)
     }
 
-    /// Where Debian's own packages are fetched from: addresses and code names.
+    /// The archives of Debian's own packages: addresses and code names.
     ///
     /// # Errors
     /// [`AptError::Targets`].
@@ -297,8 +297,8 @@ impl Apt {
         })
     }
 
-    /// Updates the lists, unless their state is another than `before` already. Returns the
-    /// update's result. Fails with `error` if a retry is of no use.
+    /// Updates the lists, unless their state is another than `before` already. Returns the update's result.
+    /// Fails with `error` if a retry would not help.
     fn refresh<E: Stale>(&self, before: &str, error: E) -> Result<Result<(), ProcessError>, E> {
         let mut updated = self.updated.lock().unwrap_or_else(PoisonError::into_inner);
         let lock = self.may_update.then(|| self.locks.lock("apt"));
@@ -343,7 +343,7 @@ impl Apt {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        command.env("LC_ALL", "C"); // failures are told apart by their English messages
+        command.env("LC_ALL", "C"); // failures are recognised by their English messages
         if let Some(config) = &self.config {
             command.env("APT_CONFIG", config);
         }
@@ -351,7 +351,7 @@ impl Apt {
     }
 }
 
-/// Debian's own in what `apt-get indextargets` reports in the form of [`TARGETS`].
+/// Debian's own archives in the output of `apt-get indextargets`, in the format [`TARGETS`].
 fn archives(targets: &str) -> Vec<(String, String)> {
     let archive = |target: &str| {
         let mut parts = target.split('|');
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_come_from_where_debians_come_from() {
+    fn archives_are_only_those_of_debian_main() {
         let targets = "Debian|main|http://deb.example/debian/|bookworm\n\
             Debian|contrib|http://deb.example/debian/|bookworm\n\
             Other|main|http://other.example/|bookworm\nbroken\n";

@@ -1,5 +1,5 @@
-//! The architectures that guests and labs are of: the one place that knows what Debian, the kernel
-//! and the compilers call each of them, and how their machines differ.
+//! The architectures of guests and labs. Only this module knows their names in Debian, in the kernel and
+//! for compilers, and how their machines differ.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::kernel::DEFAULT_SERIES;
 /// An architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Arch {
-    /// That of the machines that this program runs on.
+    /// The architecture that this program runs on.
     #[default]
     #[value(name = "x86_64")]
     X86_64,
@@ -25,7 +25,7 @@ impl Arch {
         self == Self::default()
     }
 
-    /// What results of the kind `kind` are kept as: each architecture's are apart.
+    /// The directory in the cache for results of kind `kind`: each architecture has its own.
     pub(crate) fn kind(self, kind: &str) -> String {
         match self.is_native() {
             true => kind.to_owned(),
@@ -33,7 +33,7 @@ impl Arch {
         }
     }
 
-    /// Debian's name.
+    /// Debian's name for it.
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -41,7 +41,7 @@ impl Arch {
         }
     }
 
-    /// The end of the names of its stock kernels.
+    /// The suffix of its stock kernels' names.
     pub(crate) fn flavour(self) -> &'static str {
         match self {
             Self::X86_64 => "-cloud-amd64",
@@ -49,7 +49,7 @@ impl Arch {
         }
     }
 
-    /// The kernel's name, as `make` takes it in `ARCH`.
+    /// The kernel's name for it: `ARCH` of its makefiles.
     pub(crate) fn kernel(self) -> &'static str {
         match self {
             Self::X86_64 => "x86",
@@ -57,7 +57,7 @@ impl Arch {
         }
     }
 
-    /// The compilers' name of its programs for Linux.
+    /// The target triple of its Linux programs.
     pub(crate) fn target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",
@@ -65,7 +65,7 @@ impl Arch {
         }
     }
 
-    /// What the names of the GNU compiler and its tools begin with.
+    /// The prefix of the GNU compiler and its tools: `CROSS_COMPILE` of the kernel's makefiles.
     pub(crate) fn gnu(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-linux-gnu-",
@@ -73,7 +73,7 @@ impl Arch {
         }
     }
 
-    /// QEMU's name.
+    /// QEMU's name for it.
     pub(crate) fn qemu(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -87,13 +87,13 @@ impl Arch {
         self == Self::Aarch64
     }
 
-    /// Whether stock kernels are compressed, with a program of their own that unpacks them.
+    /// Whether stock kernels are images that unpack themselves.
     pub(crate) fn compresses_kernels(self) -> bool {
         self == Self::X86_64
     }
 
-    /// What a guest's devices need: the transport, and a way to tell the VMM of a panic, for which
-    /// Debian's kernels for arm64 have no driver.
+    /// Kernel modules for a guest's devices: the virtio transport, and the panic device, for which Debian's
+    /// arm64 kernels have no driver.
     pub(crate) fn guest_modules(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["virtio_mmio", "pvpanic_mmio"],
@@ -110,7 +110,7 @@ impl Arch {
         }
     }
 
-    /// What makes KVM appear in the lab.
+    /// Kernel modules that provide KVM in the lab.
     pub(crate) fn lab_modules(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["kvm_amd"],
@@ -118,7 +118,7 @@ impl Arch {
         }
     }
 
-    /// Our packages whose programs every guest and the lab get.
+    /// The workspace's packages whose programs go into every guest and into the lab.
     pub(crate) fn packages(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["vmm", "vpmu-client", "outb"],

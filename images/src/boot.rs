@@ -1,5 +1,5 @@
-//! Boots a guest for one command: makes what is missing, picks the place, runs the command,
-//! brings back what it said and how it went.
+//! Boots a guest for one command: makes what is missing, picks the place, runs the command, returns its
+//! output and its result.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -22,7 +22,7 @@ use crate::place::{self, Place, PlaceChoice};
 use crate::programs::Programs;
 use crate::run::{self, Outcome};
 
-/// The shell's command by which a guest's /init tells the VMM that it runs.
+/// The shell command with which a guest's /init reports to the VMM that it runs.
 fn tells_of_init(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "outb 0x504 1",
@@ -31,13 +31,13 @@ fn tells_of_init(arch: Arch) -> &'static str {
 }
 const CMDLINE: &str = "console=ttyS0 quiet nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// What the lab's /init runs in place of the VMM for a command of its own.
+/// The job of the lab's /init that runs a command on the lab's host, in place of the VMM.
 const HOST_JOB: &str = r#"printf '\n@@vpmu:%s begin\n' "$MARK"
 sh /run/command 2>&1
 printf '\n@@vpmu:%s exit %s\n' "$MARK" $?
 echo null > /tmp/report
 "#;
-/// The product's program.
+/// The program that runs guests unless another is asked for.
 const VMM: &str = "vmm";
 const REPORT: &str = "/tmp/report";
 
@@ -64,10 +64,10 @@ pub struct Boot {
     pub vmm_args: Vec<String>,
     /// More words for the guest kernel's command line.
     pub append: String,
-    /// What is done where the VMM ran once the guest has ended; the guest may end by a panic of its
-    /// kernel then, before its command has ended.
+    /// A command to run after the guest has ended, where the VMM ran. With one, a panic of the guest's
+    /// kernel before the end of its command is not an error.
     pub afterwards: Option<Afterwards>,
-    /// Whether the output also goes to our stdout while it comes.
+    /// Whether the output also goes to our stdout as it arrives.
     pub echo: bool,
     /// The user's own kernel and so on.
     pub sources: Sources,
@@ -93,7 +93,7 @@ impl Default for Boot {
     }
 }
 
-/// What is made before a guest can boot.
+/// The parts of a guest, made before it boots.
 struct Parts {
     cache: Cache,
     kernel: Kernel,
@@ -105,7 +105,7 @@ impl Boot {
     /// Runs the command.
     ///
     /// # Errors
-    /// [`BootError`]. A command that fails is no error: see [`Outcome::status`].
+    /// [`BootError`]. A command that fails is not an error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
         let arch = self.sources.arch;
         if self.place == PlaceChoice::Exact && self.vcpus > 1 && !arch.lab_is_exact() {

@@ -1,8 +1,7 @@
-//! The shell and tools of guests and labs: a static busybox, this host's or a package's of another
-//! architecture, and the names that it can be called by.
+//! The shell and tools of guests and labs: a static busybox, from this host or from a package of another
+//! architecture, and the names of its tools.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -11,13 +10,14 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::packages::{self, PackageError};
 use crate::progress::Step;
 
 const PACKAGE: &str = "busybox-static";
 const PROGRAM: &str = "bin/busybox";
-/// The program's own name, which is none of the tools'.
+/// The program lists its own name among its tools. It needs no link: it has that name already.
 const OWN: &str = "busybox";
 
 /// Why there is no busybox.
@@ -26,7 +26,7 @@ pub enum BusyboxError {
     /// The host lacks it.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its package cannot be had.
+    /// Its package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -35,16 +35,10 @@ pub enum BusyboxError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// It could not be read.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// It has no table of its tools.
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The table of its tools was not found.
     #[error("{0} does not list its commands")]
     Tools(PathBuf),
 }
@@ -83,15 +77,12 @@ pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, BusyboxError> {
 /// # Errors
 /// [`BusyboxError`].
 pub fn applets(busybox: &Path) -> Result<Vec<String>, BusyboxError> {
-    let bytes = fs::read(busybox).map_err(|source| BusyboxError::File {
-        path: busybox.to_owned(),
-        source,
-    })?;
+    let bytes = fs::read(busybox).map_err(FileError::at(busybox))?;
     table(&bytes).ok_or_else(|| BusyboxError::Tools(busybox.to_owned()))
 }
 
-/// The table of names: in order, each ended by a zero, the whole by another. It begins with those of
-/// `test`.
+/// The names in the program's table. They are sorted, each ends with a zero byte, and the table with
+/// another. The first two are the names of `test`.
 fn table(program: &[u8]) -> Option<Vec<String>> {
     const FIRST: &[u8] = b"\0[\0[[\0";
     let begin = program.windows(FIRST.len()).position(|w| w == FIRST)? + 1;

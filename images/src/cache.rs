@@ -1,5 +1,5 @@
-//! Results by content: what was made from the same inputs is not made again, and what was made
-//! from others is never taken. Knows nothing of what it keeps.
+//! Results by content: equal inputs get the result that was made before, other inputs never do. Knows
+//! nothing about the results.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::sys::Lock;
 
-/// How many results of one kind stay: several branches' worth, not every build ever made.
+/// The number of results of one kind to keep: enough for several branches.
 const KEPT: usize = 4;
 
 /// Why the cache cannot be used.
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_half_way_leaves_nothing() {
+    fn failed_result_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().to_owned());
         let failed = cache.get("kind", "a", |dir| {

@@ -1,4 +1,4 @@
-//! The command line: its words, and what they mean to the library.
+//! The command line, and its translation for the library.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 
-/// Makes what boots, and boots it.
+/// Makes guests, and boots them.
 ///
 /// Everything is fetched and built when it is first needed and kept under images/cache. A
 /// guest runs on this machine's KVM if a stock kernel boots there, else in the lab: QEMU
@@ -41,7 +41,7 @@ pub(crate) enum Action {
     Module(ArchKernelArgs),
     /// Have Debian's DKMS build the driver for a kernel and install it in a directory of its own
     Dkms(KernelArgs),
-    /// Check the driver's style with the kernel's own script; print what it complains of
+    /// Check the driver's style with the kernel's own script; print its complaints
     Style,
     /// Build our programs statically; print where they are
     Programs {
@@ -63,13 +63,13 @@ pub(crate) enum Action {
     Boot(BootArgs),
     /// Run a command on the lab's own KVM host, with a guest's kernel and initramfs in /guest
     Lab(BootArgs),
-    /// Boot a guest, profile a program in it, and say what it took
+    /// Boot a guest, profile a program in it, and print the costs
     Demo(PlaceArgs),
     /// Remove everything that was fetched and made
     Clean,
 }
 
-/// What runs it.
+/// The choice of an architecture.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct ArchArgs {
     /// The architecture of guests
@@ -77,7 +77,7 @@ pub(crate) struct ArchArgs {
     pub(crate) arch: Arch,
 }
 
-/// Which kernel, of which architecture.
+/// The choice of a kernel and its architecture.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ArchKernelArgs {
     #[command(flatten)]
@@ -92,7 +92,7 @@ impl ArchKernelArgs {
     }
 }
 
-/// Which kernel.
+/// The choice of a kernel.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct KernelArgs {
     /// Series or release of Debian's cloud kernel [default: the newest 6.1]
@@ -110,7 +110,7 @@ pub(crate) struct KernelArgs {
     /// Its modules, like /lib/modules/VERSION [default: all it needs is built in]
     #[arg(long, value_name = "DIR", requires = "kernel")]
     modules: Option<PathBuf>,
-    /// An initramfs of your own to lay below ours: what has no counterpart in ours stays
+    /// An initramfs of your own to unpack before ours, which replaces files of the same names
     #[arg(long, value_name = "FILE")]
     initramfs: Option<PathBuf>,
 }
@@ -132,14 +132,15 @@ impl KernelArgs {
 /// Where to run; by default where a stock kernel boots.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PlaceArgs {
-    /// Run in the lab, whatever this machine can do; that of aarch64 is exact and has counters
+    /// Run in the lab of this architecture, whatever this machine can do; that of aarch64 is exact and
+    /// has hardware counters
     #[arg(long, value_name = "ARCH", value_enum, num_args = 0..=1,
           default_missing_value = "x86_64", conflicts_with = "direct")]
     lab: Option<Arch>,
     /// Run on this machine's KVM, whatever `vmm check` says
     #[arg(long)]
     direct: bool,
-    /// In the lab, let time be instructions retired: runs repeat bit for bit
+    /// In the lab, count retired instructions as time: runs repeat bit for bit
     #[arg(long, conflicts_with = "direct")]
     exact: bool,
 }
@@ -159,7 +160,7 @@ impl PlaceArgs {
     }
 }
 
-/// What to boot, where and for what.
+/// Arguments of `images boot`.
 #[derive(Args, Debug)]
 pub(crate) struct BootArgs {
     #[command(flatten)]
@@ -201,7 +202,7 @@ pub(crate) struct BootArgs {
 }
 
 impl BootArgs {
-    /// What to boot; the complaint is one line.
+    /// The boot that the arguments describe, or what is wrong with them, in one line.
     pub(crate) fn boot(&self) -> Result<Boot, String> {
         let mut files = Vec::new();
         for file in &self.files {

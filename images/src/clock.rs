@@ -1,4 +1,4 @@
-//! How fast this host's time-stamp counter counts, which the emulated processors of the lab read.
+//! The frequency of this host's time-stamp counter, which the lab's emulated processors read.
 //!
 //! The lab's kernel would measure it against an emulated timer within its first milliseconds.
 //! On a busy host it was seen to be 0.1 % off nearly always, and once by a factor of 40.
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// At less than a microsecond for each reading, an error of a few ppm.
+/// Time between the two readings. Each takes less than a microsecond, which makes the error a few ppm.
 const MEASURED: Duration = Duration::from_millis(100);
-/// Of so many readings one is not interrupted.
+/// Attempts at each reading, enough for one without an interruption.
 const READINGS: usize = 16;
 
-/// The counter at a time.
+/// The counter's value at a time.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     time: Instant,
     counter: u64,
-    /// Counted meanwhile.
+    /// Ticks that the reading took.
     doubt: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The `newc` archives that Linux unpacks as an initramfs. Knows bytes and names, not what they are for.
+//! The `newc` archives that Linux unpacks as an initramfs. Knows bytes and names, not their purpose.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Why an entry cannot stand in an archive.
+/// Why an entry cannot be put into an archive.
 #[derive(Debug, Error)]
 pub enum CpioError {
     /// The format counts a file's bytes in 32 bits.
@@ -22,7 +22,7 @@ pub enum CpioError {
         /// Its length in bytes.
         size: usize,
     },
-    /// Empty, absolute, or with a part that leads elsewhere.
+    /// The name is empty, absolute, or has a part like `..`.
     #[error("{0:?} is not a path an initramfs can hold: give a relative path without `.` and `..`")]
     BadName(String),
 }
@@ -133,7 +133,7 @@ impl Archive {
     }
 }
 
-/// Fills up with zeroes to a multiple of four, as every archive that another follows must.
+/// Pads with zeroes to a multiple of four: the kernel expects the next archive there.
 pub fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn names_outside_the_root_are_refused() {
         for name in ["", "/etc/passwd", "a/../b", "./a", "a//b", "a/", "a\0b"] {
             let refused = Archive::new().file(name, 0o644, b"");
             assert!(matches!(refused, Err(CpioError::BadName(_))), "{name:?}");

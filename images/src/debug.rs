@@ -1,9 +1,8 @@
-//! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the
-//! guest has and a checker added. Knows how such a kernel is built, nothing of what runs on it.
+//! A kernel that checks itself: Debian's source, with Debian's own configuration cut down to what the guest
+//! has and a checker added. Knows how such a kernel is built, and nothing about its guests.
 
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 
@@ -12,6 +11,7 @@ use clap::ValueEnum;
 use crate::apt::Apt;
 use crate::cache::Cache;
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, Need};
 use crate::kernel::{Kernel, KernelError};
 use crate::packages::{self, Package};
@@ -23,10 +23,10 @@ const GUEST: &str = include_str!("../kernel/guest.config");
 const LOCKDEP: &str = include_str!("../kernel/lockdep.config");
 const KASAN: &str = include_str!("../kernel/kasan.config");
 
-/// So many lines of make's between two about the progress.
+/// Lines of make's output per update of the progress.
 const STRIDE: usize = 250;
 
-/// What else a module is built with, besides `include` and `scripts` and the architecture's.
+/// Files that building a module needs, besides the directories in [`BUILD_TREES`].
 const BUILD_FILES: [&str; 8] = [
     ".config",
     "Makefile",
@@ -51,7 +51,7 @@ const NEEDS: [Need; 9] = [
     Need::Zstd,
 ];
 
-/// What a debug kernel checks.
+/// The checker of a debug kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Debug {
     /// Locks, sleeping where that is forbidden, RCU, the life of timers and work items
@@ -126,11 +126,11 @@ fn build(
         "building kernel {series} with {}, once; this takes many minutes",
         debug.name()
     ));
-    let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
+    let work = tempfile::tempdir_in(dir).map_err(FileError::at(dir))?;
     packages::unpack(apt, package, work.path(), &step)?;
     step.detail("unpacking the source");
     let source = work.path().join("source");
-    fs::create_dir(&source).map_err(|e| failed(&source, e))?;
+    fs::create_dir(&source).map_err(FileError::at(&source))?;
     let mut tar = Command::new("tar");
     tar.arg("-xf")
         .arg(
@@ -166,14 +166,14 @@ fn build(
 /// Writes `source/.config`: the stock kernel's without its modules, cut down, with the checker.
 fn configure(source: &Path, stock: &Path, debug: Debug) -> Result<(), KernelError> {
     let path = source.join(".config");
-    fs::copy(stock, &path).map_err(|e| failed(stock, e))?;
+    fs::copy(stock, &path).map_err(FileError::at(stock))?;
     process::output(make(source).arg("mod2noconfig")).map_err(KernelError::Build)?;
-    let mut config = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+    let mut config = fs::read_to_string(&path).map_err(FileError::at(&path))?;
     config.push_str(GUEST);
     config.push_str(debug.config());
-    fs::write(&path, config).map_err(|e| failed(&path, e))?;
+    fs::write(&path, config).map_err(FileError::at(&path))?;
     process::output(make(source).arg("olddefconfig")).map_err(KernelError::Build)?;
-    let config = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+    let config = fs::read_to_string(&path).map_err(FileError::at(&path))?;
     match missing(debug.config(), &config) {
         Some(option) => Err(KernelError::Option(option.to_owned())),
         None => Ok(()),
@@ -192,7 +192,7 @@ fn missing<'a>(wanted: &'a str, config: &str) -> Option<&'a str> {
     })
 }
 
-/// A `make` in the source, in the background of what else the machine does.
+/// A `make` in the source, at a low priority.
 fn make(source: &Path) -> Command {
     let mut make = Command::new("nice");
     make.args(["-n", "10", "make", "-C"]).arg(source);
@@ -205,20 +205,20 @@ fn make(source: &Path) -> Command {
     make
 }
 
-/// Moves out of the built tree what boots, and what modules are built against.
+/// Moves the image and the files for building modules out of the built tree.
 fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
     let image = source.join("arch/x86/boot/bzImage");
-    let bytes = fs::read(&image).map_err(|e| failed(&image, e))?;
+    let bytes = fs::read(&image).map_err(FileError::at(&image))?;
     let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
         image: image.clone(),
         source,
     })?;
     let (headers, modules) = (dir.join("headers"), dir.join("modules"));
     for directory in [&headers, &modules] {
-        fs::create_dir(directory).map_err(|e| failed(directory, e))?;
+        fs::create_dir(directory).map_err(FileError::at(directory))?;
     }
     let path = dir.join("vmlinux");
-    fs::write(&path, kernel).map_err(|e| failed(&path, e))?;
+    fs::write(&path, kernel).map_err(FileError::at(&path))?;
     relocate(&image, &dir.join("bzImage"))?;
     let builtin = "modules.builtin";
     relocate(&source.join(builtin), &modules.join(builtin))?;
@@ -227,7 +227,7 @@ fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
     }
     for name in BUILD_FILES {
         let from = source.join(name);
-        // Some are of one series.
+        // Some exist in one series only.
         if from.exists() {
             relocate(&from, &headers.join(name))?;
         }
@@ -237,16 +237,9 @@ fn keep(source: &Path, dir: &Path) -> Result<(), KernelError> {
 
 fn relocate(from: &Path, to: &Path) -> Result<(), KernelError> {
     if let Some(parent) = to.parent() {
-        fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
+        fs::create_dir_all(parent).map_err(FileError::at(parent))?;
     }
-    fs::rename(from, to).map_err(|e| failed(from, e))
-}
-
-fn failed(path: &Path, source: io::Error) -> KernelError {
-    KernelError::File {
-        path: PathBuf::from(path),
-        source,
-    }
+    Ok(fs::rename(from, to).map_err(FileError::at(from))?)
 }
 
 #[cfg(test)]

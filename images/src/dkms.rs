@@ -1,14 +1,14 @@
-//! The driver as distributions rebuild it for each kernel: Debian's DKMS, in directories of its own, so
-//! that the host's modules stay as they are.
+//! Builds and installs the driver with Debian's DKMS, as distributions do for each new kernel, in
+//! directories of its own: the host's modules stay untouched.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use thiserror::Error;
 
 use crate::apt::{Apt, AptError, Stale};
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::module::{self, ModuleError};
@@ -24,7 +24,7 @@ pub enum DkmsError {
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// DKMS could not be had.
+    /// DKMS's package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -33,24 +33,18 @@ pub enum DkmsError {
     /// The driver's files cannot be listed.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// The kernel is none of Debian's.
-    #[error("DKMS needs a kernel of Debian's, which says its release")]
+    /// The kernel is not one of Debian's.
+    #[error("DKMS needs one of Debian's kernels, whose file names hold the release")]
     NoRelease,
     /// DKMS failed.
     #[error("DKMS does not install the driver")]
     Install(#[source] ProcessError),
-    /// It succeeded, and there is no module.
-    #[error("DKMS has installed no {}", module::NAME)]
+    /// DKMS succeeded, but the module is missing.
+    #[error("DKMS did not install {}", module::NAME)]
     NoModule,
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for DkmsError {
@@ -76,7 +70,7 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
         at("driver"),
         modules.clone(),
     ] {
-        fs::create_dir_all(&place).map_err(|e| failed(&place, e))?;
+        fs::create_dir_all(&place).map_err(FileError::at(&place))?;
     }
     let apt = Apt::host();
     apt.refreshing(|| {
@@ -87,9 +81,9 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     let sources = module::sources(&driver)?;
     for source in sources.into_iter().chain([driver.join(CONFIGURATION)]) {
         let copy = at("driver").join(source.file_name().unwrap_or_default());
-        fs::copy(&source, copy).map_err(|e| failed(&source, e))?;
+        fs::copy(&source, copy).map_err(FileError::at(&source))?;
     }
-    // The index of modules would be the host's.
+    // depmod would update the host's index of modules.
     let mut dkms = Command::new("bash");
     dkms.arg(at("package/usr/sbin/dkms"))
         .args(["install", "--no-depmod"]);
@@ -113,12 +107,5 @@ pub fn install(kernel: &Kernel, directory: &Path) -> Result<PathBuf, DkmsError> 
     match module.is_file() {
         true => Ok(module),
         false => Err(DkmsError::NoModule),
-    }
-}
-
-fn failed(path: &Path, source: io::Error) -> DkmsError {
-    DkmsError::File {
-        path: path.to_owned(),
-        source,
     }
 }

@@ -1,7 +1,7 @@
-//! Everything that can keep a command from running in a guest.
+//! The errors of running a command in a guest, and the one that many of its steps share.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -37,7 +37,7 @@ pub enum BootError {
     /// No lab.
     #[error(transparent)]
     Lab(#[from] LabError),
-    /// No choice of place.
+    /// The place could not be chosen.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The cache cannot be used.
@@ -45,11 +45,11 @@ pub enum BootError {
     Cache(#[from] CacheError),
     /// More vCPUs than the exact lab can be trusted with.
     #[error(
-        "the exact x86 lab runs guests of one vCPU, not of {0}: with more, guests were seen to stand still there"
+        "the exact x86 lab runs guests of one vCPU, not of {0}: guests with more have been seen to hang there"
     )]
     ExactVcpus(u32),
     /// A guest that this machine's processors cannot run.
-    #[error("this machine's KVM runs no guests of {0}; leave out --direct")]
+    #[error("this machine's KVM cannot run guests of {0}; leave out --direct")]
     ForeignDirect(Arch),
     /// A temporary file could not be written.
     #[error("cannot write a temporary file; is there space?")]
@@ -75,4 +75,22 @@ pub enum BootError {
         /// Its console's bytes.
         console: PathBuf,
     },
+}
+
+/// A file or a directory that could not be read or written.
+#[derive(Debug, Error)]
+#[error("cannot use {path}")]
+pub struct FileError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl FileError {
+    /// For `map_err`: the failed operation was on `path`.
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self {
+            path: path.to_owned(),
+            source,
+        }
+    }
 }

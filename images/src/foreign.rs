@@ -1,5 +1,5 @@
-//! Programs of this host for a guest: others' work, to check ours against. They are linked
-//! dynamically, so each brings its libraries and their loader, at the paths they have here.
+//! Third-party programs of this host for a guest, to check the driver with. They are linked dynamically, so
+//! each brings its libraries and their loader, at the paths they have here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::host::{self, HostError};
 use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
 
-/// Why a program cannot come along.
+/// Why a program cannot be put into a guest.
 #[derive(Debug, Error)]
 pub enum ForeignError {
     /// The host does not have it.
@@ -26,7 +26,7 @@ pub enum ForeignError {
     List {
         /// The program.
         program: PathBuf,
-        /// What `ldd` said.
+        /// The output of `ldd`.
         #[source]
         source: ProcessError,
     },
@@ -35,11 +35,11 @@ pub enum ForeignError {
     Compile {
         /// Its source.
         file: PathBuf,
-        /// What the compiler said.
+        /// The compiler's output.
         #[source]
         source: ProcessError,
     },
-    /// There is no room for what is compiled.
+    /// There is no directory to compile in.
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
     /// There is no kernel.
@@ -85,13 +85,13 @@ pub fn kernel() -> Result<Files, ForeignError> {
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
-/// The same, and these programs of the distribution beside it.
+/// As [`perf`], with these other programs of the distribution.
 ///
 /// # Errors
 /// [`ForeignError`].
 pub fn perf_with(others: &[Need]) -> Result<Files, ForeignError> {
     host::ensure(others)?;
-    // Libraries that several of them load are there once.
+    // A library that several of them load is listed once.
     let mut files: BTreeMap<String, Vec<u8>> = perf()?.into_iter().collect();
     for other in others {
         let name = other.what();
@@ -118,7 +118,7 @@ pub fn compiled(name: &str, source: &Path, headers: &Path) -> Result<Files, Fore
     Ok(vec![(format!("bin/{name}"), read(&program)?)])
 }
 
-/// `program` as /bin/`name`, and what its loader loads for it.
+/// `program` as /bin/`name`, with its loader and its libraries.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -140,7 +140,7 @@ pub fn with_libraries(name: &str, program: &Path) -> Result<Files, ForeignError>
     Ok(files)
 }
 
-/// The paths in what `ldd` says; the error is the name of a library that it did not find.
+/// The paths in the output of `ldd`; the error is the name of a library that it did not find.
 fn libraries(list: &str) -> Result<Vec<String>, String> {
     let mut paths = Vec::new();
     for line in list.lines().map(str::trim) {
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_what_has_a_path() {
+    fn libraries_are_the_lines_with_a_path() {
         let list = "\tlinux-vdso.so.1 (0x00007ffd)\n\
             \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f05)\n\
             \t/lib64/ld-linux-x86-64.so.2 (0x00007f06)\n";
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_come_along_is_named() {
+    fn program_that_cannot_be_read_is_named() {
         let missing = with_libraries("x", Path::new("/no/such/program")).unwrap_err();
         assert_eq!(missing.to_string(), "cannot read /no/such/program");
         let text = with_libraries("x", Path::new("/etc/passwd")).unwrap_err();

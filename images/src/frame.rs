@@ -1,23 +1,23 @@
-//! Tells a command's output from everything else on a console. The guest's and the lab's
-//! `/init` put marked lines round each part; a program cannot write them by accident, because
-//! the mark carries a digest of the run.
+//! Separates a command's output from everything else on a console. The guest's and the lab's `/init` put
+//! marked lines round each part; a program cannot write them by accident, because the mark carries a digest
+//! of the run.
 
 const START: &str = "\n@@vpmu:";
 
-/// What a console said.
+/// The parts of a console's output.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Transcript {
     /// The command's output.
     pub output: Vec<u8>,
     /// The command's exit code, once it ended.
     pub status: Option<i32>,
-    /// What the command of the machine below wrote once the guest had ended, in the lab.
+    /// Output of the command on the lab's host after the guest's end.
     pub host: Vec<u8>,
     /// That command's exit code, in the lab.
     pub host_status: Option<i32>,
     /// The VMM's exit code, in the lab.
     pub vmm: Option<i32>,
-    /// What the VMM wrote to stderr, in the lab.
+    /// The VMM's stderr, in the lab.
     pub log: Vec<u8>,
     /// The VMM's report, in the lab.
     pub report: Vec<u8>,
@@ -34,13 +34,13 @@ enum Part {
     Report,
 }
 
-/// Takes a console apart as it comes in. Carriage returns before a newline vanish.
+/// Splits a console's output into its parts as it arrives. Carriage returns before a newline vanish.
 #[derive(Debug)]
 pub struct Frames {
     mark: Vec<u8>,
     held: Vec<u8>,
     part: Part,
-    /// What is held begins with the newline of the last mark.
+    /// `held` begins with the newline of the last mark.
     after_mark: bool,
     transcript: Transcript,
 }
@@ -137,7 +137,7 @@ impl Frames {
         }
     }
 
-    /// How many bytes at the end of what is held may turn out to be a mark or half a line end.
+    /// The number of bytes at the end of `held` that may begin a mark or a line end.
     fn could_begin_a_mark(&self) -> usize {
         let longest = self.mark.len().min(self.held.len());
         let partial = (1..=longest)

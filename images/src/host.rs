@@ -1,5 +1,5 @@
-//! What the host must have, and how it comes to have it: Debian's packages, installed when we
-//! may, named when we may not.
+//! Programs and libraries that the host must have. As root, installs their Debian packages; otherwise names
+//! them.
 
 use std::env;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::process::{self, ProcessError};
 use crate::progress::Step;
 use crate::sys;
 
-/// Something missing that we cannot bring about.
+/// Something is missing and cannot be installed.
 #[derive(Debug, Error)]
 pub enum HostError {
     /// Not root, or not Debian.
@@ -47,7 +47,7 @@ impl Stale for HostError {
 /// Something the host must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// What the lab's machine starts with: its BIOS, and the loader of kernels.
+    /// The lab's firmware: a BIOS, and QEMU's option ROM that loads kernels.
     Firmware,
     /// For the kernel module and the lab.
     Gcc,
@@ -89,7 +89,7 @@ pub enum Need {
     Depmod,
     /// The shell and tools of guests; linked statically.
     Busybox,
-    /// Fetches packages. Comes with Debian and nothing else.
+    /// Fetches packages. Only Debian and its derivatives have it.
     Apt,
     /// Unpacks some kernels and modules.
     Xz,
@@ -202,7 +202,7 @@ impl Need {
     }
 }
 
-/// Of [`Need::Firmware`], a file of each package.
+/// A file of each package of [`Need::Firmware`].
 const FIRMWARE: [&str; 2] = [
     "/usr/share/seabios/bios-256k.bin",
     "/usr/share/qemu/linuxboot_dma.bin",
@@ -212,10 +212,10 @@ fn has_header(name: &str) -> bool {
     Path::new("/usr/include").join(name).exists()
 }
 
-/// Sees to it that the host has all of `needs`.
+/// Makes sure that the host has all of `needs`.
 ///
 /// # Errors
-/// [`HostError`], with what to type.
+/// [`HostError`], with the command to type.
 pub fn ensure(needs: &[Need]) -> Result<(), HostError> {
     let missing: Vec<Need> = needs
         .iter()
@@ -260,7 +260,7 @@ fn install(apt: &Apt, packages: &str) -> Result<(), HostError> {
         let step = Step::new(format!("installing {packages}"));
         let mut command = apt.get();
         command.args(["install", "-y", "--no-install-recommends"]);
-        // Waits while another process installs, as new machines do by themselves.
+        // Waits for another process to finish: new machines install packages by themselves.
         command.args(["-o", "DPkg::Lock::Timeout=600"]);
         command
             .args(packages.split(' '))
@@ -279,8 +279,8 @@ pub fn busybox() -> Option<PathBuf> {
     find("busybox").filter(|path| is_static(path))
 }
 
-/// This host's perf: itself, not the script that some have in its place and that looks for one
-/// of the kernel it runs on.
+/// This host's perf: the program, not the wrapper script of some hosts, which looks for a perf that matches
+/// the running kernel.
 pub fn perf() -> Option<PathBuf> {
     let tools = versions("/usr/lib", "linux-tools").map(|dir| dir.join("perf"));
     find("perf")
@@ -290,7 +290,7 @@ pub fn perf() -> Option<PathBuf> {
         .find(|file| is_elf(file))
 }
 
-/// The entries of `directory` whose names begin so, the last in order first.
+/// The entries of `directory` whose names begin with `prefix`, in descending order.
 fn versions(directory: &str, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries
@@ -301,7 +301,7 @@ fn versions(directory: &str, prefix: &str) -> impl Iterator<Item = PathBuf> {
     found.into_iter().rev()
 }
 
-/// A program in PATH, or where administrators' programs are.
+/// A program in PATH or in the administrator's directories.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_found_and_static_ones_told() {
+    fn programs_are_found_and_static_ones_recognised() {
         let shell = find("sh").unwrap();
         assert!(!is_static(&shell));
         assert!(find("no-such-program-anywhere").is_none());

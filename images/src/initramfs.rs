@@ -1,9 +1,8 @@
-//! Packs what guests and the lab boot into. The big part is cached; what differs from run to
-//! run is a small archive of its own behind it, which the kernel unpacks over the first.
+//! Packs the initramfs of guests and of the lab. The big part is cached. The files of one run are a small
+//! archive behind it, which the kernel unpacks over the first.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -13,6 +12,7 @@ use crate::busybox::{self, BusyboxError};
 use crate::cache::{Cache, CacheError};
 use crate::cpio::{self, Archive, CpioError};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::kernel::Kernel;
 use crate::kmod::{self, KmodError, Module};
 use crate::module;
@@ -35,7 +35,7 @@ pub enum InitramfsError {
     /// A part could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// A kernel module cannot be had.
+    /// A kernel module is missing or cannot be unpacked.
     #[error(transparent)]
     Kmod(#[from] KmodError),
     /// A program is not there.
@@ -45,14 +45,8 @@ pub enum InitramfsError {
     #[error(transparent)]
     Cpio(#[from] CpioError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// The guest's: shell and tools, the driver and what it needs, our programs.
@@ -75,7 +69,7 @@ pub fn guest(
             Some(directory) => kmod::collect(directory, kernel.arch.guest_modules())?,
             None => Vec::new(),
         };
-        let bytes = fs::read(driver).map_err(|e| failed(driver, e))?;
+        let bytes = fs::read(driver).map_err(FileError::at(driver))?;
         modules.push(Module {
             name: module::NAME.trim_end_matches(".ko").to_owned(),
             bytes,
@@ -106,8 +100,8 @@ pub fn lab(
     guest: &Kernel,
     programs: &Programs,
 ) -> Result<PathBuf, InitramfsError> {
-    // Here the compressed image is the quicker one: it is unpacked once, by the guest itself,
-    // and not copied about in full by a processor that is emulated.
+    // The compressed image is quicker here: the emulated processor copies fewer bytes, and the guest
+    // unpacks it once.
     let mut files = BTreeMap::from([("guest/kernel".to_owned(), guest.bzimage.clone())]);
     files.insert("bin/vmm".to_owned(), programs.vmm()?.to_owned());
     if let Ok(program) = programs.one("outb") {
@@ -148,7 +142,7 @@ fn pack(
         }
         // The kernel opens it for /init, before anything is mounted.
         archive.device("dev/console", 5, 1)?;
-        // As does /init of a guest whose machine has no ports.
+        // /init of a machine without ports writes to the VMM through it.
         if !arch.is_native() {
             archive.device("dev/mem", 1, 1)?;
         }
@@ -169,7 +163,7 @@ fn pack(
             add(&mut archive, name, file)?;
         }
         let path = dir.join(FILE);
-        fs::write(&path, archive.finish()?).map_err(|e| failed(&path, e))?;
+        fs::write(&path, archive.finish()?).map_err(FileError::at(&path))?;
         step.done();
         Ok::<_, InitramfsError>(())
     })?;
@@ -177,27 +171,20 @@ fn pack(
 }
 
 fn add(archive: &mut Archive, name: &str, file: &Path) -> Result<(), InitramfsError> {
-    let bytes = fs::read(file).map_err(|e| failed(file, e))?;
+    let bytes = fs::read(file).map_err(FileError::at(file))?;
     Ok(archive.file(name, 0o755, &bytes)?)
 }
 
-/// Archives for the kernel to unpack one after the other.
+/// One file of several archives, which the kernel unpacks in this order.
 ///
 /// # Errors
 /// [`InitramfsError::File`].
 pub fn concatenate(archives: &[&Path], last: &[u8]) -> Result<Vec<u8>, InitramfsError> {
     let mut bytes = Vec::new();
     for archive in archives {
-        bytes.extend(fs::read(archive).map_err(|e| failed(archive, e))?);
+        bytes.extend(fs::read(archive).map_err(FileError::at(archive))?);
         cpio::pad(&mut bytes);
     }
     bytes.extend_from_slice(last);
     Ok(bytes)
-}
-
-fn failed(path: &Path, source: io::Error) -> InitramfsError {
-    InitramfsError::File {
-        path: path.to_owned(),
-        source,
-    }
 }

@@ -1,19 +1,19 @@
 //! The names of a kernel's functions, out of the kernel itself: stock kernels come without symbols
 //! and without a System.map, but carry a table for their own use (`scripts/kallsyms.c` of Linux).
 //!
-//! Nothing says where the table lies. Its parts are found by what they must look like, and believed
-//! only where they agree with each other.
+//! The table's place is not recorded anywhere. Its parts are found by their form, and used only if they are
+//! consistent with each other.
 
 use std::fmt::Write as _;
 
-/// Every name is made of tokens; a token's number is a byte.
+/// Names are sequences of tokens, each given by its number, a byte.
 const TOKENS: usize = 256;
-/// Each character that names have is a token of its own: these stand one after another.
+/// Every character of names is also a token, numbered by its ASCII code: so the digits are consecutive.
 const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
-/// Number of the first of them.
+/// Number of the first digit's token.
 const FIRST_DIGIT: usize = b'0' as usize;
 const LONGEST_TOKEN: usize = 128;
-/// A marker stands for so many names.
+/// Names per marker.
 const MARKED: usize = 256;
 /// No kernel has fewer or more names.
 const NAMES: std::ops::Range<usize> = 512..1 << 21;
@@ -22,8 +22,8 @@ const LOWEST: u64 = 0xffff_ffff_8000_0000;
 /// Most bytes between the number of names and the tokens.
 const REACH: usize = 32 << 20;
 
-/// Lines as `System.map` has them, by address as the kernel has been linked; `None`: no such table,
-/// or one of a kind that is not known here.
+/// The lines of a `System.map`, sorted by address as the kernel was linked; `None` if the kernel has no
+/// table, or one of an unknown format.
 #[must_use]
 pub fn system_map(kernel: &[u8]) -> Option<String> {
     let tokens = (0..kernel.len())
@@ -43,11 +43,11 @@ pub fn system_map(kernel: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// The tokens, and where they lie.
+/// The tokens, and their place.
 struct Tokens {
     start: usize,
     texts: Vec<Vec<u8>>,
-    /// Behind the index of where each begins.
+    /// The end of the index of the tokens, which follows them.
     end: usize,
 }
 
@@ -82,7 +82,7 @@ impl Tokens {
     }
 }
 
-/// The names, and where their number lies.
+/// The names, and the place of their number.
 struct Names {
     number_at: usize,
     texts: Vec<String>,
@@ -95,7 +95,7 @@ impl Names {
         places.find_map(|at| Self::at(kernel, at, tokens))
     }
 
-    /// The number, the names, then the place of each 256th of them.
+    /// Reads the number, the names, and the markers: the place of each 256th name.
     fn at(kernel: &[u8], number_at: usize, tokens: &Tokens) -> Option<Self> {
         let number = usize::try_from(word(kernel, number_at)?).ok()?;
         if !NAMES.contains(&number) {
@@ -147,7 +147,8 @@ fn length(kernel: &[u8], at: usize) -> Option<(usize, usize)> {
     Some((low & 0x7f | high << 7, 2))
 }
 
-/// What is added to the base of the kernel: behind the tokens, before 6.4 in front of the names.
+/// The addresses, stored as offsets from the kernel's base: behind the tokens, or, before Linux 6.4, in
+/// front of the names.
 fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> {
     let number = names.texts.len();
     let size = (4 * number).next_multiple_of(8);
@@ -162,7 +163,7 @@ fn addresses(kernel: &[u8], tokens: &Tokens, names: &Names) -> Option<Vec<u64>> 
     })
 }
 
-/// What is not negative is an address of its own, of data that each CPU has.
+/// An offset that is not negative is an absolute address: that of a per-CPU variable.
 fn address(offset: &[u8], base: u64) -> u64 {
     let offset = offset.try_into().map_or(0, i32::from_le_bytes);
     match u64::try_from(offset) {
@@ -182,7 +183,7 @@ mod tests {
 
     const BASE: u64 = 0xffff_ffff_8100_0000;
 
-    /// Each byte is a token of its own; those that no name has stand for words.
+    /// Bytes are tokens for themselves; those that names do not contain are tokens for words.
     fn token(number: u8) -> Vec<u8> {
         match number {
             b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'_' => vec![number],
@@ -208,7 +209,7 @@ mod tests {
     fn name(index: usize) -> Vec<u8> {
         match index {
             0 => b"Acpu".to_vec(),
-            // Longer than one byte of length can say.
+            // Too long for a length of one byte.
             7 => [&b"T"[..], &[b'x'; 200]].concat(),
             index => format!("t{index}_").bytes().chain([0x80]).collect(),
         }
@@ -216,7 +217,7 @@ mod tests {
 
     fn kernel(number: usize, behind: bool) -> Vec<u8> {
         let mut bytes = vec![0xcc; 800];
-        // What looks like the table and is none.
+        // Bytes that look like the table at first.
         bytes.extend(DIGITS);
         pad(&mut bytes);
         if !behind {
@@ -276,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_agree_is_not_believed() {
+    fn inconsistent_table_is_refused() {
         let whole = kernel(1000, false);
         for length in [0, 100, 900, 5000, whole.len() - 120, whole.len() - 700] {
             assert_eq!(system_map(&whole[..length]), None, "{length}");
         }
         for behind in [false, true] {
             let whole = kernel(1000, behind);
-            // No piece that is broken makes it read beyond its end or go on for ever.
+            // Broken parts must not make it read beyond the end or loop for ever.
             for at in (800..whole.len()).step_by(37) {
                 let mut broken = whole.clone();
                 broken[at..]

@@ -1,7 +1,6 @@
 //! A kernel to boot with all that belongs to it: Debian's stock one, or the user's own.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -11,6 +10,7 @@ use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::debug::{self, Debug};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::host::HostError;
 use crate::kallsyms;
 use crate::packages::{self, KernelPackages, PackageError};
@@ -25,7 +25,7 @@ const SYSTEM_MAP: &str = "System.map";
 /// Why there is no kernel.
 #[derive(Debug, Error)]
 pub enum KernelError {
-    /// Its packages could not be had.
+    /// Its packages could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -37,7 +37,7 @@ pub enum KernelError {
     /// A given file could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// The package's image is not what we know.
+    /// The package's image has an unknown form.
     #[error("cannot take the kernel out of {image}")]
     Extract {
         /// The bzImage.
@@ -47,36 +47,30 @@ pub enum KernelError {
         source: VmlinuxError,
     },
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Unpacked packages that do not look as expected.
     #[error("the kernel's packages hold no {0}")]
     Layout(String),
     /// The host lacks something to build one with.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Debug kernels are built for this machine's architecture alone.
+    /// Debug kernels are built only for this machine's architecture.
     #[error("debug kernels are for x86 alone, not for {0}")]
     ForeignDebug(Arch),
     /// A debug kernel does not build.
     #[error("cannot build the debug kernel")]
     Build(#[source] ProcessError),
-    /// A debug kernel would lack what it is for.
-    #[error("the kernel's source does not take {0}")]
+    /// The kernel's source lacks an option of the debug kernel.
+    #[error("the kernel's source does not accept {0}")]
     Option(String),
     /// A kernel of the user's without headers.
     #[error(
         "a kernel of your own needs its headers for the module: add --headers DIRECTORY (like /lib/modules/VERSION/build)"
     )]
     NoHeaders,
-    /// Headers that nothing can be built against.
-    #[error("{0} is no kernel build directory: it must hold a Makefile and Module.symvers")]
+    /// The directory given as headers is not a build directory.
+    #[error("{0} is not a kernel build directory: it must hold a Makefile and Module.symvers")]
     BadHeaders(PathBuf),
 }
 
@@ -89,11 +83,11 @@ impl Stale for KernelError {
 /// The user's own parts, in place of stock ones.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// What guests are of.
+    /// The guests' architecture.
     pub arch: Arch,
     /// Series or release of the stock kernel; `None`: [`DEFAULT_SERIES`].
     pub version: Option<String>,
-    /// What checker the kernel of that series is built with; `None`: the stock kernel.
+    /// The checker to build that series' kernel with; `None`: the stock kernel.
     pub debug: Option<Debug>,
     /// A vmlinux or bzImage.
     pub kernel: Option<PathBuf>,
@@ -108,7 +102,7 @@ pub struct Sources {
 /// A kernel and what belongs to it.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What boots: on x86 an ELF vmlinux, unless the user gave something else.
+    /// The image to boot: on x86 an ELF vmlinux, unless the user gave another.
     pub image: PathBuf,
     /// The package's image, on x86 a bzImage; the same as `image` for a kernel of the user's.
     pub bzimage: PathBuf,
@@ -116,9 +110,9 @@ pub struct Kernel {
     pub modules: Option<PathBuf>,
     /// The build directory for modules.
     pub headers: PathBuf,
-    /// A digest that stands for all of this.
+    /// A digest of all this.
     pub id: String,
-    /// What it runs on.
+    /// Its architecture.
     pub arch: Arch,
 }
 
@@ -160,7 +154,7 @@ impl Kernel {
         let get = || Self::fetch(apt, cache, &packages::resolve(apt, cache, series)?);
         match apt.arch().is_native() {
             true => apt.refreshing(get),
-            // What fails may be a tool of this machine's architecture.
+            // The package that is missing may be a tool of this machine's architecture.
             false => apt.native().refreshing(|| apt.refreshing(get)),
         }
     }
@@ -201,30 +195,31 @@ impl Kernel {
         })
     }
 
-    /// A package's kernel as `uname -r` has it.
+    /// The release as `uname -r` prints it; `None` for a kernel of the user's.
     pub fn release(&self) -> Option<&str> {
         self.bzimage.file_name()?.to_str()?.strip_prefix("vmlinuz-")
     }
 
-    /// The configuration that a package's kernel was built with.
+    /// The configuration of a package's kernel.
     pub fn config(&self) -> Option<PathBuf> {
         let release = self.release()?;
         let path = self.bzimage.with_file_name(format!("config-{release}"));
         Some(path).filter(|path| path.is_file())
     }
 
-    /// A `System.map` made from the kernel itself; `None`: it holds no names that can be found.
+    /// A `System.map` made from the kernel itself; `None` if no symbols are found in it.
     ///
     /// # Errors
     /// [`KernelError`].
     pub fn symbols(&self, cache: &Cache) -> Result<Option<PathBuf>, KernelError> {
         let place = cache.get(&self.arch.kind("symbols"), &self.id, |root| {
-            let kernel = fs::read(&self.image).map_err(|e| failed(&self.image, e))?;
+            let kernel = fs::read(&self.image).map_err(FileError::at(&self.image))?;
             let Some(map) = kallsyms::system_map(&kernel) else {
-                return Ok(());
+                return Ok::<_, KernelError>(());
             };
             let path = root.join(SYSTEM_MAP);
-            fs::write(&path, map).map_err(|e| failed(&path, e))
+            fs::write(&path, map).map_err(FileError::at(&path))?;
+            Ok(())
         })?;
         Ok(Some(place.join(SYSTEM_MAP)).filter(|path| path.is_file()))
     }
@@ -256,12 +251,12 @@ impl Kernel {
 
 /// Takes the kernel itself out of `image`.
 fn extract(image: &Path, vmlinux: &Path) -> Result<(), KernelError> {
-    let bytes = fs::read(image).map_err(|e| failed(image, e))?;
+    let bytes = fs::read(image).map_err(FileError::at(image))?;
     let kernel = vmlinux::extract(&bytes).map_err(|source| KernelError::Extract {
         image: image.to_owned(),
         source,
     })?;
-    fs::write(vmlinux, kernel).map_err(|e| failed(vmlinux, e))
+    Ok(fs::write(vmlinux, kernel).map_err(FileError::at(vmlinux))?)
 }
 
 fn bzimage(root: &Path, release: &str) -> PathBuf {
@@ -273,14 +268,14 @@ fn headers(root: &Path, release: &str) -> PathBuf {
         .join(format!("linux-headers-{release}"))
 }
 
-/// Lets the headers be used where they are: their Makefile names the other half by the place
-/// where installing the package would put it.
+/// Makes the headers usable where they are: their Makefile includes the common headers by the path of an
+/// installed package.
 fn relocate(headers: &Path) -> Result<(), KernelError> {
     let path = headers.join("Makefile");
-    let text = fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
+    let text = fs::read_to_string(&path).map_err(FileError::at(&path))?;
     let text = relocated(&text)
         .ok_or_else(|| KernelError::Layout("Makefile that includes the common headers".into()))?;
-    fs::write(&path, text).map_err(|e| failed(&path, e))
+    Ok(fs::write(&path, text).map_err(FileError::at(&path))?)
 }
 
 fn relocated(makefile: &str) -> Option<String> {
@@ -297,13 +292,6 @@ fn first_existing(root: &Path, names: &[&str]) -> Result<PathBuf, KernelError> {
         .map(|name| root.join(name))
         .find(|path| path.is_dir());
     found.ok_or_else(|| KernelError::Layout(names.join(" or ")))
-}
-
-fn failed(path: &Path, source: io::Error) -> KernelError {
-    KernelError::File {
-        path: path.to_owned(),
-        source,
-    }
 }
 
 #[cfg(test)]
@@ -348,7 +336,7 @@ mod tests {
     #[test]
     fn stock_kernel_replaced_in_archive_is_the_new_one_after_one_refresh() {
         let (archive, cache) = stale();
-        // The cache knows what the stale lists name.
+        // The cache holds what the stale lists name.
         let named = packages::resolve(&archive.apt(), &cache, "6.1").unwrap();
         assert_eq!(named.release, FIRST);
         let kernel = Kernel::stock_from(&archive.apt(), &cache, "6.1").unwrap();
@@ -450,14 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn the_headers_find_their_other_half_beside_them() {
+    fn headers_include_the_common_headers_beside_them() {
         let text = relocated("include /usr/src/linux-headers-6.1.0-56-common/Makefile\n").unwrap();
         assert!(text.ends_with("../linux-headers-6.1.0-56-common/Makefile\n"));
         assert!(relocated("all:\n").is_none());
     }
 
     #[test]
-    fn an_own_kernel_needs_headers_that_are_some() {
+    fn own_kernel_without_a_build_directory_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().join("cache"));
         let mut sources = Sources {

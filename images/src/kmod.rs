@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 
-/// Why a module cannot be taken along.
+/// Why a module cannot be put into an initramfs.
 #[derive(Debug, Error)]
 pub enum KmodError {
     /// Neither a file nor built in.
@@ -21,11 +21,11 @@ pub enum KmodError {
     Missing {
         /// The module.
         name: String,
-        /// Where it was sought.
+        /// The directory that was searched.
         directory: PathBuf,
     },
-    /// It is not what its name says.
-    #[error("{0} is no kernel module")]
+    /// The file is not a kernel module.
+    #[error("{0} is not a kernel module")]
     NotModule(PathBuf),
     /// Something could not be read.
     #[error("cannot read {path}")]
@@ -59,7 +59,8 @@ pub struct Module {
     pub bytes: Vec<u8>,
 }
 
-/// `names` and what they depend on, each after what it needs; what is built in is left out.
+/// The modules `names` and their dependencies, each behind its own dependencies, without those that are
+/// built in.
 ///
 /// # Errors
 /// [`KmodError`].
@@ -98,7 +99,7 @@ fn visit(
     Ok(())
 }
 
-/// What a module names as its needs; `None`: it is no module.
+/// The names of a module's dependencies; `None` if the file is not a module.
 pub fn depends(bytes: &[u8]) -> Option<Vec<String>> {
     let file = object::File::parse(bytes).ok()?;
     let info = file.section_by_name(".modinfo")?.data().ok()?;
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_in_is_left_out_and_what_is_missing_named() {
+    fn built_in_module_is_left_out_and_missing_one_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let builtin = directory.path().join("modules.builtin");
         fs::write(builtin, "kernel/drivers/virtio/virtio-mmio.ko\n").unwrap();
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_module_is_refused() {
+    fn file_that_is_not_a_module_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("a-b.ko"), "text").unwrap();
         let error = collect(directory.path(), &["a_b"]).unwrap_err();

@@ -12,18 +12,18 @@ use crate::clock;
 use crate::process::{self, ProcessError};
 use crate::qemu::{self, QemuError};
 
-/// Where Debian's packages have what the machine starts with.
+/// The directories of the machine's firmware in Debian's packages.
 const FIRMWARE: [&str; 2] = ["/usr/share/seabios", "/usr/share/qemu"];
 /// The port of QEMU's `isa-debug-exit`.
 const EXIT_PORT: u16 = 0xf4;
-/// What the lab needs besides the guest's memory: kernel, archives and what it copies of them.
+/// The lab's memory besides the guest's: for its kernel, the archives and their copies.
 const OWN_MEMORY_MIB: u32 = 768;
 /// The kernel's self-test of its ciphers would be 40 % of its boot. Above loglevel 2 (a dying
 /// kernel) are remarks that must not get between the lines of the guest's console.
 const CMDLINE: &str = "loglevel=2 nokaslr mitigations=off reboot=t panic=-1 \
     random.trust_cpu=on cryptomgr.notests";
-/// Its TSC and the timer it would check that against are one host clock, read late when the host is
-/// busy.
+/// The kernel would check its TSC against another timer. Both are one host clock, and a busy host reads
+/// them late.
 const CLOCK: &str = "tsc=reliable";
 /// The exact lab's TSC: one nanosecond an instruction.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
@@ -34,7 +34,7 @@ pub enum LabError {
     /// No QEMU.
     #[error(transparent)]
     Qemu(#[from] QemuError),
-    /// QEMU does not tell its version.
+    /// QEMU does not report its version.
     #[error("cannot use the lab's QEMU")]
     Version(#[from] ProcessError),
 }
@@ -95,7 +95,7 @@ impl Lab {
         qemu
     }
 
-    /// The shell's command by which the lab ends.
+    /// The shell command that ends the lab.
     pub fn end(&self) -> String {
         match self.arch {
             Arch::X86_64 => format!("outb {EXIT_PORT:#x} 0"),
@@ -124,7 +124,7 @@ impl Lab {
     }
 }
 
-/// The same of a CPU with EL2, and counters that are exact in the exact lab.
+/// The same for a CPU with EL2, whose counters are exact in the exact lab.
 fn aarch64(qemu: &mut Command) -> String {
     qemu.args(["-M", "virt,virtualization=on,gic-version=3"]);
     // Pointers are authenticated by QEMU's own function: the architecture's takes most of the time.

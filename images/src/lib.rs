@@ -1,8 +1,8 @@
-//! What boots, and where. Fetches a stock kernel, builds the guest's driver and static
-//! programs, packs initramfs archives, and runs a command in a guest: on this machine's KVM,
-//! or in the lab where that cannot boot a stock kernel.
+//! Makes guests, and boots them. Fetches a stock kernel, builds the guest's driver and static programs,
+//! packs initramfs archives, and runs a command in a guest: on this machine's KVM, or in the lab where that
+//! cannot boot a stock kernel.
 //!
-//! Everything made is kept under `images/cache` by the content of what it was made from.
+//! All results are kept under `images/cache`, by the content of their inputs.
 
 pub mod afterwards;
 pub mod apt;

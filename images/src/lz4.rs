@@ -1,5 +1,5 @@
-//! Unpacks the LZ4 "legacy" stream that kernels are compressed with. Decompression only: a
-//! kernel image is the one thing here that comes in this form.
+//! Unpacks the LZ4 "legacy" stream that kernels are compressed with. Decompression only: only kernel images
+//! have this format here.
 
 use thiserror::Error;
 
@@ -16,7 +16,7 @@ pub enum Lz4Error {
     /// The first bytes are not [`MAGIC`].
     #[error("not an LZ4 legacy stream")]
     Magic,
-    /// It ends in the middle of something.
+    /// The stream ends too early.
     #[error("the LZ4 stream is cut short")]
     Truncated,
     /// A reference to bytes before the beginning, or a chunk beyond its limit.
@@ -120,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn chunks_join_and_the_size_at_the_end_is_no_chunk() {
+    fn chunks_join_and_the_size_at_the_end_is_ignored() {
         let mut packed = stream(&[&[0x10, b'x'], &[0x10, b'y']]);
         packed.extend(2_u32.to_le_bytes());
         assert_eq!(unpack(&packed).unwrap(), b"xy");
     }
 
     #[test]
-    fn damage_is_told_from_truncation() {
+    fn damage_and_truncation_are_different_errors() {
         assert_eq!(unpack(b"ELF"), Err(Lz4Error::Magic));
         assert_eq!(
             unpack(&stream(&[&[0x10, b'x', 9, 0]])),

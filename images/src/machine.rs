@@ -1,5 +1,5 @@
-//! Runs a program that is a machine: streams its console, ends it when its time is up, and
-//! never leaves it behind.
+//! Runs the program of a machine: passes its console on, ends it when its time is up, and never leaves it
+//! running.
 
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,7 +16,7 @@ const CHUNK: usize = 4096;
 /// Why a machine did not run to its end.
 #[derive(Debug, Error)]
 pub enum MachineError {
-    /// Not there, or not executable.
+    /// The program is missing or not executable.
     #[error("cannot start {program}")]
     Start {
         /// Its name.
@@ -35,7 +35,7 @@ pub enum MachineError {
         source: io::Error,
     },
     /// It took too long and was ended.
-    #[error("no end after {} s", .0.as_secs())]
+    #[error("did not end within {} s", .0.as_secs())]
     Timeout(Duration),
 }
 
@@ -59,7 +59,7 @@ impl Drop for Guard {
     }
 }
 
-/// Runs `command` without input until it ends; hands its stdout on as it comes.
+/// Runs `command` without input until it ends; passes its stdout on as it arrives.
 ///
 /// # Errors
 /// [`MachineError`]; the program is dead then.
@@ -85,7 +85,7 @@ pub fn run(
     thread::spawn(move || stdout.map(|stream| forward(stream, &sender)));
     let complaints = thread::spawn(move || {
         let mut text = Vec::new();
-        // A stream that breaks off has said all it will say.
+        // A stream that fails is treated as ended.
         stderr.map(|mut stream| stream.read_to_end(&mut text));
         String::from_utf8_lossy(&text).into_owned()
     });

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::kernel::Kernel;
 use crate::process::{self, ProcessError};
@@ -33,27 +34,21 @@ pub enum ModuleError {
     /// There are no compilers for the kernel's architecture.
     #[error(transparent)]
     Toolchain(#[from] ToolchainError),
-    /// The compiler could not be asked its version.
-    #[error("cannot tell the compiler's version")]
+    /// The compiler did not report its version.
+    #[error("cannot get the compiler's version")]
     Compiler(#[source] ProcessError),
     /// It does not compile.
     #[error("the driver does not build against {headers}")]
     Build {
         /// The kernel's build directory.
         headers: PathBuf,
-        /// What make said.
+        /// The output of make.
         #[source]
         source: ProcessError,
     },
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// The built module for `kernel`.
@@ -91,14 +86,14 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     let place = cache.get(&kernel.arch.kind("module"), &key.hex(), |dir| {
         let step = Step::new("building the guest's driver");
         for source in &sources {
-            // kbuild leaves its products beside the sources: it gets a copy.
-            fs::copy(source, dir.join(file_name(source))).map_err(|e| failed(source, e))?;
+            // kbuild writes its products beside the sources, so it gets a copy.
+            fs::copy(source, dir.join(file_name(source))).map_err(FileError::at(source))?;
         }
         let mut make = Command::new("make");
         make.arg("-C")
             .arg(&kernel.headers)
             .arg(format!("M={}", dir.display()));
-        // Kernels with BTF would want pahole for a module's, which nothing here reads.
+        // Kernels with BTF would run pahole on the module, but nothing here reads its BTF.
         make.args(["modules", "W=1", "-j2", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         make.arg("KCFLAGS=-Werror");
         let mut strip = Command::new("strip");
@@ -132,13 +127,13 @@ pub fn build_from(cache: &Cache, kernel: &Kernel, driver: &Path) -> Result<PathB
     Ok(place.join(NAME))
 }
 
-/// What the driver is made from: not what an earlier build by hand left beside it.
+/// The driver's sources, without the products of a build by hand.
 ///
 /// # Errors
 /// [`ModuleError::File`].
 pub fn sources(driver: &Path) -> Result<Vec<PathBuf>, ModuleError> {
     let entries = fs::read_dir(driver).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    let entries = entries.map_err(|e| failed(driver, e))?;
+    let entries = entries.map_err(FileError::at(driver))?;
     let mut sources: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
     sources.retain(|path| {
         let name = file_name(path);
@@ -156,19 +151,12 @@ fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
-fn failed(path: &Path, source: io::Error) -> ModuleError {
-    ModuleError::File {
-        path: path.to_owned(),
-        source,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn products_are_no_sources() {
+    fn products_are_not_taken_for_sources() {
         let directory = tempfile::tempdir().unwrap();
         for name in [
             "a.c", "a.h", "a.o", "x.mod.c", "x.mod", "Kbuild", "Makefile", ".a.o.cmd",

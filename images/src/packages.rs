@@ -1,11 +1,12 @@
-//! Debian packages, fetched and unpacked without being installed. Knows how kernels' packages
-//! are called and hang together, not what is in them.
+//! Debian packages, fetched and unpacked without being installed. Knows the names and the dependencies of
+//! kernels' packages, not their contents.
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -13,14 +14,15 @@ use crate::apt::{self, Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
-/// Why packages could not be had.
+/// Why packages could not be fetched.
 #[derive(Debug, Error)]
 pub enum PackageError {
-    /// No such kernel in the lists.
+    /// The lists have no kernel of that version.
     #[error("Debian's lists have no cloud kernel {wanted}; there are: {known}")]
     NoKernel {
         /// The version asked for.
@@ -28,7 +30,7 @@ pub enum PackageError {
         /// Those the lists have.
         known: String,
     },
-    /// A package that must exist does not.
+    /// The lists have no package of that name.
     #[error("Debian's lists have no package {0}")]
     NoPackage(String),
     /// The lists could not be searched.
@@ -60,7 +62,7 @@ pub enum PackageError {
     Unpack {
         /// Its name.
         package: String,
-        /// What dpkg said.
+        /// The output of dpkg.
         #[source]
         source: ProcessError,
     },
@@ -68,14 +70,8 @@ pub enum PackageError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for PackageError {
@@ -100,7 +96,7 @@ pub struct Package {
 /// Everything that belongs to one kernel.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct KernelPackages {
-    /// As `uname -r` has it.
+    /// As `uname -r` prints it.
     pub release: String,
     /// Image, headers and, where they are of the same architecture as the kernel, build tools.
     pub packages: Vec<Package>,
@@ -122,19 +118,37 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
         key = apt.native().state(key.text("arch", apt.arch().debian()))?;
     }
     let key = apt.state(key)?.hex();
-    let place = cache.get(&apt.arch().kind("packages"), &key, |dir| {
+    keep(cache, &apt.arch().kind("packages"), &key, || {
         let step = Step::new(format!("looking for kernel {wanted}"));
         let found = ask(apt, wanted)?;
-        let file = dir.join("packages.json");
-        let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&file, text))
-            .map_err(|e| failed(&file, e))?;
         step.done();
-        Ok::<_, PackageError>(())
+        Ok(found)
+    })
+}
+
+/// The result of `ask`, which the cache keeps as `kind` for `key`.
+pub(crate) fn keep<T, E>(
+    cache: &Cache,
+    kind: &str,
+    key: &str,
+    ask: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E>
+where
+    T: Serialize + DeserializeOwned,
+    E: From<CacheError> + From<FileError>,
+{
+    const FILE: &str = "packages.json";
+    let place = cache.get(kind, key, |dir| {
+        let file = dir.join(FILE);
+        let text = serde_json::to_vec_pretty(&ask()?).map_err(io::Error::from);
+        text.and_then(|text| fs::write(&file, text))
+            .map_err(FileError::at(&file))?;
+        Ok::<_, E>(())
     })?;
-    let file = place.join("packages.json");
-    let text = fs::read(&file).map_err(|e| failed(&file, e))?;
-    serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
+    let file = place.join(FILE);
+    let text = fs::read(&file).map_err(FileError::at(&file))?;
+    let answer = serde_json::from_slice(&text).map_err(io::Error::from);
+    Ok(answer.map_err(FileError::at(&file))?)
 }
 
 /// Fetches `package` and unpacks it into `root`. Nothing but its files is stored there.
@@ -144,9 +158,9 @@ pub fn resolve(apt: &Apt, cache: &Cache, wanted: &str) -> Result<KernelPackages,
 pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<(), PackageError> {
     let name = &package.name;
     step.detail(&format!("{name} {}", package.version));
-    let download = tempfile::tempdir_in(root).map_err(|e| failed(root, e))?;
+    let download = tempfile::tempdir_in(root).map_err(FileError::at(root))?;
     let mut fetch = apt.get();
-    // The download runs as ourselves: apt's own user may not be able to write here.
+    // The download runs as this user: apt's own may lack permission to write here.
     fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]);
     fetch
         .arg(format!("{name}={}", package.version))
@@ -156,7 +170,7 @@ pub fn unpack(apt: &Apt, package: &Package, root: &Path, step: &Step) -> Result<
         source,
     })?;
     let files = fs::read_dir(download.path()).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    for file in files.map_err(|e| failed(download.path(), e))? {
+    for file in files.map_err(FileError::at(download.path()))? {
         let mut unpack = Command::new("dpkg-deb");
         unpack.arg("-x").arg(file.path()).arg(root);
         process::output(&mut unpack).map_err(|source| PackageError::Unpack {
@@ -249,7 +263,8 @@ pub(crate) fn depends(field: &str) -> Vec<String> {
         .collect()
 }
 
-/// `6.1.0-56-cloud-amd64` of a package name; meta-packages, debug symbols and the like have none.
+/// The release in a package's name, like `6.1.0-56-cloud-amd64`; `None` for meta-packages, debug symbols
+/// and the like.
 fn release(arch: Arch, name: &str) -> Option<&str> {
     let release = name.strip_prefix("linux-image-")?;
     let version = release.strip_suffix(arch.flavour())?;
@@ -271,7 +286,7 @@ fn newest<'a>(releases: &[&'a str], wanted: &str) -> Option<&'a str> {
         .copied()
 }
 
-/// What orders versions: their numbers.
+/// The numbers in a version, by which versions are ordered.
 fn numbers(release: &str) -> Vec<u64> {
     release
         .split(|c: char| !c.is_ascii_digit())
@@ -279,7 +294,7 @@ fn numbers(release: &str) -> Vec<u64> {
         .collect()
 }
 
-/// The series there are, like `6.1, 6.12`.
+/// The series of `releases`, like `6.1, 6.12`.
 fn known(releases: &[&str]) -> String {
     let mut series: Vec<Vec<u64>> = releases
         .iter()
@@ -291,13 +306,6 @@ fn known(releases: &[&str]) -> String {
     match series.is_empty() {
         true => "none".to_owned(),
         false => series.iter().map(text).collect::<Vec<_>>().join(", "),
-    }
-}
-
-pub(crate) fn failed(path: &Path, source: io::Error) -> PackageError {
-    PackageError::File {
-        path: path.to_owned(),
-        source,
     }
 }
 

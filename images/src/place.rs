@@ -12,10 +12,11 @@ use thiserror::Error;
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::{DigestError, Key};
+use crate::error::FileError;
 use crate::progress::Step;
 use crate::sys;
 
-/// Why the choice could not be made.
+/// Why the place could not be chosen.
 #[derive(Debug, Error)]
 pub enum PlaceError {
     /// The VMM could not be started.
@@ -27,7 +28,7 @@ pub enum PlaceError {
         #[source]
         source: io::Error,
     },
-    /// It says something else than what it can do.
+    /// Its answer lacks the verdict on stock kernels.
     #[error(
         "`vmm check --json` does not say whether a stock kernel boots here; choose with --lab or --direct"
     )]
@@ -38,15 +39,9 @@ pub enum PlaceError {
     /// The VMM could not be read.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// A file of the cache could not be used.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// Where the caller wants a guest to run.
@@ -59,7 +54,7 @@ pub enum PlaceChoice {
     Direct,
     /// In the lab.
     Lab,
-    /// In the lab, with time that is instructions retired.
+    /// In the lab, with retired instructions as time.
     Exact,
 }
 
@@ -70,11 +65,11 @@ pub enum Place {
     Direct,
     /// In the lab.
     Lab {
-        /// What it emulates.
+        /// The emulated architecture.
         arch: Arch,
         /// QEMU's version.
         qemu: String,
-        /// Whether time was instructions retired.
+        /// Whether time was counted in retired instructions.
         exact: bool,
     },
 }
@@ -122,16 +117,16 @@ pub fn stock_kernel_boots(cache: &Cache, vmm: &Path) -> Result<bool, PlaceError>
         let step = Step::new("asking what this machine can do");
         let answer = if ask(vmm)? { "yes" } else { "no" };
         let file = dir.join("stock-kernel");
-        fs::write(&file, answer).map_err(|source| PlaceError::File { path: file, source })?;
+        fs::write(&file, answer).map_err(FileError::at(&file))?;
         step.done();
         Ok::<_, PlaceError>(())
     })?;
     let file = place.join("stock-kernel");
     let answer = fs::read_to_string(&file);
-    Ok(answer.map_err(|source| PlaceError::File { path: file, source })? == "yes")
+    Ok(answer.map_err(FileError::at(&file))? == "yes")
 }
 
-/// Its exit code says whether there is any KVM; only the answer matters here.
+/// Asks `vmm check`. Its exit code tells whether any guest runs at all, so it is ignored.
 fn ask(vmm: &Path) -> Result<bool, PlaceError> {
     let mut command = Command::new(vmm);
     command.args(["check", "--json"]).stdin(Stdio::null());
@@ -158,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vmms_word_decides_and_is_remembered() {
+    fn verdict_of_the_vmm_is_asked_for_once() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().join("cache"));
         let count = directory.path().join("count");

@@ -1,4 +1,4 @@
-//! Runs other programs to their end, with their complaints kept for the error.
+//! Runs other programs to their end, and keeps their output for the error.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -8,10 +8,10 @@ use thiserror::Error;
 
 use crate::sys;
 
-/// How a program we need failed us.
+/// Why a program failed.
 #[derive(Debug, Error)]
 pub enum ProcessError {
-    /// Not there, or not executable.
+    /// The program is missing or not executable.
     #[error("cannot start {program}")]
     Start {
         /// Its name.
@@ -25,7 +25,7 @@ pub enum ProcessError {
     Failed(Box<Failure>),
 }
 
-/// A program's own report of failure.
+/// A program that ran and failed.
 #[derive(Debug, Error)]
 #[error("{program} failed ({status}): {complaint}")]
 pub struct Failure {
@@ -33,7 +33,7 @@ pub struct Failure {
     pub program: String,
     /// Its exit status.
     pub status: ExitStatus,
-    /// The line of its output that says most.
+    /// The line of its output that names the error.
     pub complaint: String,
     /// All of its output.
     pub everything: String,
@@ -60,7 +60,7 @@ pub fn output(command: &mut Command) -> Result<Vec<u8>, ProcessError> {
     Err(failure(program, output.status, everything))
 }
 
-/// The same for one that takes long: hands on each line of its output while it comes.
+/// The same for a long run: passes on each line of output as it arrives.
 ///
 /// # Errors
 /// [`ProcessError`].
@@ -77,7 +77,7 @@ pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<(), P
         .stderr(writer)
         .spawn()
         .map_err(start)?;
-    // The command keeps the pipe's other end open until it is given others.
+    // `command` holds the pipe's write end until its streams are replaced.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut everything = String::new();
     for bytes in BufReader::new(reader).split(b'\n') {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_error_line_the_last_one_speaks() {
+    fn complaint_without_an_error_line_is_the_last_line() {
         assert_eq!(complaint("one\ntwo\n\n"), "two");
         assert_eq!(complaint(""), "it said nothing");
     }

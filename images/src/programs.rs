@@ -1,5 +1,5 @@
-//! Our own programs, linked statically so that they run in any initramfs. Cargo decides what
-//! is fresh; they have a target directory of their own.
+//! Our own programs, linked statically so that they run in any initramfs. Cargo decides what to rebuild, in
+//! a target directory of their own.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,7 +17,7 @@ use crate::sys;
 use crate::toolchain::{Toolchain, ToolchainError};
 
 const STATIC: &str = "-C target-feature=+crt-static";
-/// The packages whose programs come when asked for: the first for any of them, the other for its own.
+/// Packages that are built on demand: the first for any program of the tests, the other only for its own.
 const TESTS: &str = "tests";
 const TRAPPED: &str = "trapped";
 
@@ -27,7 +27,7 @@ pub enum ProgramError {
     /// Cargo could not be started.
     #[error("cannot start cargo; is Rust installed and in PATH?")]
     Start(#[source] io::Error),
-    /// It failed; what it said is above.
+    /// Cargo failed, and its messages are on stderr.
     #[error("cargo could not build the guest's programs: see its messages above")]
     Build,
     /// There are no compilers for the architecture.
@@ -36,12 +36,12 @@ pub enum ProgramError {
     /// Cargo's messages are not understood.
     #[error("cannot read cargo's messages")]
     Messages(#[source] serde_json::Error),
-    /// No such program.
+    /// The tests have no program of that name.
     #[error("the tests have no program {wanted}; they have: {known}")]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         wanted: String,
-        /// What there is.
+        /// The names of all programs.
         known: String,
     },
 }
@@ -67,7 +67,7 @@ struct Target {
 }
 
 impl Programs {
-    /// Builds them for `arch`, with those of the tests when `tests` names any.
+    /// Builds them for `arch`, and the tests' programs if `tests` names any.
     ///
     /// # Errors
     /// [`ProgramError`].
@@ -94,16 +94,16 @@ impl Programs {
         let packages = packages.chain(trapped.then_some(&TRAPPED));
         cargo.args(packages.flat_map(|package| ["--package", package]));
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
-            cargo.env_remove(variable); // would take the place of ours
+            cargo.env_remove(variable); // would override ours
         }
         let target = arch.target().to_uppercase().replace('-', "_");
         let setting = |name: &str| format!("CARGO_TARGET_{target}_{name}");
         if let Some(toolchain) = &toolchain {
-            // It compiles what runs while this builds, too.
+            // This Rust also compiles build scripts and procedural macros, which run on this machine.
             cargo.env("RUSTC", toolchain.rustc());
             cargo.env(setting("LINKER"), toolchain.gnu("gcc"));
             for variable in ["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"] {
-                cargo.env_remove(variable); // of another compiler
+                cargo.env_remove(variable); // meant for another compiler
             }
         }
         cargo.env(setting("RUSTFLAGS"), STATIC).current_dir(root);
@@ -154,7 +154,7 @@ impl Programs {
     /// The VMM.
     ///
     /// # Errors
-    /// [`ProgramError::Unknown`] when the workspace has lost it.
+    /// [`ProgramError::Unknown`] if the workspace no longer has it.
     pub fn vmm(&self) -> Result<&Path, ProgramError> {
         self.one("vmm")
     }
@@ -173,7 +173,7 @@ impl Programs {
             })
     }
 
-    /// What a guest gets: all but the VMM, and of the tests' programs those asked for.
+    /// A guest's programs: all but the VMM, and `tests` of the tests' programs.
     pub fn guest<'a>(&'a self, tests: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Path)> {
         let ours = self.files.iter().filter(|(name, _)| *name != "vmm");
         let theirs = self.tests.iter().filter(|(name, _)| tests.contains(name));

@@ -108,7 +108,7 @@ pub enum QemuError {
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its source cannot be had.
+    /// Its source could not be fetched.
     #[error(transparent)]
     Source(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -156,8 +156,8 @@ pub fn get(cache: &Cache, arch: Arch) -> Result<PathBuf, QemuError> {
     })
 }
 
-/// The program that `build`, which has `needs`, makes of the source: it gets a directory with the
-/// source and the result's directory.
+/// The program that `build` makes. `build` needs `needs`, and gets the directory of the source and that of
+/// the result.
 fn get_from(
     apt: &Apt,
     cache: &Cache,
@@ -194,7 +194,7 @@ fn is_of_series(version: &str) -> bool {
     rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Debian never changes what a version is.
+/// The cache's key of a build. A version names one source: Debian never changes it.
 fn key(machine: &Machine, version: &str, compiler: &[u8]) -> String {
     Key::new("qemu")
         .text("version", version)
@@ -237,7 +237,7 @@ fn build(machine: &Machine, work: &Path, dir: &Path, step: &Step) -> Result<(), 
     Ok(())
 }
 
-/// How far ninja is: its lines begin like `[840/1210] `.
+/// ninja's progress, from a line that begins like `[840/1210] `.
 fn tenths(line: &str) -> Option<u32> {
     let (done, all) = line.strip_prefix('[')?.split_once(']')?.0.split_once('/')?;
     let (done, all): (u32, u32) = (done.parse().ok()?, all.parse().ok()?);
@@ -265,7 +265,7 @@ mod tests {
         deb
     }
 
-    /// Makes the archive one of a binary package and a source.
+    /// Publishes a binary package and its source in the archive.
     fn publish(archive: &Archive, version: &str, source: (&str, &str)) {
         host::ensure(&[Need::DpkgSource, Need::Xz]).unwrap();
         let source = Source {

@@ -1,4 +1,4 @@
-//! One machine's run: its console taken apart while it comes, and what the run amounts to.
+//! One machine's run: splits its console as it arrives, and judges how the run ended.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -13,15 +13,15 @@ use crate::frame::{Frames, Transcript};
 use crate::machine::{self, Ended};
 use crate::place::Place;
 
-/// How a command went.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Outcome {
     /// What it wrote to the console: lines end in `\n`.
     pub output: String,
-    /// Its exit code; -1 where the guest's kernel panicked first, as it may where something is done
+    /// Its exit code; -1 if the guest's kernel panicked first, which is an error unless a command runs
     /// afterwards.
     pub status: i32,
-    /// What was done afterwards; `None` where nothing was.
+    /// The result of the command that ran afterwards, if any.
     pub afterwards: Option<Said>,
     /// Where it ran.
     pub place: Place,
@@ -57,7 +57,7 @@ impl Console {
     }
 }
 
-/// Runs the machine and takes its console apart.
+/// Runs the machine and splits its console.
 pub(crate) fn watch(
     boot: &Boot,
     cache: &Cache,
@@ -76,7 +76,7 @@ pub(crate) fn watch(
         let output = frames.push(bytes);
         if boot.echo {
             let mut stdout = io::stdout().lock();
-            // Whoever closed our stdout does not want to hear of it.
+            // A reader that closed our stdout is not an error.
             let _ = stdout.write_all(&output).and_then(|()| stdout.flush());
         }
     });
@@ -102,7 +102,7 @@ pub(crate) fn watch(
 /// The VMM's exit code when the guest's kernel has panicked.
 const PANICKED: i32 = 5;
 
-/// What a run amounts to: only one whose command ended and whose VMM was content is an outcome.
+/// The outcome of a run. A run is an error unless its command ended and its VMM succeeded.
 pub(crate) fn outcome(
     boot: &Boot,
     transcript: Transcript,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_outcome_where_something_is_done_afterwards() {
+    fn panic_is_an_outcome_if_a_command_runs_afterwards() {
         let transcript = || Transcript {
             status: None,
             vmm: Some(5),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_wrong_is_said_in_one_line() {
+    fn failed_run_is_explained_in_one_line() {
         let cases = [
             (
                 Transcript {

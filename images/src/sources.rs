@@ -1,5 +1,5 @@
-//! Debian's source packages, fetched and unpacked. Knows how they are called and found, not what
-//! is in them. The host's own lists stay as they are: few hosts list sources.
+//! Debian's source packages, fetched and unpacked. Knows how to name and find them, not their contents. The
+//! host's own lists stay as they are: few hosts list sources.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::process::Command;
 use crate::apt::{self, Apt};
 use crate::cache::Cache;
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, Need};
 use crate::packages::{self, PackageError};
 use crate::process;
@@ -27,10 +28,11 @@ pub fn version(apt: &Apt, cache: &Cache, package: &str) -> Result<String, Packag
         let version = source(&packages::show(apt, package)?)
             .ok_or_else(|| PackageError::NoPackage(package.to_owned()))?;
         let file = dir.join("version");
-        fs::write(&file, version).map_err(|e| packages::failed(&file, e))
+        fs::write(&file, version).map_err(FileError::at(&file))?;
+        Ok::<_, PackageError>(())
     })?;
     let file = place.join("version");
-    fs::read_to_string(&file).map_err(|e| packages::failed(&file, e))
+    Ok(fs::read_to_string(&file).map_err(FileError::at(&file))?)
 }
 
 /// Fetches the source `name` and unpacks it, with Debian's patches, into `dir/source`.
@@ -56,7 +58,7 @@ pub fn unpack(
     let lists = dir.join("lists");
     fs::create_dir_all(lists.join("partial"))
         .and_then(|()| fs::write(&list, text))
-        .map_err(|e| packages::failed(&list, e))?;
+        .map_err(FileError::at(&list))?;
     let get = |arguments: &[&str]| {
         let mut get = apt.get();
         get.arg("-q")
@@ -91,7 +93,7 @@ pub fn unpack(
         })
 }
 
-/// The source version in what `apt-cache show` says of a binary package.
+/// The source version in the output of `apt-cache show` for a binary package.
 fn source(text: &str) -> Option<String> {
     let field = |label: &str| text.lines().find_map(|line| line.strip_prefix(label));
     let own = field("Source: ").and_then(|source| source.split_once('('));

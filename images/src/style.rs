@@ -1,8 +1,7 @@
-//! The kernel's own checker of style over the driver. Knows where the script comes from, and which of
-//! its rules are not for this driver.
+//! Runs the kernel's checkpatch.pl over the driver. Knows where the script comes from, and which of its
+//! rules do not apply to this driver.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +10,7 @@ use thiserror::Error;
 use crate::apt::{Apt, AptError, Stale};
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::host::{self, HostError, Need};
 use crate::kernel::DEFAULT_SERIES;
 use crate::module::{self, ModuleError};
@@ -18,17 +18,17 @@ use crate::packages::{self, PackageError};
 use crate::process::{self, ProcessError};
 use crate::progress::Step;
 
-/// The script, and what it reads beside it.
+/// The script, and the files that it reads.
 const SCRIPTS: [&str; 3] = [
     "scripts/checkpatch.pl",
     "scripts/spelling.txt",
     "scripts/const_structs.checkpatch",
 ];
-/// What programs and the host share with the driver: the script knows by their place that such headers
-/// have none of the kernel's macros.
+/// Headers that the driver shares with programs and the host, and the directory to check them in: it makes
+/// the script expect a header without the kernel's macros.
 const SHARED: [&str; 2] = ["vpmu_abi.h", "vpmu_uapi.h"];
 const SHARED_PLACE: &str = "include/uapi/linux";
-/// Rules that a file breaks by what it is for.
+/// Rules that a file breaks by its purpose.
 const EXCEPTIONS: [(&str, &str); 2] = [
     // A driver outside the kernel's tree is for more than one version.
     ("compat.h", "LINUX_VERSION_CODE,CONSTANT_COMPARISON"),
@@ -42,7 +42,7 @@ pub enum StyleError {
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The script's package could not be had.
+    /// The script's package could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -61,14 +61,8 @@ pub enum StyleError {
     #[error("cannot run checkpatch.pl")]
     Run(#[source] ProcessError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for StyleError {
@@ -77,16 +71,16 @@ impl Stale for StyleError {
     }
 }
 
-/// What `checkpatch.pl --strict` complains of in the driver's sources in `driver`, a line each.
+/// The complaints of `checkpatch.pl --strict` about the driver's sources in `driver`, one a line.
 ///
 /// # Errors
 /// [`StyleError`].
 pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
     host::ensure(&[Need::Perl])?;
     let script = Apt::host().refreshing(|| script(Apt::host(), cache))?;
-    let copy = tempfile::tempdir().map_err(|e| failed(driver, e))?;
+    let copy = tempfile::tempdir().map_err(FileError::at(driver))?;
     let shared = copy.path().join(SHARED_PLACE);
-    fs::create_dir_all(&shared).map_err(|e| failed(&shared, e))?;
+    fs::create_dir_all(&shared).map_err(FileError::at(&shared))?;
     let mut complaints = Vec::new();
     for source in module::sources(driver)? {
         let name = source.file_name().unwrap_or_default().to_string_lossy();
@@ -97,7 +91,7 @@ pub fn check(cache: &Cache, driver: &Path) -> Result<Vec<String>, StyleError> {
             true => format!("{SHARED_PLACE}/{name}"),
             false => name.to_string(),
         };
-        fs::copy(&source, copy.path().join(&path)).map_err(|e| failed(&source, e))?;
+        fs::copy(&source, copy.path().join(&path)).map_err(FileError::at(&source))?;
         complaints.extend(complaints_about(&script, copy.path(), &path, &name)?);
     }
     Ok(complaints)
@@ -140,7 +134,7 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
     let place = cache.get("checkpatch", &key.hex(), |dir| {
         host::ensure(&[Need::Xz])?;
         let step = Step::new("getting the kernel's checkpatch.pl");
-        let work = tempfile::tempdir_in(dir).map_err(|e| failed(dir, e))?;
+        let work = tempfile::tempdir_in(dir).map_err(FileError::at(dir))?;
         packages::unpack(apt, &package, work.path(), &step)?;
         step.detail("taking the script out of the source");
         let archive = format!("usr/src/{name}.tar.xz");
@@ -156,11 +150,4 @@ fn script(apt: &Apt, cache: &Cache) -> Result<PathBuf, StyleError> {
         Ok::<_, StyleError>(())
     })?;
     Ok(place.join(SCRIPTS[0]))
-}
-
-fn failed(path: &Path, source: io::Error) -> StyleError {
-    StyleError::File {
-        path: path.to_owned(),
-        source,
-    }
 }

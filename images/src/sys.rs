@@ -1,5 +1,5 @@
-//! What the standard library does not offer: file locks, children that die with their parent,
-//! who we are, the time-stamp counter.
+//! System calls and instructions that the standard library does not offer: file locks, children that die
+//! with their parent, the user's id, the time-stamp counter.
 #![allow(unsafe_code)]
 
 use std::fs::File;

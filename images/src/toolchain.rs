@@ -1,6 +1,6 @@
-//! The compilers for another architecture than this machine's: Debian's packages, unpacked and not
-//! installed, with a wrapper for each program, as their libraries are where no loader looks. Knows
-//! which packages those are.
+//! Compilers for another architecture than this machine's, from Debian packages that are unpacked, not
+//! installed. Each program has a wrapper, since the loader would not find its libraries. Knows which
+//! packages are needed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,15 +16,16 @@ use crate::apt::{Apt, AptError, Stale};
 use crate::arch::Arch;
 use crate::cache::{Cache, CacheError};
 use crate::digest::Key;
+use crate::error::FileError;
 use crate::packages::{self, Package, PackageError};
 use crate::progress::Step;
 
-/// Debian's newest Rust, which it packages to build browsers with. It conflicts with another
-/// installed one, but not unpacked.
+/// Debian's newest Rust, which it packages to build browsers. Unpacked, it does not conflict with an
+/// installed Rust.
 const RUST: &str = "rustc-web";
-/// Its library, of which programs need their own architecture's.
+/// Rust's standard library. Programs need that of their own architecture.
 const LIBRARY: &str = "libstd-rust-web-dev";
-/// What those packages depend on and hosts have that build anything at all.
+/// Dependencies of those packages that every host with a compiler has.
 const HOSTS: [&str; 9] = [
     "binutils",
     "debconf",
@@ -36,7 +37,7 @@ const HOSTS: [&str; 9] = [
     "libstdc++6",
     "zlib1g",
 ];
-/// The wrapper of a program: the loader finds the libraries that came with it.
+/// The wrapper of a program. It points the loader to the unpacked libraries.
 const WRAPPER: &str = r#"#!/bin/sh
 root=${0%/*}/..
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu"
@@ -46,7 +47,7 @@ exec "$root/usr/bin/${0##*/}" "$@"
 /// Why there are no compilers.
 #[derive(Debug, Error)]
 pub enum ToolchainError {
-    /// Their packages cannot be had.
+    /// Their packages could not be fetched.
     #[error(transparent)]
     Package(#[from] PackageError),
     /// The package lists could not be refreshed.
@@ -56,14 +57,8 @@ pub enum ToolchainError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// A file could not be read or written.
-    #[error("cannot use {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 impl Stale for ToolchainError {
@@ -81,12 +76,12 @@ impl Stale for ToolchainError {
 pub struct Toolchain {
     arch: Arch,
     root: PathBuf,
-    /// A digest that stands for all of them.
+    /// A digest of the packages.
     id: String,
 }
 
 impl Toolchain {
-    /// Gets those for `arch`; `None`: this machine's own compilers do.
+    /// Gets the compilers for `arch`; `None` if this machine's own will do.
     ///
     /// # Errors
     /// [`ToolchainError`].
@@ -123,7 +118,7 @@ impl Toolchain {
         Ok(Self { arch, root, id })
     }
 
-    /// What stands for the compilers in a key.
+    /// Identifies the compilers in a key of the cache.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -133,7 +128,7 @@ impl Toolchain {
         self.bin().join("rustc")
     }
 
-    /// The tool that GNU calls so, as `gcc-12` or `strip`.
+    /// The GNU tool of this name, such as `gcc-12` or `strip`.
     pub fn gnu(&self, name: &str) -> PathBuf {
         self.bin().join(format!("{}{name}", self.arch.gnu()))
     }
@@ -153,28 +148,21 @@ impl Toolchain {
     }
 }
 
-/// The packages, as the lists have them.
+/// The packages and their versions in apt's lists.
 fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     let names = names(apt.arch());
     let key = Key::new("toolchain's packages").text("names", &names.join(" "));
     let key = apt.native().state(apt.state(key)?)?.hex();
-    let place = cache.get(&apt.arch().kind("compilers"), &key, |dir| {
+    packages::keep(cache, &apt.arch().kind("compilers"), &key, || {
         let step = Step::new(format!("looking for compilers for {}", apt.arch()));
         let found = closure(apt.native(), &names.each_ref().map(String::as_str))?;
-        let file = dir.join("packages.json");
-        let text = serde_json::to_vec_pretty(&found).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&file, text))
-            .map_err(|e| failed(&file, e))?;
         step.done();
-        Ok::<_, ToolchainError>(())
-    })?;
-    let file = place.join("packages.json");
-    let text = fs::read(&file).map_err(|e| failed(&file, e))?;
-    serde_json::from_slice(&text).map_err(|e| failed(&file, e.into()))
+        Ok(found)
+    })
 }
 
-/// The packages that depend on all that is needed to build programs for `arch`: Rust's compiler, GNU's,
-/// and the C library, which GNU's compiler only recommends.
+/// The packages that, with their dependencies, build programs for `arch`: Rust's compiler, GNU's, and the C
+/// library, which GNU's compiler only recommends.
 fn names(arch: Arch) -> [String; 3] {
     [
         RUST.to_owned(),
@@ -183,7 +171,7 @@ fn names(arch: Arch) -> [String; 3] {
     ]
 }
 
-/// The packages `names` and all that they depend on but what hosts have.
+/// The packages `names` and their dependencies, except [`HOSTS`].
 fn closure(apt: &Apt, names: &[&str]) -> Result<Vec<Package>, PackageError> {
     let mut found: BTreeMap<String, Package> = BTreeMap::new();
     let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -202,9 +190,9 @@ fn closure(apt: &Apt, names: &[&str]) -> Result<Vec<Package>, PackageError> {
 /// Makes a wrapper in `root/bin` for each of the programs.
 fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
     let (bin, programs) = (root.join("bin"), root.join("usr/bin"));
-    fs::create_dir_all(&bin).map_err(|e| failed(&bin, e))?;
+    fs::create_dir_all(&bin).map_err(FileError::at(&bin))?;
     let entries = fs::read_dir(&programs).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    for entry in entries.map_err(|e| failed(&programs, e))? {
+    for entry in entries.map_err(FileError::at(&programs))? {
         let name = entry.file_name();
         let text = name.to_string_lossy();
         if text == "rustc" || text.starts_with(arch.gnu()) {
@@ -212,17 +200,10 @@ fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
             let mode = fs::Permissions::from_mode(0o755);
             fs::write(&path, WRAPPER)
                 .and_then(|()| fs::set_permissions(&path, mode))
-                .map_err(|e| failed(&path, e))?;
+                .map_err(FileError::at(&path))?;
         }
     }
     Ok(())
-}
-
-fn failed(path: &Path, source: io::Error) -> ToolchainError {
-    ToolchainError::File {
-        path: path.to_owned(),
-        source,
-    }
 }
 
 #[cfg(test)]
@@ -232,7 +213,7 @@ mod tests {
     use crate::process;
 
     #[test]
-    fn packages_come_with_all_that_they_need_but_what_hosts_have() {
+    fn packages_come_with_their_dependencies_except_those_of_hosts() {
         let archive = Archive::new();
         let deb = |name: &str, depends: &str| {
             let mut deb = Deb::new(name, "1");

@@ -23,14 +23,14 @@ const PAYLOAD_VERSION: u16 = 0x208;
 /// Why there is no kernel to take out.
 #[derive(Debug, Error)]
 pub enum VmlinuxError {
-    /// The wrong file.
+    /// The file is not a bzImage.
     #[error("not a bzImage")]
     NotBzImage,
     /// A bzImage that ends too early.
     #[error("the bzImage is cut short")]
     Truncated,
     /// A compression we do not know.
-    #[error("the kernel is compressed in a way not known here (it begins with {0:02x?})")]
+    #[error("the kernel is compressed in an unknown format (it begins with {0:02x?})")]
     Compression(Vec<u8>),
     /// LZ4 data that does not unpack.
     #[error("the kernel does not unpack")]
@@ -47,7 +47,7 @@ pub enum VmlinuxError {
         #[source]
         source: io::Error,
     },
-    /// What came out is something else.
+    /// The unpacked payload is not an ELF file.
     #[error("the bzImage holds no ELF kernel")]
     NotElf,
 }
@@ -99,8 +99,8 @@ fn payload(image: &[u8]) -> Result<&[u8], VmlinuxError> {
     image.get(start..end).ok_or(VmlinuxError::Truncated)
 }
 
-/// What `program -dc` makes of `bytes`. Kernels carry four bytes after the compressed data that
-/// the programs complain about, after they have written everything: only what they write counts.
+/// The output of `program -dc` for `bytes`. Kernels have four more bytes behind the compressed data. The
+/// programs complain about them after they have written everything, so only their output counts.
 fn pipe(program: &'static str, need: Option<Need>, bytes: &[u8]) -> Result<Vec<u8>, VmlinuxError> {
     host::ensure(need.as_slice())?;
     let failed = |source| VmlinuxError::Unpack { program, source };
@@ -168,7 +168,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_refused() {
+    fn file_that_is_not_a_kernel_is_refused() {
         let refused = |bytes: &[u8]| extract(bytes).unwrap_err();
         assert!(matches!(refused(b""), VmlinuxError::NotBzImage));
         assert!(matches!(refused(&[0; 4096]), VmlinuxError::NotBzImage));

@@ -3,8 +3,8 @@
 use crate::aux_core::{Kept, P, attr};
 use std::thread;
 
+use crate::arch::Known;
 use crate::arch::accesses;
-use crate::arch::{Known, stubs};
 use crate::areas::{self, OVERWRITE, PARTIAL, TRUNCATED, told};
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
@@ -14,6 +14,7 @@ use crate::raw::{
     Device, EXIT_IO, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels,
     refused, sampling,
 };
+use crate::stubs;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -2,7 +2,7 @@
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::{Known, stubs};
+use crate::arch::Known;
 use crate::areas::{self, Area, told};
 use crate::aux_mapping::ports;
 use crate::ensure::{ensure, ensure_eq};
@@ -12,6 +12,7 @@ use crate::raw::{
     Device, EXIT_USER, FORMAT_LOST, How, KIND_EXITS, KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS,
     refused, sampling, silent,
 };
+use crate::stubs;
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -7,7 +7,6 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::stubs;
 use crate::areas;
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
@@ -19,6 +18,7 @@ use crate::raw::{
     Device, Doorbell, ENGINE_BATCHED, ENGINE_EXIT, Event, FLAG_ON_STARTER, GROUP, How,
     KIND_SOFTWARE, PAGE, SW_CPU_CLOCK, aux_watermark, refused, sampling, silent,
 };
+use crate::stubs;
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu, os};
 

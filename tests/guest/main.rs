@@ -72,6 +72,7 @@ mod rings;
 mod sampling;
 mod stock_perf;
 mod storms;
+mod stubs;
 mod switches;
 mod tasks;
 mod traced;

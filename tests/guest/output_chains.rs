@@ -4,7 +4,6 @@ use std::os::fd::AsRawFd;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-use crate::arch::{Leaf, stubs};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{
     self, CALLCHAIN, CONTEXT_KERNEL, CONTEXT_USER, IP, MISC_KERNEL, MISC_MODE, MISC_USER, Sample,
@@ -14,6 +13,7 @@ use crate::raw::{
     self, Device, ENGINE_BATCHED, ENGINE_EXIT, EXIT_IO, Event, How, KIND_EXITS, KIND_SOFTWARE,
     SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
+use crate::stubs::{self, Leaf};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[

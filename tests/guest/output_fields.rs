@@ -9,7 +9,6 @@ use std::os::fd::AsRawFd;
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use crate::arch::Known as Register;
-use crate::arch::stubs::{self, REGS, STACK};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{
     self, ADDR, ALL, CALLCHAIN, CONTEXT_USER, CPU, ID, IDENTIFIER, IP, LOST, MISC_MODE, MISC_USER,
@@ -18,6 +17,7 @@ use crate::fields::{
 };
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_IO, FORMAT_ID, How, KIND_EXITS, PAGE, refused, sampling, silent};
+use crate::stubs::{self, REGS, STACK};
 use crate::{Outcome, Test, cpu};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -11,7 +11,6 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::stubs::{self, Loop};
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, IP, MISC_MODE, MISC_USER, PERIOD, Sample, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
@@ -19,6 +18,7 @@ use crate::raw::{
     Device, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_MMIO, EXIT_SIGNAL, Event, How,
     KIND_EXITS, KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
 };
+use crate::stubs::{self, Loop};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[

@@ -5,6 +5,7 @@
 )]
 #![expect(unsafe_code, reason = "the edge to shared memory")]
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -48,6 +49,26 @@ pub(crate) struct Face {
     pub(crate) count: u64,
     pub(crate) enabled: u64,
     pub(crate) running: u64,
+}
+
+/// Maps the page at physical address `address`. It stays mapped until the caller unmaps it.
+pub(crate) fn map_physical(address: u32) -> io::Result<*mut u8> {
+    let memory = File::options().read(true).write(true).open("/dev/mem")?;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let page = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            PAGE,
+            READ_WRITE,
+            libc::MAP_SHARED,
+            memory.as_raw_fd(),
+            address.into(),
+        )
+    };
+    match page {
+        libc::MAP_FAILED => Err(io::Error::last_os_error()),
+        page => Ok(page.cast()),
+    }
 }
 
 /// A mapping of an event; unmapped when dropped.

@@ -167,7 +167,7 @@ impl Archive {
         archive
     }
 
-    /// Has apt fetch from these directories of the server.
+    /// Makes apt fetch from these directories of the server.
     pub(crate) fn set_sources(&self, directories: &[&str]) {
         let line = |directory: &&str| {
             format!(
@@ -179,7 +179,7 @@ impl Archive {
         write(&self.root().join("etc/apt/sources.list"), lines.as_bytes());
     }
 
-    /// Has dpkg's database say that these are installed, and nothing else.
+    /// Makes dpkg's database list these packages as installed, and no others.
     pub(crate) fn pretend_installed(&self, debs: &[Deb]) {
         let record = |deb: &Deb| format!("{}Status: install ok installed\n\n", deb.record());
         let records: String = debs.iter().map(record).collect();
@@ -248,7 +248,7 @@ impl Archive {
         assert!(dropped.is_some(), "{path}");
     }
 
-    /// Answers no longer.
+    /// Stops answering.
     pub(crate) fn shut_down(&mut self) {
         self.server.stop();
     }

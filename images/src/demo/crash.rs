@@ -1,4 +1,4 @@
-//! The last act: a guest panics on purpose, and its flight recorder says what it did last.
+//! The last act: a guest panics on purpose, and its flight recorder shows its last events.
 
 use super::DemoError;
 use crate::afterwards::Afterwards;
@@ -11,11 +11,11 @@ use crate::place::{Place, PlaceChoice};
 
 /// Marks that the guest numbers and places before it panics.
 const MARKS: u64 = 40;
-/// What the VMM keeps of the guest's last moments.
+/// Events that the flight recorder keeps.
 const EVENTS: [&str; 2] = ["marks", "cpu-clock,freq=100"];
-/// What stands between what is shown and what is checked.
+/// The line between the output for people and the output that is checked.
 const CHECKED: &str = "@@marks";
-/// Where the lab has the names of the guest kernel's functions.
+/// The path in the lab of the guest kernel's symbols.
 const LAB_SYMBOLS: &str = "guest/System.map";
 
 /// Lets a guest panic in `place` and looks at what is left.
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_told_from_other_samples() {
+    fn marks_are_distinguished_from_other_samples() {
         let script =
             "\n   marks-0:                1\ncpu-clock-1:     7\n  marks-1:      1f\n\nmarks";
         assert_eq!(values(script), [1, 31]);

@@ -1,5 +1,5 @@
-//! The demo: a stock guest counts and samples a program and sees each of its exits, and the
-//! host says what it cost; then another guest crashes, and the host knows what it did last.
+//! The demo: a stock guest counts and samples a program and sees each of its exits, and the host says what
+//! it cost; then another guest crashes, and the host shows its last events.
 
 mod crash;
 
@@ -33,40 +33,40 @@ show vperf exits report -i /tmp/boot.vperf --top 5
 /// Where `workload hot` spends most of its time.
 const HOT: &str = "hot_three_quarters";
 
-/// The head of the table that tells of exits by reason.
+/// The heading of the table of exits by reason.
 const REASONS: &str = "WORST  REASON";
 
-/// Why the demo did not show what it should.
+/// Why the demo failed.
 #[derive(Debug, Error)]
 pub enum DemoError {
     /// No guest.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// A command of the guest's failed.
-    #[error("a command failed in the guest, with exit code {0}; its message stands above")]
+    /// A command failed in the guest.
+    #[error("a command failed in the guest, with exit code {0}; see its message above")]
     Command(i32),
     /// The guest ran, but the profile is not the workload's.
-    #[error("the report names no {HOT}, where the workload spends its time")]
+    #[error("the report lacks {HOT}, where the workload spends its time")]
     Profile,
-    /// The guest ran, but its exits are not told.
+    /// The guest ran, but the report lacks its exits.
     #[error("the report of exits has no reason with its time")]
     Exits,
-    /// No report, or not the numbers that belong there.
+    /// The VMM's report lacks a figure.
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
-    /// No kernel to name functions of.
+    /// There is no kernel to take symbols from.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Nothing to read recordings with.
+    /// There is no perf to read recordings with.
     #[error(transparent)]
     Perf(#[from] ForeignError),
-    /// The guest of the last act is to crash.
-    #[error("the guest was to panic and ended with exit code {0}")]
+    /// The guest of the last act ended without a panic.
+    #[error("the guest should have panicked, but ended with exit code {0}")]
     NoPanic(i32),
     /// Perf does not read what the flight recorder left.
     #[error("perf cannot read the recording: {0}")]
     Recording(String),
-    /// The recording is not whole.
+    /// The recording lacks marks, or has them out of order.
     #[error("the recording should have the marks 1 to {wanted} in order, and has {found:?}")]
     Marks {
         /// How many were placed.
@@ -76,11 +76,11 @@ pub enum DemoError {
     },
 }
 
-/// Boots a guest with two vCPUs, profiles a program in it, prints what a person wants to see; then
-/// lets a guest panic and prints what its flight recorder holds.
+/// Boots a guest with two vCPUs, profiles a program in it, prints the reports; then lets a guest panic and
+/// prints what its flight recorder holds.
 ///
 /// # Errors
-/// [`DemoError`]: the exit code of the demo says whether it showed all it should.
+/// [`DemoError`]: the demo did not show everything.
 pub fn run(place: PlaceChoice) -> Result<(), DemoError> {
     let outcome = Boot {
         command: SCRIPT.to_owned(),
@@ -112,7 +112,7 @@ fn top_reason(output: &str) -> Option<&str> {
         .filter(|line| line.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// What it took, for people: figures of this very run.
+/// The figures of this run, as text.
 fn summary(outcome: &Outcome) -> Result<String, DemoError> {
     let report = &outcome.report;
     let vpmu = &report["vpmu"];
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_reason_stands_below_the_tables_head() {
+    fn top_reason_is_below_the_tables_heading() {
         let table = "# heading\r\n\r\n EXITS  %EXITS  TIME  MEAN  WORST  REASON\r\n";
         let row = "1,000  50.00%  1.000 s  1 ms  1 ms  io";
         let output = format!("{table}  {row}\r\n");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_figures_are_no_zeroes() {
+    fn missing_figures_are_errors() {
         assert!(matches!(
             summary(&outcome(report(0))),
             Err(DemoError::Report(_))

@@ -24,17 +24,6 @@ pub(crate) enum Known {
     Unknown,
 }
 
-/// What the leaf of [`stubs::nest`] does.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Leaf {
-    /// One write to the idle port.
-    Out,
-    /// One mark: the device's descriptor, the value.
-    Mark(i32, u64),
-    /// So many rounds of a loop.
-    Spin(u64),
-}
-
 /// What an access looks like from outside: instruction, address, detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {

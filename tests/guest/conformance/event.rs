@@ -5,8 +5,8 @@ use std::io;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 
-use crate::arch::stubs;
 use crate::raw::{Event, FORMAT_ENABLED, FORMAT_RUNNING, kernels_own, refused};
+use crate::stubs;
 
 /// Instructions of one round of [`spin`].
 pub(super) const PER_ROUND: u64 = 2;

@@ -100,6 +100,15 @@ impl Finding {
             detail: detail.into(),
         }
     }
+
+    /// The names of the findings that are not ok.
+    pub(crate) fn failed<const N: usize>(named: [(&'static str, &Self); N]) -> Vec<&'static str> {
+        named
+            .into_iter()
+            .filter(|(_, finding)| !finding.ok)
+            .map(|(name, _)| name)
+            .collect()
+    }
 }
 
 /// What `perf_event_open(2)` offers.

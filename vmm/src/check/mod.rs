@@ -6,7 +6,9 @@
 
 mod facts;
 mod kvm;
+mod machine;
 mod perf;
+pub(crate) mod probes;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -18,7 +20,8 @@ use std::thread::{self, JoinHandle};
 
 pub use facts::{AutoEngine, Check, Event, Finding, HostTrace, Kvm, Perf, Samples, Survey};
 
-pub(crate) use watch::{Watch, watched};
+pub(crate) use machine::{Exit, Machine, MachineError};
+use watch::{Watch, watched};
 
 use crate::arch::check as guest;
 

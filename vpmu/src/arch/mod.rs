@@ -17,7 +17,7 @@ pub use x86_64::*;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the device knows guests of x86-64 and aarch64");
 
-// Its tables need no instruction of that architecture, so any machine tests them.
+// The walk of its tables uses no instructions of that architecture, so it is tested on every machine.
 #[cfg(all(test, not(target_arch = "aarch64")))]
 #[path = "aarch64/paging.rs"]
 mod aarch64_paging;

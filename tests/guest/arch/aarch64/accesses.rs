@@ -8,6 +8,7 @@ use std::io;
 use super::ports;
 use crate::arch::{Access, IDLE_PORT};
 use crate::packets::DETAIL_WRITE;
+use crate::pages::map_physical;
 use crate::raw::PAGE;
 
 global_asm!(
@@ -80,7 +81,7 @@ const IDLE_MEMORY: u32 = 0x1001_0000;
 
 impl IdleMemory {
     pub(crate) fn map() -> io::Result<Self> {
-        ports::map(IDLE_MEMORY).map(Self)
+        map_physical(IDLE_MEMORY).map(Self)
     }
 
     /// Writes and reads of each size; what they look like.

@@ -1,18 +1,13 @@
 //! Accesses to an address that nothing answers to, which stand for those to a port; and the virtual
 //! counter.
-#![expect(
-    unsafe_code,
-    reason = "memory of devices, and instructions without a safe form"
-)]
+#![expect(unsafe_code, reason = "instructions without a safe form")]
 
 use std::arch::asm;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::raw::PAGE;
+use crate::pages::map_physical;
 
 /// An address that no device of the machine answers to: a write is an exit and nothing else.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
@@ -20,30 +15,10 @@ pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
 /// Where it is mapped in this process, once it is.
 static MAPPED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
-/// A mapping of the page at physical address `address`, which nothing answers to.
-pub(super) fn map(address: u32) -> io::Result<*mut u8> {
-    let memory = File::options().read(true).write(true).open("/dev/mem")?;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let page = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            PAGE,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            memory.as_raw_fd(),
-            address.into(),
-        )
-    };
-    match page {
-        libc::MAP_FAILED => Err(io::Error::last_os_error()),
-        page => Ok(page.cast()),
-    }
-}
-
 /// Lets this process reach the address; it stays mapped.
 pub(crate) fn allow_ports() -> io::Result<()> {
     if MAPPED.load(Ordering::Acquire).is_null() {
-        MAPPED.store(map(IDLE_PORT)?, Ordering::Release);
+        MAPPED.store(map_physical(IDLE_PORT)?, Ordering::Release);
         // The first access maps the page, by a fault.
         port_write();
     }

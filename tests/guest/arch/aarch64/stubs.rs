@@ -1,12 +1,12 @@
-//! Code whose registers, stack, callers and addresses are known to the last bit, because no
-//! compiler had a hand in it.
-#![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
+//! The assembly of [`crate::stubs`], and the values of registers in it.
+#![expect(unsafe_code, reason = "assembly")]
 
 use std::arch::global_asm;
 
 use super::ports;
-use crate::arch::{Known, Leaf};
+use crate::arch::Known;
 use crate::raw::IOC_MARK;
+use crate::stubs::{STACK, known, mark_known_ip};
 
 /// Registers as `PERF_REG_ARM64_*` numbers them.
 const LR: usize = 30;
@@ -24,23 +24,22 @@ pub(crate) const PACKET_IP: usize = 22;
 /// Bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 4;
 
-/// What the stubs put into general register `number`: its number, told by every byte.
-const fn known(number: usize) -> u64 {
-    0x0101_0101_0101_0101 * (number as u64 + 0xa0)
+/// The idle port as the stubs take it: its address in this process.
+pub(crate) fn idle_port() -> u64 {
+    ports::idle().expose_provenance() as u64
 }
 
-/// What register `number` holds at the write of [`out_known`], whose stack pointer was `sp`.
+/// What register `number` holds at the write of `out_known`, whose stack pointer was `sp`.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
-        1 => Known::Is(ports::idle().expose_provenance() as u64),
+        1 => Known::Is(idle_port()),
         SP => Known::Is(sp),
         PC => Known::Write,
         _ => Known::Is(known(number)),
     }
 }
 
-/// The same of the register at `place` in a packet: of those that hold no argument and that nobody
-/// preserves it has none, and PSTATE is the last.
+/// The same of the register at `place` in a packet, which leaves out X9 to X18 and ends with PSTATE.
 pub(crate) fn in_packet(place: usize, sp: u64) -> Known {
     match place {
         0..9 => at_write(place, sp),
@@ -59,7 +58,7 @@ pub(crate) fn in_kernel(number: usize) -> Known {
 
 /// Masks that are refused, and the errno.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // None at all, what has no name; the length of vectors.
+    // No register; a bit without a name; the length of vectors; the highest bit.
     vec![
         (0, libc::EINVAL),
         (REGS | 1 << 33, libc::EINVAL),
@@ -71,7 +70,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
 /// The number of ioctl(2), and the register that has it.
 const IOCTL: (u64, usize) = (29, 8);
 
-/// What user register `number` holds in the system call of [`mark_known`].
+/// What user register `number` holds in the system call of `mark_known`.
 pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
     match number {
         0 => Known::Is(i64::from(device).cast_unsigned()),
@@ -83,14 +82,6 @@ pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known 
         _ => Known::Is(known(number)),
     }
 }
-
-/// Words that [`out_known`] and [`mark_known`] leave on top of the stack, topmost first.
-pub(crate) const STACK: [u64; 4] = [
-    0x1122_3344_5566_7788,
-    0x2233_4455_6677_8899,
-    0x3344_5566_7788_99aa,
-    0x4455_6677_8899_aabb,
-];
 
 global_asm!(
     ".macro vpmu_enter",
@@ -119,7 +110,7 @@ global_asm!(
     "ldp x29, x30, [sp], #96",
     "ret",
     ".endm",
-    // What both leave alone.
+    // Registers that neither the write nor the system call uses.
     ".macro vpmu_known",
     "ldr x3, ={x3}",
     "ldr x4, ={x4}",
@@ -149,7 +140,7 @@ global_asm!(
     "ldr x29, ={x29}",
     "ldr x30, ={x30}",
     ".endm",
-    // fn(sp: *mut u64, page: *mut u8)
+    // fn(sp: *mut u64, port: u64)
     ".globl vpmu_out_known",
     "vpmu_out_known:",
     "vpmu_enter",
@@ -174,7 +165,7 @@ global_asm!(
     "vpmu_mark_known_ip:",
     "vpmu_leave",
     ".ltorg",
-    // fn(what: u64, first: u64, second: u64, page: *mut u8)
+    // fn(leaf: u64, first: u64, second: u64, port: u64)
     ".globl vpmu_nest",
     "vpmu_nest:",
     "stp x29, x30, [sp, #-16]!",
@@ -281,118 +272,3 @@ global_asm!(
     stack2 = const STACK[2],
     stack3 = const STACK[3],
 );
-
-unsafe extern "C" {
-    fn vpmu_out_known(sp: *mut u64, page: *mut u8);
-    fn vpmu_mark_known(sp: *mut u64, device: i32, value: u64);
-    fn vpmu_nest(what: u64, first: u64, second: u64, page: *mut u8);
-    fn vpmu_loop_a(rounds: u64);
-    fn vpmu_loop_b(rounds: u64);
-    static vpmu_out_known_ip: u8;
-    static vpmu_mark_known_ip: u8;
-    static vpmu_nest_top: u8;
-    static vpmu_nest_in_outer: u8;
-    static vpmu_nest_in_middle: u8;
-    static vpmu_nest_out: u8;
-    static vpmu_nest_marked: u8;
-    static vpmu_nest_spin: u8;
-    static vpmu_nest_spun: u8;
-    static vpmu_loop_a_end: u8;
-    static vpmu_loop_b_end: u8;
-}
-
-fn at(label: *const u8) -> u64 {
-    label.expose_provenance() as u64
-}
-
-/// One write to the idle address with every register known; returns the stack pointer at the write.
-/// The caller may reach it.
-pub(crate) fn out_known() -> u64 {
-    let mut sp = 0;
-    // SAFETY: keeps the calling convention, writes one word through its argument.
-    unsafe { vpmu_out_known(&raw mut sp, ports::idle()) };
-    sp
-}
-
-/// Where it writes: the instruction of [`out_known`].
-pub(crate) fn out_known_ip() -> u64 {
-    at(&raw const vpmu_out_known_ip)
-}
-
-/// One mark with every register known that a system call leaves alone; returns the stack
-/// pointer at the call.
-pub(crate) fn mark_known(device: i32, value: u64) -> u64 {
-    let mut sp = 0;
-    // SAFETY: as `out_known`; the system call takes its argument by value.
-    unsafe { vpmu_mark_known(&raw mut sp, device, value) };
-    sp
-}
-
-/// Where the system call of [`mark_known`] returns to.
-pub(crate) fn mark_known_ip() -> u64 {
-    at(&raw const vpmu_mark_known_ip)
-}
-
-/// A nest of three calls with frame pointers, below which no frame pointer leads on.
-pub(crate) fn nest(leaf: Leaf) {
-    let (what, first, second) = match leaf {
-        Leaf::Out => (0, 0, 0),
-        Leaf::Mark(device, value) => (1, i64::from(device).cast_unsigned(), value),
-        Leaf::Spin(rounds) => (2, rounds.max(1), 0),
-    };
-    // SAFETY: keeps the calling convention; what it does is as safe as its parts.
-    unsafe { vpmu_nest(what, first, second, ports::idle()) }
-}
-
-/// The return addresses of [`nest`]'s callers, innermost first.
-pub(crate) fn nest_callers() -> [u64; 3] {
-    [
-        at(&raw const vpmu_nest_in_middle),
-        at(&raw const vpmu_nest_in_outer),
-        at(&raw const vpmu_nest_top),
-    ]
-}
-
-/// The instruction that writes, in the leaf.
-pub(crate) fn nest_out() -> u64 {
-    at(&raw const vpmu_nest_out)
-}
-
-/// Where the leaf's system call returns to.
-pub(crate) fn nest_marked() -> u64 {
-    at(&raw const vpmu_nest_marked)
-}
-
-/// The loop in the leaf.
-pub(crate) fn nest_spin() -> std::ops::Range<u64> {
-    at(&raw const vpmu_nest_spin)..at(&raw const vpmu_nest_spun)
-}
-
-/// A loop and where its code lies.
-#[derive(Debug, Clone)]
-pub(crate) struct Loop {
-    run: unsafe extern "C" fn(u64),
-    pub(crate) code: std::ops::Range<u64>,
-}
-
-impl Loop {
-    pub(crate) fn run(&self, rounds: u64) {
-        // SAFETY: counts a register down.
-        unsafe { (self.run)(rounds.max(1)) }
-    }
-}
-
-/// Two loops that share no instruction.
-pub(crate) fn loops() -> [Loop; 2] {
-    let code = |run: unsafe extern "C" fn(u64), end: *const u8| at(run as *const u8)..at(end);
-    [
-        Loop {
-            run: vpmu_loop_a,
-            code: code(vpmu_loop_a, &raw const vpmu_loop_a_end),
-        },
-        Loop {
-            run: vpmu_loop_b,
-            code: code(vpmu_loop_b, &raw const vpmu_loop_b_end),
-        },
-    ]
-}

@@ -3,13 +3,11 @@
 #![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
 
 use std::arch::global_asm;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::ptr;
 
 use crate::arch::{Access, IDLE_PORT};
 use crate::packets::DETAIL_WRITE;
+use crate::pages::map_physical;
 use crate::raw::PAGE;
 
 global_asm!(
@@ -105,7 +103,7 @@ pub(crate) fn ports() -> Vec<Access> {
 }
 
 /// Where nothing answers in the guest's physical memory, and no kernel expects anything.
-const IDLE_MEMORY: u64 = 0xe000_0000;
+const IDLE_MEMORY: u32 = 0xe000_0000;
 
 /// Memory that no device answers to, mapped.
 #[derive(Debug)]
@@ -113,22 +111,7 @@ pub(crate) struct IdleMemory(*mut u8);
 
 impl IdleMemory {
     pub(crate) fn map() -> io::Result<Self> {
-        let memory = File::options().read(true).write(true).open("/dev/mem")?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let page = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                memory.as_raw_fd(),
-                IDLE_MEMORY.cast_signed(),
-            )
-        };
-        if page == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self(page.cast()))
+        map_physical(IDLE_MEMORY).map(Self)
     }
 
     /// Writes and reads of each size; what they look like. KVM has done with the instruction of a
@@ -144,7 +127,7 @@ impl IdleMemory {
                 let size = 1 << (number % 4);
                 Access {
                     ip: labels[number + usize::from(write)],
-                    qualification: IDLE_MEMORY + 0x10 * number as u64,
+                    qualification: u64::from(IDLE_MEMORY) + 0x10 * number as u64,
                     detail: if write { DETAIL_WRITE | size } else { size },
                 }
             })

@@ -1,11 +1,11 @@
-//! Code whose registers, stack, callers and addresses are known to the last bit, because no
-//! compiler had a hand in it.
-#![expect(unsafe_code, reason = "assembly, and the addresses of its labels")]
+//! The assembly of [`crate::stubs`], and the values of registers in it.
+#![expect(unsafe_code, reason = "assembly")]
 
 use std::arch::global_asm;
 
-use crate::arch::{IDLE_PORT, Known, Leaf};
+use crate::arch::{IDLE_PORT, Known};
 use crate::raw::IOC_MARK;
+use crate::stubs::{STACK, known, mark_known_ip};
 
 /// Registers as `PERF_REG_X86_*` numbers them.
 const AX: usize = 0;
@@ -31,18 +31,17 @@ pub(crate) const PACKET_IP: usize = IP;
 /// Bytes of the instruction that writes.
 pub(crate) const WRITE_LEN: u64 = 1;
 
-/// What the stubs put into general register `number`: its number, told by every byte but that
-/// the port or the system call has its own.
-const fn known(number: usize) -> u64 {
-    0x0101_0101_0101_0101 * (number as u64 + 0xa0)
+/// The idle port as the stubs take it: its number.
+pub(crate) fn idle_port() -> u64 {
+    IDLE_PORT.into()
 }
 
-/// What register `number` holds at the write of [`out_known`], whose stack pointer was `sp`.
+/// What register `number` holds at the write of `out_known`, whose stack pointer was `sp`.
 pub(crate) fn at_write(number: usize, sp: u64) -> Known {
     match number {
         SP => Known::Is(sp),
         IP => Known::Write,
-        DX => Known::Is(known(number) & !0xffff | u64::from(IDLE_PORT)),
+        DX => Known::Is(known(number) & !0xffff | idle_port()),
         // Interrupts are on, and bit 1 is always set; the others are as the code before has left them.
         FLAGS => Known::Has(0x202),
         // 64-bit user code and its stack.
@@ -69,7 +68,7 @@ pub(crate) fn in_kernel(number: usize) -> Known {
 
 /// Masks that are refused, and the errno.
 pub(crate) fn refused() -> Vec<(u64, i32)> {
-    // The data segments, what has no name, none at all; vector registers, as perf refuses them.
+    // The data segments; no register; a bit without a name; vector registers, with perf's errno for them.
     let segments = (12..16).map(|bit| (1_u64 << bit, libc::EINVAL));
     let others = [
         (0, libc::EINVAL),
@@ -80,7 +79,7 @@ pub(crate) fn refused() -> Vec<(u64, i32)> {
     segments.chain(others).collect()
 }
 
-/// What user register `number` holds in the system call of [`mark_known`].
+/// What user register `number` holds in the system call of `mark_known`.
 pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known {
     match number {
         IP | CX => Known::Is(mark_known_ip()),
@@ -97,14 +96,6 @@ pub(crate) fn in_call(number: usize, sp: u64, device: i32, value: u64) -> Known 
         _ => Known::Is(known(number)),
     }
 }
-
-/// Words that [`out_known`] and [`mark_known`] leave on top of the stack, topmost first.
-pub(crate) const STACK: [u64; 4] = [
-    0x1122_3344_5566_7788,
-    0x2233_4455_6677_8899,
-    0x3344_5566_7788_99aa,
-    0x4455_6677_8899_aabb,
-];
 
 global_asm!(
     ".macro vpmu_known",
@@ -144,7 +135,7 @@ global_asm!(
     "pop rbx",
     "ret",
     ".endm",
-    // fn(sp: *mut u64)
+    // fn(sp: *mut u64, port: u64)
     ".globl vpmu_out_known",
     "vpmu_out_known:",
     "vpmu_enter",
@@ -152,7 +143,8 @@ global_asm!(
     "vpmu_known",
     "mov rax, {ax}",
     "mov rcx, {cx}",
-    "mov rdx, {port}",
+    "mov rdx, {dx}",
+    "mov dx, si",
     "mov rsi, {si}",
     "mov rdi, {di}",
     "mov r11, {r11}",
@@ -173,7 +165,7 @@ global_asm!(
     ".globl vpmu_mark_known_ip",
     "vpmu_mark_known_ip:",
     "vpmu_leave",
-    // fn(what: u64, first: u64, second: u64)
+    // fn(leaf: u64, first: u64, second: u64, port: u64)
     ".globl vpmu_nest",
     "vpmu_nest:",
     "push rbp",
@@ -205,7 +197,7 @@ global_asm!(
     "cmp rdi, 1",
     "je 2f",
     "ja 3f",
-    "mov edx, {idle}",
+    "mov edx, ecx",
     "xor eax, eax",
     ".globl vpmu_nest_out",
     "vpmu_nest_out:",
@@ -247,6 +239,7 @@ global_asm!(
     ax = const known(0),
     bx = const known(1),
     cx = const known(2),
+    dx = const known(DX),
     si = const known(4),
     di = const known(5),
     bp = const known(6),
@@ -258,126 +251,9 @@ global_asm!(
     r13 = const known(21),
     r14 = const known(22),
     r15 = const known(23),
-    port = const known(3) & !0xffff | IDLE_PORT as u64,
-    idle = const IDLE_PORT,
     mark = const IOC_MARK,
     stack0 = const STACK[0],
     stack1 = const STACK[1],
     stack2 = const STACK[2],
     stack3 = const STACK[3],
 );
-
-unsafe extern "C" {
-    fn vpmu_out_known(sp: *mut u64);
-    fn vpmu_mark_known(sp: *mut u64, device: i32, value: u64);
-    fn vpmu_nest(what: u64, first: u64, second: u64);
-    fn vpmu_loop_a(rounds: u64);
-    fn vpmu_loop_b(rounds: u64);
-    static vpmu_out_known_ip: u8;
-    static vpmu_mark_known_ip: u8;
-    static vpmu_nest_top: u8;
-    static vpmu_nest_in_outer: u8;
-    static vpmu_nest_in_middle: u8;
-    static vpmu_nest_out: u8;
-    static vpmu_nest_marked: u8;
-    static vpmu_nest_spin: u8;
-    static vpmu_nest_spun: u8;
-    static vpmu_loop_a_end: u8;
-    static vpmu_loop_b_end: u8;
-}
-
-fn at(label: *const u8) -> u64 {
-    label.expose_provenance() as u64
-}
-
-/// One port write with every register known; returns the stack pointer at the write. The
-/// caller may reach ports.
-pub(crate) fn out_known() -> u64 {
-    let mut sp = 0;
-    // SAFETY: keeps the calling convention, writes one word through its argument.
-    unsafe { vpmu_out_known(&raw mut sp) };
-    sp
-}
-
-/// Where it writes: the instruction of [`out_known`].
-pub(crate) fn out_known_ip() -> u64 {
-    at(&raw const vpmu_out_known_ip)
-}
-
-/// One mark with every register known that a system call leaves alone; returns the stack
-/// pointer at the call.
-pub(crate) fn mark_known(device: i32, value: u64) -> u64 {
-    let mut sp = 0;
-    // SAFETY: as `out_known`; the system call takes its argument by value.
-    unsafe { vpmu_mark_known(&raw mut sp, device, value) };
-    sp
-}
-
-/// Where the system call of [`mark_known`] returns to.
-pub(crate) fn mark_known_ip() -> u64 {
-    at(&raw const vpmu_mark_known_ip)
-}
-
-/// A nest of three calls with frame pointers, below which no frame pointer leads on.
-pub(crate) fn nest(leaf: Leaf) {
-    let (what, first, second) = match leaf {
-        Leaf::Out => (0, 0, 0),
-        Leaf::Mark(device, value) => (1, i64::from(device).cast_unsigned(), value),
-        Leaf::Spin(rounds) => (2, rounds.max(1), 0),
-    };
-    // SAFETY: keeps the calling convention; what it does is as safe as its parts.
-    unsafe { vpmu_nest(what, first, second) }
-}
-
-/// The return addresses of [`nest`]'s callers, innermost first.
-pub(crate) fn nest_callers() -> [u64; 3] {
-    [
-        at(&raw const vpmu_nest_in_middle),
-        at(&raw const vpmu_nest_in_outer),
-        at(&raw const vpmu_nest_top),
-    ]
-}
-
-/// The instruction that writes the port, in the leaf.
-pub(crate) fn nest_out() -> u64 {
-    at(&raw const vpmu_nest_out)
-}
-
-/// Where the leaf's system call returns to.
-pub(crate) fn nest_marked() -> u64 {
-    at(&raw const vpmu_nest_marked)
-}
-
-/// The loop in the leaf.
-pub(crate) fn nest_spin() -> std::ops::Range<u64> {
-    at(&raw const vpmu_nest_spin)..at(&raw const vpmu_nest_spun)
-}
-
-/// A loop and where its code lies.
-#[derive(Debug, Clone)]
-pub(crate) struct Loop {
-    run: unsafe extern "C" fn(u64),
-    pub(crate) code: std::ops::Range<u64>,
-}
-
-impl Loop {
-    pub(crate) fn run(&self, rounds: u64) {
-        // SAFETY: counts a register down.
-        unsafe { (self.run)(rounds.max(1)) }
-    }
-}
-
-/// Two loops that share no instruction.
-pub(crate) fn loops() -> [Loop; 2] {
-    let code = |run: unsafe extern "C" fn(u64), end: *const u8| at(run as *const u8)..at(end);
-    [
-        Loop {
-            run: vpmu_loop_a,
-            code: code(vpmu_loop_a, &raw const vpmu_loop_a_end),
-        },
-        Loop {
-            run: vpmu_loop_b,
-            code: code(vpmu_loop_b, &raw const vpmu_loop_b_end),
-        },
-    ]
-}

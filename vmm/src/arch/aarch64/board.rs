@@ -11,10 +11,10 @@ use crate::devices::progress::Progress;
 use crate::devices::serial::{SERIAL_SIZE, Serial};
 use crate::exit::End;
 
-/// The command line of a guest that is given none.
+/// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
 
-/// Puts the serial port in.
+/// Adds the serial port.
 ///
 /// # Errors
 /// [`Overlap`].
@@ -22,7 +22,7 @@ pub fn plug_console(buses: &mut Buses, serial: Arc<Serial>) -> Result<(), Overla
     buses.memory.insert(layout::SERIAL, SERIAL_SIZE, serial)
 }
 
-/// Puts in the panic device, and the byte of boot progress.
+/// Adds the panic device and the boot-progress byte.
 ///
 /// # Errors
 /// [`Overlap`].

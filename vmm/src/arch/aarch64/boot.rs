@@ -1,4 +1,4 @@
-//! What a kernel finds beside itself: initramfs, and the device tree with the command line.
+//! The data that a kernel boots with: the initramfs, and the device tree with the command line.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::layout;
 use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
-/// Why a guest cannot be given what it boots with.
+/// Why the boot data cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The initramfs or the command line.
@@ -27,7 +27,7 @@ pub enum BootError {
     Write(#[source] GuestMemoryError),
 }
 
-/// Writes everything that `kernel` finds beside itself, on `machine`.
+/// Writes the data that `kernel` boots with on `machine`.
 ///
 /// # Errors
 /// [`BootError`], each with what does not fit or cannot be read.
@@ -49,7 +49,7 @@ pub fn write(
         .map_err(BootError::Write)
 }
 
-/// From the end of the kernel on, as far as Linux maps before it reads the device tree.
+/// The room for the initramfs: from the end of the kernel to the end of the memory where Linux expects it.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let end = memory.last_addr().raw_value() + 1;
     kernel.end..end.min(layout::RAM + layout::INITRAMFS_REACH)
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn device_tree_lies_where_the_kernel_is_told() {
+    fn device_tree_is_at_the_address_that_the_kernel_gets() {
         let memory = memory();
         write(&memory, &kernel(), None, "quiet", &MACHINE).expect("written");
         let magic: u32 = memory.read_obj(GuestAddress(layout::FDT)).expect("there");

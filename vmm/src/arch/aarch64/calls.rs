@@ -19,13 +19,13 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
 
 const GET_ONE_REG: u32 = kvm(WRITE, 0xab, size_of::<kvm_bindings::kvm_one_reg>());
 
-/// Requests by which a vCPU's thread looks at its vCPU.
+/// Requests with which a vCPU's thread reads its vCPU.
 pub const VCPU: [(u32, &str); 1] = [(
     GET_ONE_REG,
     "KVM_GET_ONE_REG: where the guest is at an exit",
 )];
 
-/// Requests that put a VM together, when a guest that was reset boots again.
+/// Requests that set a VM up, for a guest that boots again after a reset.
 pub const BOOT: [(u32, &str); 7] = [
     (
         kvm(READ, 0xaf, size_of::<kvm_bindings::kvm_vcpu_init>()),
@@ -65,7 +65,7 @@ pub const BOOT: [(u32, &str); 7] = [
     ),
 ];
 
-/// Calls by which a thread waits for descriptors; other architectures have theirs alone.
+/// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
 /// As [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_pwait, "epoll_pwait");

@@ -1,4 +1,4 @@
-//! The guest's virtual counter: how fast it ticks, and where it is against the host's.
+//! The guest's virtual counter: its frequency, and its offset from the host's.
 #![expect(
     unsafe_code,
     reason = "two registers that programs may read, and a request that kvm-ioctls does not wrap"
@@ -22,7 +22,7 @@ mod request {
     );
 }
 
-/// How often the counter is read to see how far it is from the host's.
+/// Readings of the counter to measure its offset from the host's.
 const READINGS: usize = 16;
 
 /// The counter that a guest's time is read from; its vCPUs share one.
@@ -33,7 +33,7 @@ pub struct GuestClock {
 }
 
 impl GuestClock {
-    /// That of `vcpus` of a VM, which have not run yet: it begins at zero.
+    /// The counter of `vcpus`, which have not run yet. It begins at zero.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -44,7 +44,8 @@ impl GuestClock {
         .go_on(kvm, vm, vcpus)
     }
 
-    /// Makes the time of `vcpus` of a new VM, which have not run yet, go on from this; theirs.
+    /// Lets the counter of `vcpus`, which belong to a new VM and have not run yet, go on from this one.
+    /// Returns it.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -55,15 +56,15 @@ impl GuestClock {
                 .map_err(KvmError::refused("place the guest's counter"))?;
             return Ok(self.clone());
         }
-        // Before Linux 6.4 the counter can be set and read, but not placed: it is looked where it
-        // came to be.
+        // Before Linux 6.4, KVM takes a value of the counter but no offset: set it, then measure the
+        // offset.
         let Some(first) = vcpus.first() else {
             return Ok(self.clone());
         };
         let now = host_ticks().wrapping_add(self.offset);
         reg::set(first, reg::TIMER_COUNT, now)
             .map_err(KvmError::refused("set the guest's counter"))?;
-        let offset = measure(first).map_err(KvmError::refused("tell the guest's counter"))?;
+        let offset = measure(first).map_err(KvmError::refused("read the guest's counter"))?;
         Ok(Self { offset })
     }
 

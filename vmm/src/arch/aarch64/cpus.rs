@@ -1,4 +1,4 @@
-//! The vCPUs of a VM, as they are before their first instruction.
+//! The vCPUs of a VM, before their first instruction.
 
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
@@ -12,13 +12,13 @@ use super::{gic, layout, reg};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Why a VM has no vCPUs.
+/// Why the vCPUs cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM refuses a step.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The device tree would name other processors.
+    /// A vCPU has another affinity than in the device tree.
     #[error("KVM gives vCPU {index} the affinity {is:#x} instead of {expected:#x}")]
     Affinity {
         /// Which vCPU.
@@ -28,7 +28,7 @@ pub enum CpuError {
         /// What the device tree says.
         expected: u64,
     },
-    /// A PMU of their own was asked for.
+    /// `--guest-pmu` was given, but KVM has no PMU for guests.
     #[error("--guest-pmu: this KVM has no PMU for guests")]
     NoPmu,
 }
@@ -36,7 +36,7 @@ pub enum CpuError {
 /// The affinity fields of MPIDR_EL1.
 const AFFINITY: u64 = 0xff_00ff_ffff;
 
-/// The vCPUs of `machine` in `vm`, whose memory is there, and their interrupt controller.
+/// Makes the vCPUs of `machine` in `vm`, which has its memory, and their interrupt controller.
 ///
 /// # Errors
 /// [`CpuError`].
@@ -74,7 +74,7 @@ fn create_one(vm: &VmFd, index: u8, target: &kvm_vcpu_init, pmu: bool) -> Result
         .map_err(KvmError::refused("create a vCPU"))?;
     let mut target = *target;
     if index > 0 {
-        // Until the guest's kernel calls for it.
+        // Until the guest's kernel starts it.
         target.features[0] |= 1 << KVM_ARM_VCPU_POWER_OFF;
     }
     if pmu {
@@ -95,7 +95,7 @@ fn create_one(vm: &VmFd, index: u8, target: &kvm_vcpu_init, pmu: bool) -> Result
     }
 }
 
-/// Gives a vCPU's PMU its interrupt; the interrupt controller is there.
+/// Sets the interrupt of a vCPU's PMU. The VM has its interrupt controller already.
 fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
     let interrupt = layout::FIRST_PPI + layout::PMU_PPI;
     let steps = [
@@ -115,7 +115,7 @@ fn connect_pmu(vcpu: &VcpuFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Makes `first` the vCPU that boots, at `entry`, X0 at the device tree.
+/// Makes `first` the vCPU that boots: at `entry`, with the address of the device tree in X0.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

@@ -1,4 +1,5 @@
-//! What an embedder answers in KVM's place: nothing, for KVM hands no system register over here.
+//! System registers that an embedder emulates in KVM's place: none, as KVM on arm64 does not pass such
+//! accesses to user space.
 
 use std::error::Error;
 use std::io;
@@ -6,7 +7,7 @@ use std::io;
 use kvm_ioctls::VcpuFd;
 use vm_memory::GuestMemoryMmap;
 
-/// A machine's registers that the embedder answers: there are none.
+/// A machine's registers that the embedder emulates: there are none.
 #[derive(Debug, Clone)]
 pub enum Emulation {}
 
@@ -23,7 +24,7 @@ impl Emulation {
     }
 }
 
-/// Those of a vCPU.
+/// The emulated registers of a vCPU.
 #[derive(Debug)]
 pub enum VcpuEmulation {}
 

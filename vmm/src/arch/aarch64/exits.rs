@@ -1,10 +1,10 @@
-//! Exits that only this architecture has: none that this VMM asks for.
+//! Exits that only this architecture has: this VMM uses none of them.
 
 use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 use crate::vcpu::RunPage;
 
-/// Why a vCPU came back.
+/// The reason of an exit.
 #[derive(Debug)]
 pub(crate) enum Exit {}
 
@@ -14,12 +14,12 @@ impl From<&Exit> for vpmu::Exit {
     }
 }
 
-/// The exit in `page`, if only this architecture has such.
+/// The exit in `page`, if it is one that only this architecture has.
 pub(crate) fn decode(_page: &RunPage) -> Option<Exit> {
     None
 }
 
-/// Does what `exit` asks for.
+/// Handles `exit`.
 pub(crate) fn serve(
     exit: Exit,
     _page: &mut RunPage,

@@ -1,4 +1,4 @@
-//! The device tree: what the guest learns of its machine.
+//! The device tree, which describes the machine to the guest.
 
 use vm_fdt::{Error, FdtWriter};
 
@@ -6,23 +6,23 @@ use super::layout;
 use super::reg::mpidr;
 use crate::machine::Machine;
 
-/// The interrupt controller's handle, its only one that others refer to.
+/// The phandle of the interrupt controller, the only node that others refer to.
 const GIC: u32 = 1;
 
 /// Kinds of interrupts: of a device, or of each vCPU.
 const SHARED: u32 = 0;
 const OWN: u32 = 1;
-/// How they are raised.
+/// Trigger types of interrupts.
 const EDGE: u32 = 1;
 const LEVEL: u32 = 4;
 
-/// What a 16550 divides its speed from.
+/// The input clock of a 16550, in Hz.
 const SERIAL_CLOCK: u32 = 1_843_200;
 
-/// Cells of 32 bits that an address, or a size, has.
+/// 32-bit cells in an address and in a size.
 const CELLS: u32 = 2;
 
-/// The tree of `machine` with so many bytes of memory; `initramfs` is its address and its size.
+/// The tree of `machine` with `memory` bytes of memory; `initramfs` is its address and its size.
 pub(super) fn build(
     machine: &Machine,
     memory: u64,
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_names_the_devices_that_are_there_and_no_others() {
+    fn tree_names_exactly_the_devices_of_the_machine() {
         let all = tree(LARGEST);
         let least = tree(Machine {
             vcpus: 1,

@@ -10,7 +10,7 @@ use kvm_ioctls::VmFd;
 use super::layout;
 use crate::kvm::KvmError;
 
-/// Puts the controller into `vm`, which has all of its vCPUs. It goes with the VM.
+/// Adds the controller to `vm`, which has all of its vCPUs. It lives as long as the VM.
 ///
 /// # Errors
 /// [`KvmError::Refused`].

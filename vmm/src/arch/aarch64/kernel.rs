@@ -1,4 +1,4 @@
-//! Kernel images: whether a file is one, is whole and fits, and its way into memory.
+//! Loads kernel images, once a file is known to be one, to be complete and to fit into memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,7 +8,7 @@ use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::layout;
 
-/// The kinds that are known.
+/// The known kinds of images.
 pub const KINDS: &str = "an arm64 Image";
 
 /// Why a kernel cannot be loaded.
@@ -17,16 +17,16 @@ pub enum KernelError {
     /// The file cannot be read.
     #[error("cannot read it")]
     Read(#[source] io::Error),
-    /// None of the known kinds.
+    /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
-    /// A kernel in a form that is for boot loaders or debuggers.
+    /// A kernel in a form for boot loaders or debuggers.
     #[error("{0}: give {KINDS}, {1}")]
     OtherForm(&'static str, &'static str),
     /// A big-endian kernel, whose boot protocol is another one.
     #[error("a big-endian kernel: give a little-endian one")]
     BigEndian,
-    /// A kernel that is older than the size in its header.
+    /// A kernel from before Linux 3.17, whose header has no size.
     #[error("an Image without a size: give a kernel of version 3.17 or later")]
     NoSize,
     /// Parts of the file are missing.
@@ -34,7 +34,7 @@ pub enum KernelError {
     Truncated {
         /// Bytes in the file.
         has: u64,
-        /// Bytes that its headers speak of.
+        /// Bytes that its headers announce.
         needs: u64,
     },
     /// It reaches beyond guest memory.
@@ -53,7 +53,7 @@ pub enum KernelError {
 /// A kernel in guest memory.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// Where to enter it.
+    /// The address of its first instruction.
     pub entry: u64,
     /// End of the memory that it takes before it has read the device tree.
     pub end: u64,
@@ -105,7 +105,7 @@ pub fn load(memory: &GuestMemoryMmap, file: &mut File) -> Result<Loaded, KernelE
         let needs = HEADER as u64;
         return Err(KernelError::Truncated { has, needs });
     }
-    // The size is that in memory, which a file may fall short of by what begins as zeros.
+    // The header has the size in memory. The file may be shorter: it omits zeroed data at the end.
     let needs = layout::KERNEL
         .saturating_add(field(TEXT_OFFSET_AT))
         .saturating_add(size.max(has));
@@ -128,7 +128,7 @@ fn has_at(bytes: &[u8], at: usize, magic: &[u8]) -> bool {
     bytes.get(at..).is_some_and(|rest| rest.starts_with(magic))
 }
 
-/// Why a file that is no Image is none.
+/// The error for a file that is not an Image.
 fn what_else(start: &[u8]) -> KernelError {
     if has_at(start, 0, GZIP_MAGIC) {
         KernelError::OtherForm("a compressed kernel", "as 'gzip -dc' unpacks it")
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn image_lies_at_its_place_and_takes_what_its_header_says() {
+    fn image_is_loaded_at_its_offset_and_takes_the_size_in_its_header() {
         let (memory, loaded) = loaded(&image(1 << 20, 0xa)).expect("loads");
         assert_eq!(loaded.entry, layout::KERNEL);
         assert_eq!(loaded.end, layout::KERNEL + (1 << 20));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_image_is_refused_with_its_kind() {
+    fn file_of_another_kind_is_refused_by_name() {
         let refused = |bytes: &[u8]| loaded(bytes).expect_err("refused").to_string();
         assert!(refused(b"").contains("not a kernel"));
         assert!(refused(&[0x55; 4096]).contains("not a kernel"));

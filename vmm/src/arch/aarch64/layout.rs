@@ -1,7 +1,7 @@
-//! Where everything lies: guest-physical addresses and interrupt lines.
+//! Guest-physical addresses and interrupt lines.
 //!
-//! A table and nothing else; the guest learns these numbers from its device tree. Devices, then the
-//! window, then memory, which has no end.
+//! A table and nothing else; the guest learns these numbers from its device tree. Devices are lowest, then
+//! comes the window, then memory, which has no upper limit.
 
 /// The distributor of the interrupt controller.
 pub const GIC_DISTRIBUTOR: u64 = 0x0800_0000;
@@ -11,16 +11,16 @@ pub const GIC_DISTRIBUTOR_SIZE: u64 = 0x1_0000;
 pub const GIC_REDISTRIBUTORS: u64 = GIC_DISTRIBUTOR + GIC_DISTRIBUTOR_SIZE;
 /// Bytes of each.
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
-/// More vCPUs than this would have redistributors where devices lie.
+/// Most vCPUs: the redistributors of more would overlap the devices.
 pub const MAX_VCPUS: u32 = 254;
 
 /// The serial console.
 pub const SERIAL: u64 = 0x0a00_0000;
 /// The panic device.
 pub const PVPANIC: u64 = 0x0a00_1000;
-/// Boot progress: a byte written here says that init is reached.
+/// Boot progress: a byte written here reports that init runs.
 pub const DEBUG: u64 = 0x0a00_2000;
-/// Bytes of the page that each of these has for itself.
+/// Bytes of the page that each of these devices takes.
 pub const DEVICE_SIZE: u64 = 0x1000;
 
 /// Registers of the virtio-mmio transport.
@@ -31,8 +31,8 @@ pub const VIRTIO_SIZE: u64 = 0x1000;
 pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
 /// Bytes of it.
 pub const DOORBELL_SIZE: u64 = 0x1000;
-/// The window: memory of the VMM's own that the guest reaches, and that no memory map names. It has
-/// its own 2 MiB pages, and room up to the guest's memory.
+/// The window: memory that the VMM owns and the guest can access. The guest's memory map does not include
+/// it. It has its own 2 MiB pages, and room up to the guest's memory.
 pub const WINDOW: u64 = 0x2000_0000;
 /// Most bytes of it.
 pub const WINDOW_MAX: u64 = 512 << 20;
@@ -45,9 +45,10 @@ pub const RAM: u64 = 0x4000_0000;
 pub const FDT: u64 = RAM;
 /// Most bytes of it: Linux maps no more.
 pub const FDT_MAX: u64 = 2 << 20;
-/// Kernels are loaded from here up; they want a multiple of 2 MiB.
+/// Kernels are loaded from here up; arm64 Linux requires a multiple of 2 MiB.
 pub const KERNEL: u64 = FDT + FDT_MAX;
-/// Linux wants its initramfs within so many bytes of its kernel, from a multiple of 1 GiB on.
+/// arm64 Linux requires its initramfs within this many bytes of its kernel, counted from a multiple of 1
+/// GiB.
 pub const INITRAMFS_REACH: u64 = 32 << 30;
 /// Most bytes of a command line, the final zero included; Linux on arm64 takes no more.
 pub const CMDLINE_MAX: usize = 2048;
@@ -57,18 +58,18 @@ pub const CMDLINE_MAX: usize = 2048;
 pub const SERIAL_GSI: u32 = 0;
 /// The virtio device's.
 pub const VIRTIO_GSI: u32 = 1;
-/// Interrupts that the controller has: 32 of each vCPU's own, and as many shared ones, KVM's least.
+/// Interrupts of the controller: 32 private ones per vCPU, and 32 shared ones, the fewest that KVM allows.
 pub const INTERRUPTS: u32 = 64;
 
-/// Interrupts of each vCPU's own, in the device tree's numbers: of the timers (secure and normal
-/// physical, virtual, hypervisor) and of the PMU.
+/// Private interrupts of each vCPU's timers (secure and normal physical, virtual, hypervisor), in the
+/// device tree's numbers.
 pub const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
-/// As above.
+/// The private interrupt of each vCPU's PMU, likewise.
 pub const PMU_PPI: u32 = 7;
-/// What KVM adds to the number of such an interrupt.
+/// KVM's number of the first private interrupt.
 pub const FIRST_PPI: u32 = 16;
 
-/// Where `bytes` of memory lie.
+/// The address ranges of `bytes` of memory: start and size.
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
     vec![(RAM, bytes)]
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn largest_machine_has_nothing_at_two_places() {
+    fn largest_machine_has_no_overlapping_devices() {
         const {
             let redistributors = MAX_VCPUS as u64 * GIC_REDISTRIBUTOR_SIZE;
             assert!(GIC_REDISTRIBUTORS + redistributors <= SERIAL);

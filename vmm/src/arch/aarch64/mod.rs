@@ -1,5 +1,4 @@
-//! What an aarch64 machine is: where things lie, how a kernel wants to be entered, what its device
-//! tree says.
+//! The aarch64 machine: its addresses, the state in which its kernel starts, its device tree.
 
 pub mod board;
 pub mod boot;

@@ -1,26 +1,26 @@
-//! A VM of KVM's on aarch64, and what it takes.
+//! KVM on aarch64: the VM of a machine, and its requirements.
 
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use crate::kvm::KvmError;
 
-/// The kernel modules that KVM consists of here besides its own: none, it is built in.
+/// The kernel modules of KVM here, besides its own: none, it is built in.
 pub const MODULES: &[&str] = &[];
 
-/// What to do about a host without KVM.
+/// The remedy for a host without KVM.
 pub const REMEDY: &str = "the host's kernel must have been started at EL2, with KVM built in";
 
-/// Why processors have no PMU of their own, where they cannot.
+/// Why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = None;
 
-/// Without these no machine runs, besides what every architecture needs.
+/// Capabilities that every machine needs here, besides those that all architectures need.
 pub const NEEDED: &[(Cap, &str)] = &[
     (Cap::OneReg, "single registers"),
     (Cap::DeviceCtrl, "devices in the kernel"),
     (Cap::ArmPsci02, "PSCI 0.2"),
 ];
 
-/// Bits of a guest-physical address that KVM gives a VM unasked.
+/// Bits of a guest-physical address that KVM gives a VM by default.
 const ADDRESS_BITS: u32 = 40;
 
 /// A VM; it has interrupt controllers once it has vCPUs.

@@ -1,4 +1,4 @@
-//! Where a vCPU was when it left the guest, and all of its state, fetched only when someone asks.
+//! The place in the guest where a vCPU exited, and the rest of its state, read on demand.
 
 use kvm_ioctls::VcpuFd;
 use vpmu::{CpuState, GENERAL_REGS, GuestRegs, Registers};

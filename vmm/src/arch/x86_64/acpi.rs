@@ -1,4 +1,4 @@
-//! What firmware would say: ACPI tables for a hardware-reduced PC.
+//! The tables of a PC's firmware: ACPI for a hardware-reduced PC.
 //!
 //! Hardware-reduced, because then a stock kernel needs neither a PIT, a PIC, a PM timer nor a
 //! fixed-event interrupt: sleep and reset are two ports, and everything else is a device in the
@@ -137,7 +137,7 @@ fn dsdt(machine: &Machine) -> Sdt {
     table
 }
 
-/// AML of one device; kept as bytes, for the builders borrow their parts.
+/// The AML of one device, as bytes, since the builders borrow their parts.
 struct Device(Vec<u8>);
 
 impl Aml for Device {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_device_is_not_named() {
+    fn absent_device_is_not_listed() {
         let names = |virtio, window, what: &[u8]| {
             let machine = Machine {
                 vcpus: 1,

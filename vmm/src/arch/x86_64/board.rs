@@ -11,10 +11,10 @@ use crate::devices::progress::Progress;
 use crate::devices::serial::{SERIAL_SIZE, Serial};
 use crate::exit::End;
 
-/// The command line of a guest that is given none.
+/// The default command line of a guest.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1 pci=off";
 
-/// Puts the serial port in.
+/// Adds the serial port.
 ///
 /// # Errors
 /// [`Overlap`].
@@ -24,7 +24,7 @@ pub fn plug_console(buses: &mut Buses, serial: Arc<Serial>) -> Result<(), Overla
         .insert(layout::SERIAL_PORT.into(), SERIAL_SIZE, serial)
 }
 
-/// Puts in what ends a run, and the debug port.
+/// Adds the ports and devices that end a run, and the debug port.
 ///
 /// # Errors
 /// [`Overlap`].

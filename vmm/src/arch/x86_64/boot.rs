@@ -1,4 +1,4 @@
-//! What a kernel finds beside itself: initramfs, command line, memory map, boot parameters.
+//! The data that a kernel boots with: initramfs, command line, memory map, boot parameters.
 
 use std::fs::File;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::{acpi, layout, regs};
 use crate::boot_data::{self, DataError};
 use crate::machine::Machine;
 
-/// Why a guest cannot be given what it boots with.
+/// Why the boot data cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The initramfs or the command line.
@@ -27,7 +27,7 @@ pub enum BootError {
     /// The ACPI tables.
     #[error("cannot write the ACPI tables")]
     Acpi(#[source] GuestMemoryError),
-    /// The tables that the first vCPU is entered with.
+    /// The descriptor and page tables that the first vCPU starts with.
     #[error(transparent)]
     Tables(#[from] regs::RegisterError),
     /// Guest memory refuses the boot parameters.
@@ -42,8 +42,8 @@ const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
 const KERNEL_ALIGNMENT: u32 = 0x100_0000;
 
-/// Real-mode code for the reset vector: asks for a reset by the port, and waits for it. A kernel
-/// that finds no better way jumps there, and would otherwise run through empty memory for ever.
+/// Real-mode code for the reset vector: requests a reset through the port, and waits for it. A kernel that
+/// finds no better way jumps there, and would otherwise run through empty memory for ever.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = layout::RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; hlt; jmp back to the hlt
@@ -60,7 +60,7 @@ const RESET_CODE: [u8; 9] = {
     ]
 };
 
-/// Writes everything that `kernel` finds beside itself, on `machine`.
+/// Writes the data that `kernel` boots with on `machine`.
 ///
 /// # Errors
 /// [`BootError`], each with what does not fit or cannot be read.
@@ -107,7 +107,7 @@ pub fn write(
     Ok(regs::write_tables(memory)?)
 }
 
-/// The boot protocol has 32 bits for what lies below the gap, and only that comes here.
+/// An address or a size below the gap, for which the boot protocol has 32 bits.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "addresses and sizes below the gap at 3 GiB"
@@ -126,7 +126,8 @@ fn write_cmdline(memory: &GuestMemoryMmap, cmdline: &str) -> Result<u64, BootErr
     Ok(cmdline.len() as u64)
 }
 
-/// From the end of the kernel to the end of low memory, or as far as the kernel's header says.
+/// The room for the initramfs: from the end of the kernel to the end of low memory, or to the limit in the
+/// kernel's header.
 fn initramfs_room(memory: &GuestMemoryMmap, kernel: &Loaded) -> Range<u64> {
     let limit = match kernel.header {
         Some(header) if header.initrd_addr_max != 0 => u64::from(header.initrd_addr_max) + 1,

@@ -18,7 +18,7 @@ const fn kvm(direction: u32, number: u32, size: usize) -> u32 {
     }
 }
 
-/// Requests by which a vCPU's thread looks at its vCPU.
+/// Requests with which a vCPU's thread reads its vCPU.
 pub const VCPU: [(u32, &str); 2] = [
     (
         kvm(READ, 0x81, size_of::<kvm_bindings::kvm_regs>()),
@@ -30,7 +30,7 @@ pub const VCPU: [(u32, &str); 2] = [
     ),
 ];
 
-/// Requests that put a VM together, when a guest that was reset boots again.
+/// Requests that set a VM up, for a guest that boots again after a reset.
 pub const BOOT: [(u32, &str); 14] = [
     (
         kvm(NONE, 0x60, 0),
@@ -84,7 +84,7 @@ pub const BOOT: [(u32, &str); 14] = [
     ),
 ];
 
-/// Calls by which a thread waits for descriptors; other architectures have theirs alone.
+/// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_poll, "poll");
 /// As [`POLL`].
 pub const EPOLL_WAIT: (c_long, &str) = (libc::SYS_epoll_wait, "epoll_wait");

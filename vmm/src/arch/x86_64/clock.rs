@@ -1,4 +1,4 @@
-//! The guest's time stamp counter: how fast it ticks, and where it is against the host's.
+//! The guest's time stamp counter: its frequency, and its offset from the host's.
 #![expect(
     unsafe_code,
     reason = "two requests that kvm-ioctls does not wrap for a vCPU"
@@ -32,12 +32,12 @@ mod request {
 #[derive(Debug, Clone)]
 pub struct GuestClock {
     khz: u32,
-    /// Guest TSC minus host TSC of each vCPU; `None` where this KVM does not tell.
+    /// Guest TSC minus host TSC of each vCPU; `None` where KVM does not report it.
     offsets: Vec<Option<u64>>,
 }
 
 impl GuestClock {
-    /// That of `vcpus` of a VM, which have not run yet.
+    /// The counter of `vcpus`, which have not run yet.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
@@ -53,13 +53,14 @@ impl GuestClock {
         })
     }
 
-    /// Makes the time of `vcpus` of a new VM, which have not run yet, go on from this; theirs.
+    /// Lets the counters of `vcpus`, which belong to a new VM and have not run yet, go on from these.
+    /// Returns them.
     ///
     /// # Errors
     /// [`KvmError::Refused`].
     pub fn go_on(&self, kvm: &Kvm, vm: &VmFd, vcpus: &[VcpuFd]) -> Result<Self, KvmError> {
         for (vcpu, offset) in vcpus.iter().zip(&self.offsets) {
-            // A KVM that does not tell is one that times of records do not follow either.
+            // Where KVM reports no offset, the times in records do not depend on it either.
             if let Some(offset) = offset
                 && let Err(error) = set_offset(vcpu, *offset)
             {
@@ -75,8 +76,8 @@ impl GuestClock {
         self.khz
     }
 
-    /// The guest's counter minus the host's on a vCPU; zero where KVM does not tell, as older ones do
-    /// not.
+    /// The guest's counter minus the host's on a vCPU; zero where KVM does not report it, as before Linux
+    /// 5.16.
     #[must_use]
     pub fn offset(&self, vcpu: usize) -> u64 {
         self.offsets.get(vcpu).copied().flatten().unwrap_or(0)

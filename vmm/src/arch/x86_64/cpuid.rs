@@ -1,7 +1,7 @@
-//! What the guest's processor says of itself: KVM's offer, our topology, and no hardware PMU.
+//! The guest's CPUID: KVM's offer, the machine's topology, and no hardware PMU.
 //!
-//! The paravirtual PMU stands in for the architectural one, so every sign of the latter goes:
-//! a guest must never find two.
+//! The paravirtual PMU replaces the architectural one. All traces of the latter are removed: a guest must
+//! never find two.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -30,9 +30,9 @@ const APIC_BUS_KHZ: u32 = 1_000_000;
 /// What the leaves of one vCPU depend on.
 #[derive(Debug, Clone, Copy)]
 pub struct Cpu {
-    /// Which vCPU; also its APIC id.
+    /// The vCPU's index, which is also its APIC id.
     pub index: u8,
-    /// How many there are: cores of one package, one thread each.
+    /// The number of vCPUs: cores of one package, one thread each.
     pub count: u8,
     /// Guest TSC frequency in kHz.
     pub tsc_khz: u32,
@@ -47,7 +47,7 @@ impl Cpu {
     }
 }
 
-/// KVM's `supported` leaves, made those of `cpu`.
+/// KVM's `supported` leaves, adapted to `cpu`.
 ///
 /// # Errors
 /// KVM's bindings refuse more leaves than they have room for.
@@ -149,7 +149,7 @@ fn topology(cpu: &Cpu) -> [kvm_cpuid_entry2; 3] {
     ]
 }
 
-/// Bits of a guest-physical address, by the leaf that tells them; 36 where there is none.
+/// Bits of a guest-physical address, from leaf 0x8000_0008; 36 without that leaf.
 #[must_use]
 pub fn physical_bits(leaves: &CpuId) -> u32 {
     leaves
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tsc_frequency_is_told() {
+    fn tsc_frequency_is_in_the_kvm_timing_leaf() {
         let leaves = for_cpu(0, 1);
         assert_eq!(find(&leaves, LEAF_KVM, 0).eax, LEAF_KVM_TIMING);
         assert_eq!(find(&leaves, LEAF_KVM_TIMING, 0).eax, 2_000_000);

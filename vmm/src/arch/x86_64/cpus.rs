@@ -1,4 +1,4 @@
-//! The vCPUs of a VM, as they are before their first instruction.
+//! The vCPUs of a VM, before their first instruction.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
@@ -8,22 +8,22 @@ use super::{clock, cpuid, msrs, regs};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Why a VM has no vCPUs.
+/// Why the vCPUs cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM refuses a step.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// A vCPU's first state.
+    /// KVM refuses a vCPU's initial state.
     #[error("cannot set a vCPU up")]
     Registers(#[from] regs::RegisterError),
-    /// What it says of itself.
+    /// KVM refuses a vCPU's CPUID.
     #[error("cannot set a vCPU's CPUID up")]
     Cpuid(#[source] vmm_sys_util::fam::Error),
 }
 
-/// The vCPUs of `machine` in `vm`, whose memory is there. KVM does not answer the registers in
-/// `emulation`.
+/// Makes the vCPUs of `machine` in `vm`, which has its memory. Accesses to the registers in `emulation`
+/// return to the VMM.
 ///
 /// # Errors
 /// [`CpuError`].

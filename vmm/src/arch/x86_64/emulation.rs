@@ -1,11 +1,11 @@
-//! What an embedder answers in KVM's place: model-specific registers.
+//! Registers that an embedder emulates in KVM's place: model-specific ones.
 
 use std::sync::Arc;
 
 use super::msrs::{MsrDevice, VcpuMsrs};
 
-/// A machine's registers that the embedder answers.
+/// A machine's registers that the embedder emulates.
 pub type Emulation = Arc<dyn MsrDevice>;
 
-/// Those of a vCPU.
+/// The emulated registers of a vCPU.
 pub type VcpuEmulation = Box<dyn VcpuMsrs>;

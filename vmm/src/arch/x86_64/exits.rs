@@ -7,7 +7,7 @@ use super::emulation::VcpuEmulation;
 use crate::bus::{Bus, Caller};
 use crate::vcpu::RunPage;
 
-/// A port access; its data lie in the run page.
+/// A port access; its data is in the run page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortAccess {
     port: u16,
@@ -29,11 +29,11 @@ impl PortAccess {
     }
 }
 
-/// Why a vCPU came back.
+/// The reason of an exit.
 #[derive(Debug)]
 pub(crate) enum Exit {
     Port(PortAccess),
-    /// A read of a model-specific register that KVM does not answer.
+    /// A read of a model-specific register that KVM does not emulate.
     ReadMsr(u32),
     /// The same for a write of this value.
     WriteMsr(u32, u64),
@@ -51,7 +51,7 @@ impl From<&Exit> for vpmu::Exit {
     }
 }
 
-/// The exit in `page`, if only this architecture has such.
+/// The exit in `page`, if it is one that only this architecture has.
 #[expect(
     unsafe_code,
     reason = "the exit reason says which member of a union KVM filled"
@@ -60,7 +60,7 @@ pub(crate) fn decode(page: &RunPage) -> Option<Exit> {
     let run = page.run();
     Some(match run.exit_reason {
         KVM_EXIT_IO => {
-            // SAFETY: the exit reason says which member KVM filled; so it does below.
+            // SAFETY: the exit reason determines the member that KVM filled, here and below.
             let io = unsafe { run.__bindgen_anon_1.io };
             Exit::Port(PortAccess {
                 port: io.port,
@@ -83,7 +83,7 @@ pub(crate) fn decode(page: &RunPage) -> Option<Exit> {
     })
 }
 
-/// Does what `exit` asks for.
+/// Handles `exit`.
 pub(crate) fn serve(
     exit: Exit,
     page: &mut RunPage,
@@ -103,7 +103,7 @@ pub(crate) fn serve(
     }
 }
 
-/// A string instruction brings many accesses in one exit; devices see them one by one.
+/// A string instruction makes many accesses in one exit; devices see them one by one.
 fn serve_port(access: PortAccess, page: &mut RunPage, caller: &mut Caller<'_>, ports: &Bus) {
     let port = u64::from(access.port);
     let len = access.size.saturating_mul(access.count);
@@ -118,8 +118,8 @@ fn serve_port(access: PortAccess, page: &mut RunPage, caller: &mut Caller<'_>, p
 }
 
 impl RunPage {
-    /// `len` bytes of the page at `offset`, where KVM exchanges the data of some exits; none where they
-    /// are not in the page.
+    /// `len` bytes of the page at `offset`, where KVM exchanges the data of some exits; empty if they would
+    /// lie outside the page.
     #[expect(
         unsafe_code,
         reason = "KVM exchanges data behind the structure of the page"
@@ -137,7 +137,7 @@ impl RunPage {
     }
 }
 
-/// What a model-specific register has, or took; `None` gives the guest a general protection fault.
+/// Completes an access to a model-specific register; `None` gives the guest a general protection fault.
 #[expect(unsafe_code, reason = "a member of the run page's union")]
 fn answer_msr(page: &mut RunPage, value: Option<u64>) {
     // SAFETY: called for an access to such a register, whose member this is.

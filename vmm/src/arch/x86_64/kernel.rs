@@ -1,4 +1,4 @@
-//! Kernel images: which kind a file is, whether it is whole and fits, and its way into memory.
+//! Loads kernel images, once a file is known to be one, to be complete and to fit into memory.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,7 +10,7 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::layout;
 
-/// The kinds that are known.
+/// The known kinds of images.
 pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
 
 /// Why a kernel cannot be loaded.
@@ -19,7 +19,7 @@ pub enum KernelError {
     /// The file cannot be read.
     #[error("cannot read it")]
     Read(#[source] io::Error),
-    /// Neither of the known kinds.
+    /// The file is not of a known kind.
     #[error("not a kernel: give {KINDS}")]
     NotKernel,
     /// An ELF file, but for another machine, or 32 bits wide.
@@ -36,11 +36,11 @@ pub enum KernelError {
     Truncated {
         /// Bytes in the file.
         has: u64,
-        /// Bytes that its headers speak of.
+        /// Bytes that its headers announce.
         needs: u64,
     },
-    /// It would overwrite what the guest is entered with.
-    #[error("it loads at {0:#x}, below 1 MiB, where the boot tables lie")]
+    /// It would overwrite the tables that the guest starts with.
+    #[error("it loads at {0:#x}, below 1 MiB, in the room of the boot tables")]
     TooLow(u64),
     /// It reaches beyond guest memory.
     #[error(
@@ -49,7 +49,7 @@ pub enum KernelError {
     TooBig {
         /// Where its memory ends.
         needs_mib: u64,
-        /// Where the guest's does.
+        /// Where the guest's memory ends.
         has_mib: u64,
     },
     /// The loader refuses.
@@ -60,7 +60,7 @@ pub enum KernelError {
 /// A kernel in guest memory.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// Where to enter it, in 64-bit mode.
+    /// The address of its first instruction, in 64-bit mode.
     pub entry: u64,
     /// End of the memory that it takes before it has read the memory map.
     pub end: u64,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_elf_lands_where_it_says() {
+    fn elf_is_loaded_at_its_addresses() {
         let memory = memory();
         let image = elf(62, 0x20_0000, b"code", 4096);
         let loaded = load(&memory, &mut file(&image)).expect("loads");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_refused() {
+    fn file_that_is_not_a_kernel_is_refused() {
         let load = |bytes: &[u8]| load(&memory(), &mut file(bytes));
         assert!(matches!(load(b""), Err(KernelError::NotKernel)));
         assert!(matches!(load(&[0x55; 4096]), Err(KernelError::NotKernel)));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_bzimage_is_refused() {
+    fn bad_bzimage_is_refused() {
         let load = |bytes: &[u8]| load(&memory(), &mut file(bytes));
         let image = bzimage(4096, 1, 1 << 20);
         assert!(matches!(

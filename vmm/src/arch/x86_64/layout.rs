@@ -1,4 +1,4 @@
-//! Where everything lies: guest-physical addresses, ports and interrupt lines.
+//! Guest-physical addresses, ports and interrupt lines.
 //!
 //! A table and nothing else; the guest learns these numbers from ACPI and the boot parameters.
 
@@ -6,7 +6,7 @@
 pub const GDT: u64 = 0x500;
 /// The boot parameters ("zero page").
 pub const ZERO_PAGE: u64 = 0x7000;
-/// Top of the stack that a guest is entered with.
+/// Top of the stack that a guest starts with.
 pub const BOOT_STACK: u64 = 0x8ff0;
 /// Identity page tables for the first 4 GiB: one PML4, one PDPT, four page directories.
 pub const PAGE_TABLES: u64 = 0x9000;
@@ -18,9 +18,9 @@ pub const CMDLINE_MAX: usize = 2048;
 pub const LOW_MEMORY_END: u64 = 0x9_fc00;
 /// ACPI tables, the RSDP first.
 pub const ACPI: u64 = 0xe_0000;
-/// Where a processor starts after a reset; some kernels jump here to make one.
+/// The reset vector. Some kernels jump here to reset the machine.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// End of what firmware would own.
+/// End of the area of a PC's firmware.
 pub const FIRMWARE_END: u64 = 0x10_0000;
 /// Kernels are loaded from here up.
 pub const HIGH_MEMORY: u64 = 0x10_0000;
@@ -38,12 +38,12 @@ pub const VIRTIO_SIZE: u64 = 0x1000;
 pub const DOORBELL: u64 = VIRTIO + VIRTIO_SIZE;
 /// Bytes of it.
 pub const DOORBELL_SIZE: u64 = 0x1000;
-/// The window: memory of the VMM's own that the guest reaches, and that no memory map names. It has
-/// its own 2 MiB pages, and room up to what KVM and the APICs own.
+/// The window: memory that the VMM owns and the guest can access. The guest's memory map does not include
+/// it. It has its own 2 MiB pages, and room up to the addresses of KVM and the APICs.
 pub const WINDOW: u64 = 0xd020_0000;
 /// Most bytes of it.
 pub const WINDOW_MAX: u64 = 512 << 20;
-/// More vCPUs than APIC ids of eight bits; 255 is the broadcast.
+/// Most vCPUs: APIC ids have eight bits here, and 255 is the broadcast.
 pub const MAX_VCPUS: u32 = 254;
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -64,20 +64,20 @@ pub const SERIAL_GSI: u32 = 4;
 pub const I8042_PORT: u16 = 0x60;
 /// The reset control register, also named in the FADT.
 pub const RESET_PORT: u16 = 0xcf9;
-/// What written to [`RESET_PORT`] resets.
+/// The value that resets the machine when it is written to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 0x06;
-/// The port of boot progress: a byte written here says that init is reached.
+/// The port of boot progress: a byte written here reports that init runs.
 pub const DEBUG_PORT: u16 = 0x504;
 /// The panic device.
 pub const PVPANIC_PORT: u16 = 0x505;
 /// ACPI sleep control, then sleep status.
 pub const SLEEP_PORT: u16 = 0x600;
-/// The sleep type of power-off, as `\_S5` says.
+/// The sleep type of power-off, as in `\_S5`.
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// The virtio device's interrupt line: the first that no ISA device owns.
 pub const VIRTIO_GSI: u32 = 16;
 
-/// Where `bytes` of memory lie: below the gap, and the rest from 4 GiB on.
+/// The address ranges of `bytes` of memory, start and size: below the gap, and the rest from 4 GiB on.
 #[must_use]
 pub fn ram(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= GAP {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_below_the_gap_is_one_piece() {
+    fn memory_up_to_the_gap_is_one_range() {
         assert_eq!(ram(64 << 20), [(0, 64 << 20)]);
         assert_eq!(ram(GAP), [(0, GAP)]);
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_window_lies_in_the_gap_beside_everything_else() {
+    fn largest_window_fits_into_the_gap_beside_the_devices() {
         const {
             assert!(DOORBELL + DOORBELL_SIZE <= WINDOW);
             assert!(WINDOW >= GAP && WINDOW + WINDOW_MAX <= IO_APIC as u64);

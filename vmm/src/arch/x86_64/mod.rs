@@ -1,4 +1,4 @@
-//! What a PC is: where things lie, how a kernel wants to be entered, what firmware would say.
+//! The PC: its addresses, the state in which its kernel starts, the tables of its firmware.
 
 pub mod acpi;
 pub mod board;

@@ -1,5 +1,4 @@
-//! Model-specific registers that the embedder answers in KVM's place: for a VMM that emulates a feature
-//! which KVM lacks.
+//! Model-specific registers that the embedder emulates in KVM's place, for features that KVM lacks.
 //!
 //! Each access of the guest returns to the VMM, on the vCPU's thread.
 
@@ -25,13 +24,13 @@ pub trait MsrDevice: Debug + Send + Sync {
     /// Their numbers, at most 16 ranges of at most 12,288 registers.
     fn ranges(&self) -> Vec<Range<u32>>;
 
-    /// Changes what a vCPU's CPUID leaves say.
+    /// Changes a vCPU's CPUID leaves.
     fn describe(&self, _leaves: &mut Vec<kvm_cpuid_entry2>) {}
 
     /// The guest's images are in `memory`, and no vCPU has run; called at every boot.
     ///
     /// # Errors
-    /// Any: the guest does not boot.
+    /// Any error keeps the guest from booting.
     fn loaded(&self, _memory: &GuestMemoryMmap) -> Result<(), Box<dyn Error + Send + Sync>> {
         Ok(())
     }
@@ -39,7 +38,7 @@ pub trait MsrDevice: Debug + Send + Sync {
     /// The registers of a vCPU, at every boot; called on the vCPU's thread, under its seccomp filter.
     ///
     /// # Errors
-    /// The host's.
+    /// Errors of the host.
     fn vcpu(&self, index: u32) -> io::Result<Box<dyn VcpuMsrs>>;
 }
 
@@ -48,23 +47,23 @@ pub trait VcpuMsrs: Debug {
     /// The register's value; `None` gives the guest a general protection fault.
     fn read(&mut self, register: u32) -> Option<u64>;
 
-    /// Takes what the guest writes; `false` gives it a general protection fault.
+    /// Handles a write by the guest; `false` gives it a general protection fault.
     fn write(&mut self, register: u32, value: u64) -> bool;
 
     /// Called before each entry into the guest, for interrupts to be injected. A signal of
     /// [`kick_signal`](crate::signal::kick_signal) that comes later makes the entry end at once.
     ///
     /// # Errors
-    /// The host's: the run ends.
+    /// Errors of the host, which end the run.
     fn enter(&mut self, vcpu: &VcpuFd) -> io::Result<()>;
 }
 
 impl Vm {
-    /// As [`Vm::new`], with registers that the embedder answers. Filters and privileges are the same:
+    /// As [`Vm::new`], with registers that the embedder emulates. Filters and privileges are the same:
     /// `config.seccomp` must be off for a device that makes other system calls.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Vm::new`].
     pub fn with_msrs(
         config: Config,
         inherited: Inherited,
@@ -74,7 +73,7 @@ impl Vm {
     }
 }
 
-/// Has accesses to registers of `device` return from KVM's run call.
+/// Makes accesses to registers of `device` return from KVM's run call.
 ///
 /// # Errors
 /// [`KvmError::Refused`].
@@ -86,7 +85,7 @@ pub(crate) fn trap(vm: &VmFd, device: &dyn MsrDevice) -> Result<(), KvmError> {
     capability.args[0] = u64::from(KVM_MSR_EXIT_REASON_FILTER);
     vm.enable_cap(&capability)
         .map_err(KvmError::refused("hand model-specific registers over"))?;
-    // A bit that is clear denies KVM the register.
+    // A clear bit passes accesses to the register on to the VMM.
     let ranges: Vec<(Range<u32>, Vec<u8>)> = device
         .ranges()
         .into_iter()

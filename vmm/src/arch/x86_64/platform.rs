@@ -1,4 +1,4 @@
-//! A VM of KVM's that is a PC, and what it takes.
+//! KVM on x86-64: the VM of a PC, and its requirements.
 
 use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_CAP_SYNC_REGS, KVM_PMU_CAP_DISABLE, KVM_SYNC_X86_REGS,
@@ -9,16 +9,16 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use super::layout;
 use crate::kvm::KvmError;
 
-/// The kernel modules that KVM consists of here besides its own.
+/// The kernel modules of KVM here, besides its own.
 pub const MODULES: &[&str] = &["kvm_intel", "kvm_amd", "kvm_pvm"];
 
-/// What to do about a host without KVM.
+/// The remedy for a host without KVM.
 pub const REMEDY: &str = "enable virtualisation in the firmware and load kvm-intel or kvm-amd";
 
-/// Why processors have no PMU of their own, where they cannot.
+/// Why processors cannot have a PMU of their own, if they cannot.
 pub const NO_GUEST_PMU: Option<&str> = Some("on x86-64 guests have the paravirtual PMU alone");
 
-/// Without these no machine runs, besides what every architecture needs.
+/// Capabilities that every machine needs here, besides those that all architectures need.
 pub const NEEDED: &[(Cap, &str)] = &[
     (Cap::SetTssAddr, "the TSS address"),
     (Cap::ExtCpuid, "CPUID tables"),

@@ -30,7 +30,7 @@ impl Device for Sleep {
     }
 }
 
-/// The reset control register: bit 2 resets, the other bits say how hard.
+/// The reset control register: bit 2 resets; the other bits choose the kind of reset.
 #[derive(Debug)]
 pub struct Reset(pub Arc<End>);
 
@@ -59,7 +59,7 @@ const I8042_RESET: u8 = 0xfe;
 
 impl Device for I8042 {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        // Status zero: nothing to read, room to write. Any other register is not there.
+        // Status zero: nothing to read, room to write. It has no other registers.
         data.fill(if offset == I8042_COMMAND { 0 } else { 0xff });
     }
 

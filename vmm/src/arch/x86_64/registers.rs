@@ -1,4 +1,4 @@
-//! Where a vCPU was when it left the guest, and all of its state, fetched only when someone asks.
+//! The place in the guest where a vCPU exited, and the rest of its state, read on demand.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{SyncReg, VcpuFd};
@@ -7,7 +7,7 @@ use vpmu::{CpuState, GuestRegs, Registers};
 /// The privilege level of guest user mode.
 const USER_LEVEL: u8 = 3;
 
-/// Has KVM leave the registers in the run page at every exit, or no more.
+/// Makes KVM copy the registers to the run page at every exit, or stops that.
 pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
     for set in [SyncReg::Register, SyncReg::SystemRegister] {
         if wanted {
@@ -22,7 +22,7 @@ pub(crate) fn sync(vcpu: &mut VcpuFd, wanted: bool) {
 #[derive(Debug)]
 pub(crate) struct ExitRegisters<'a> {
     fd: &'a VcpuFd,
-    /// KVM left them in the run page.
+    /// KVM has copied them to the run page.
     synced: bool,
     known: Option<GuestRegs>,
 }
@@ -61,7 +61,7 @@ impl Registers for ExitRegisters<'_> {
 }
 
 fn locate(regs: &kvm_regs, sregs: &kvm_sregs) -> GuestRegs {
-    // In 64-bit code the base of the code segment counts for nothing.
+    // 64-bit code ignores the base of the code segment.
     let base = if sregs.cs.l == 1 { 0 } else { sregs.cs.base };
     GuestRegs {
         ip: base.wrapping_add(regs.rip),
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!((user.ip, user.user), (0x10, true));
     }
     #[test]
-    fn registers_stand_by_perfs_numbers() {
+    fn registers_are_indexed_by_perfs_numbers() {
         let regs = kvm_regs {
             rax: 0,
             rbx: 1,

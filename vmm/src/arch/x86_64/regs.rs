@@ -1,7 +1,6 @@
-//! The state that a guest is entered in: 64-bit mode, the first 4 GiB mapped one to one.
+//! The state in which a guest starts: 64-bit mode, the first 4 GiB mapped one to one.
 //!
-//! This is what the 64-bit boot protocol of Linux asks for, and a comfortable place for a guest
-//! of a few instructions too.
+//! Linux's 64-bit boot protocol requires this state. It also suits guests of a few instructions.
 
 use kvm_bindings::{Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
@@ -9,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::layout;
 
-/// Why a vCPU cannot be set up.
+/// Why a vCPU's state cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// The boot tables do not fit in guest memory.
@@ -121,7 +120,7 @@ fn segments() -> [Option<kvm_segment>; 5] {
     ]
 }
 
-/// Sets what every vCPU starts with: floating point and model-specific registers.
+/// Sets the initial state of every vCPU: floating point and model-specific registers.
 ///
 /// # Errors
 /// [`RegisterError::State`].
@@ -157,7 +156,7 @@ pub fn prepare(vcpu: &VcpuFd) -> Result<(), RegisterError> {
     Ok(())
 }
 
-/// Makes `vcpu` the one that boots: at `entry`, in 64-bit mode, `rsi` at the zero page.
+/// Makes `vcpu` the one that boots: at `entry`, in 64-bit mode, with the address of the zero page in `rsi`.
 ///
 /// # Errors
 /// [`RegisterError::State`].

@@ -26,7 +26,7 @@ use vpmu::host::{PerfSource, host_traces, traces_exits};
 use vpmu::source::{Counter, Request, Source};
 
 use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
-use super::{Ring, guest, watch};
+use super::{Ring, probes, watch};
 use crate::signal::kick_signal;
 
 /// How a guest's loop is sampled.
@@ -284,7 +284,7 @@ fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, Str
     };
     let stopped = |(event, ring): &(sys::Event, sys::Ring)| {
         event.disable()?;
-        Ok(samples::count(&ring.records(), guest::in_loop))
+        Ok(samples::count(&ring.records(), probes::in_loop))
     };
     let done = move |observer: &(sys::Event, sys::Ring)| {
         let enough = |observer| {
@@ -295,7 +295,7 @@ fn sample_once(ring: Ring, time: Duration, how: Sampling) -> Result<Samples, Str
         how.ends_early && enough(observer).unwrap_or(true)
     };
     let finish = move |observer| stopped(&observer).map_err(text);
-    guest::spin(time, ring, start, done, finish)
+    probes::spin(time, ring, start, done, finish)
 }
 
 /// Whether the host records the exits of a guest that loops and is stopped: the exit that stops it
@@ -343,5 +343,5 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
         exits.stop().map_err(text)?;
         Ok(exits.read().map_err(text)?.value)
     };
-    guest::spin(time, Ring::User, start, |_| false, finish)
+    probes::spin(time, Ring::User, start, |_| false, finish)
 }

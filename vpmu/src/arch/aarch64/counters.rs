@@ -1,8 +1,7 @@
 //! Counters that this process reads by an instruction.
 #![expect(unsafe_code, reason = "instructions without a safe form")]
 
-/// The virtual counter, of which a guest's differs by a fixed offset, as on x86-64 the time stamp
-/// counter.
+/// The virtual counter. A guest's differs from it by a fixed offset, like the time stamp counter of x86-64.
 pub(crate) fn ticks() -> u64 {
     let ticks: u64;
     // The barrier keeps the read from happening before the instructions that precede it.
@@ -13,8 +12,8 @@ pub(crate) fn ticks() -> u64 {
     ticks
 }
 
-/// Whether user space can read this architecture's performance counters: only where an administrator
-/// has opened them, so the device does not.
+/// Whether the device reads performance counters by an instruction: it does not, as user space may only
+/// where an administrator permits it.
 pub(crate) const READS_COUNTERS: bool = false;
 
 /// Performance counter `index` of this CPU; `None` unless [`READS_COUNTERS`].

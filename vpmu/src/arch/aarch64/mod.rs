@@ -1,5 +1,4 @@
-//! What aarch64 is to the device: registers by perf's numbers, page tables of EL1, the virtual
-//! counter.
+//! The device's view of aarch64: registers by perf's numbers, page tables of EL1, the virtual counter.
 
 mod counters;
 #[cfg(feature = "internals")]

@@ -1,5 +1,5 @@
-//! Page tables of EL1 with pages of 4 KiB, of addresses with 48 bits, or 52 with FEAT_LPA2: what stock
-//! kernels use. Others are not walked.
+//! Page tables of EL1 for pages of 4 KiB and addresses of 48 bits, or of 52 bits with FEAT_LPA2. Stock
+//! kernels use these; others are not walked.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -34,7 +34,7 @@ pub(super) const VALID: u64 = 1 << 0;
 pub(super) const TABLE: u64 = 1 << 1;
 pub(super) const USER: u64 = 1 << 6;
 const KERNEL_NEVER_EXECUTES: u64 = 1 << 53;
-/// In a table entry: no page below is a program's, and the kernel executes none.
+/// In a table entry, for all pages below: programs cannot access them; the kernel does not execute them.
 const TABLE_NO_USER: u64 = 1 << 61;
 const TABLE_KERNEL_NEVER_EXECUTES: u64 = 1 << 59;
 
@@ -43,24 +43,24 @@ const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 const ADDRESS_DS: u64 = 0x0003_ffff_ffff_f000;
 const ADDRESS_DS_HIGH: u64 = 0b11 << 8;
 const ADDRESS_DS_HIGH_SHIFT: u32 = 42;
-/// The address in a TTBR: a top table of few entries needs no whole page.
+/// The address in a TTBR. It need not be a multiple of a page: a top table of few entries is smaller.
 const ROOT: u64 = 0x0000_ffff_ffff_ffc0;
 const ROOT_DS_HIGH: u64 = 0b1111 << 2;
 const ROOT_DS_HIGH_SHIFT: u32 = 46;
 
 const PAGE_BITS: u32 = 12;
-/// Address bits that each level of tables resolves; the top one resolves what is left.
+/// Address bits that each level of tables resolves; the top level resolves the rest.
 const INDEX_BITS: u32 = 9;
-/// This bit says which half an address belongs to.
+/// The bit that selects an address's half.
 const HALF: u32 = 55;
 const TAG: u64 = 0xff << 56;
 
-/// Whether programs may have `address`: the lower half is theirs.
+/// Whether `address` is a program's: the lower half is theirs.
 pub(crate) fn is_user_address(address: u64) -> bool {
     address >> HALF & 1 == 0
 }
 
-/// The system registers that say how addresses are translated.
+/// The system registers that control address translation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Control {
     pub(super) sctlr: u64,
@@ -75,13 +75,13 @@ struct Half {
     root: u64,
     /// Bits of an address.
     bits: u32,
-    /// The top byte is not looked at.
+    /// The top byte is ignored.
     tagged: bool,
 }
 
 impl Half {
-    /// Out of TTBR, granule as `is_4k` says, and untranslated bits; `None` for a kind that is not
-    /// walked.
+    /// From the TTBR, whether the granule is 4 KiB, and the number of untranslated bits; `None` for a kind
+    /// that is not walked.
     fn new(ttbr: u64, is_4k: bool, untranslated: u64, tagged: bool, wide: bool) -> Option<Self> {
         let bits = match (untranslated, wide) {
             (16, _) => 48,
@@ -107,7 +107,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Those that `control` names; `None` where it translates nothing.
+    /// The tables that `control` selects; `None` if translation is off.
     pub(super) fn new(control: &Control) -> Option<Self> {
         if control.sctlr & SCTLR_MMU == 0 {
             return None;
@@ -134,8 +134,7 @@ impl Tables {
         })
     }
 
-    /// Translates through the tables: as many reads as there are levels at most, whatever the
-    /// tables hold.
+    /// Translates through the tables, with at most one read per level, whatever the tables hold.
     pub(super) fn walk(&self, memory: &GuestMemoryMmap, address: u64) -> Option<Page> {
         let is_upper = !is_user_address(address);
         let half = if is_upper { self.upper? } else { self.lower? };
@@ -165,7 +164,7 @@ impl Tables {
                 table = self.address(entry);
                 continue;
             }
-            // The last level has pages alone; above 1 GiB there are blocks with 52 bits only.
+            // The last level has only pages. Blocks above 1 GiB exist only with 52 bits.
             let largest = if self.wide { 3 } else { 2 };
             if !leads_on && level == 0 || level > largest {
                 return None;
@@ -242,12 +241,12 @@ mod tests {
             self
         }
 
-        /// Where `address` leads; whether programs read it, and the kernel executes it.
+        /// The translation of `address`; whether programs can read it and the kernel can execute it.
         fn walk(&self, tcr: u64, address: u64) -> Option<(u64, bool, bool)> {
             let control = Control {
                 sctlr: SCTLR_MMU,
                 tcr,
-                // An ASID, and in the other the bit that shares translations.
+                // One TTBR has an ASID, the other the bit that shares translations.
                 ttbr0: ROOT_AT | 0xab << 48,
                 ttbr1: ROOT_AT | 1,
             };
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn page_leads_to_its_memory_with_its_rights() {
+    fn page_translates_to_its_memory_with_its_permissions() {
         assert_eq!(
             kernel_page(0x8_7000 | PAGE, 0),
             Some((0x8_7678, false, true))
@@ -301,16 +300,16 @@ mod tests {
         }
         let guest = Guest::new().map((KERNEL, 4), 3, VALID, 0);
         assert_eq!(guest.walk(TCR_48_BITS, KERNEL), None);
-        // The last level knows no block.
+        // The last level has no blocks.
         assert_eq!(kernel_page(0x8_7000 | VALID, 0), None);
         assert_eq!(kernel_page(0x8_7000 | TABLE, 0), None);
     }
 
     #[test]
-    fn address_outside_both_halves_leads_nowhere() {
+    fn address_outside_both_halves_does_not_translate() {
         let guest = Guest::new().map((KERNEL, 4), 0, 0x8_7000 | PAGE, 0);
         assert_eq!(guest.walk(TCR_48_BITS, KERNEL & !(1 << 50)), None);
-        // A tag is one where the kernel says so.
+        // The top byte is a tag only if the kernel enables that.
         let tagged = KERNEL ^ 0x5a << 56;
         assert_eq!(guest.walk(TCR_48_BITS, tagged), None);
         let walked = guest.walk(TCR_48_BITS | TCR_TBI1, tagged);
@@ -321,7 +320,8 @@ mod tests {
     #[test]
     fn addresses_of_52_bits_have_five_levels() {
         let address = 0xfff5_8000_1234_5000;
-        // Bits 51 and 50 of a place lie at 9 and 8, which hold no share of it otherwise.
+        // Bits 51 and 50 of the address are bits 9 and 8 of the entry. Without FEAT_LPA2 these are not part
+        // of the address.
         let entry = 0x3_0000_0008_7000 | 0b11 << 8 | PAGE;
         let guest = Guest::new().map((address, 5), 0, entry, 0);
         assert_eq!(
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_outside_memory_lead_nowhere() {
+    fn address_behind_tables_outside_memory_does_not_translate() {
         let guest = Guest::new().map((KERNEL, 4), 3, 0xffff_ffff_f000 | PAGE, 0);
         assert_eq!(guest.walk(TCR_48_BITS, KERNEL), None);
     }

@@ -1,4 +1,4 @@
-//! A vCPU's state by perf's numbers, and what Linux saves of it when a program enters the kernel.
+//! A vCPU's state by perf's numbers, and the registers that Linux saves when a program enters the kernel.
 
 use vm_memory::GuestMemoryMmap;
 
@@ -11,7 +11,7 @@ pub const GENERAL_REGS: usize = 33;
 /// All of a vCPU's state that a call chain or a record of registers needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuState {
-    /// By perf's numbers for arm64: X0 to X29, LR, SP, PC; SP is the one in use.
+    /// By perf's numbers for arm64: X0 to X29, LR, SP, PC. SP is the stack pointer in use.
     pub general: [u64; GENERAL_REGS],
     /// PSTATE, in the format of SPSR_EL1.
     pub pstate: u64,
@@ -19,13 +19,13 @@ pub struct CpuState {
     pub user: bool,
     /// Whether it ran AArch64 code.
     pub code64: bool,
-    /// SCTLR_EL1, which says whether addresses are translated.
+    /// SCTLR_EL1, which enables address translation.
     pub sctlr: u64,
-    /// TCR_EL1, which says how.
+    /// TCR_EL1, which controls it.
     pub tcr: u64,
-    /// TTBR0_EL1, where the tables of programs begin.
+    /// TTBR0_EL1, the address of the programs' tables.
     pub ttbr0: u64,
-    /// TTBR1_EL1, where those of the kernel do.
+    /// TTBR1_EL1, the address of the kernel's tables.
     pub ttbr1: u64,
 }
 
@@ -43,7 +43,7 @@ impl CpuState {
     }
 }
 
-/// The exception level, and the bit that says AArch32, in a PSTATE.
+/// The exception level and the AArch32 bit of a PSTATE.
 const MODE_LEVEL: u64 = 0xf;
 const MODE_AARCH32: u64 = 1 << 4;
 
@@ -58,21 +58,21 @@ pub(crate) const REGISTERS: u64 = (1 << GENERAL_REGS) - 1;
 /// Kernel stacks of Linux are of this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code can be followed: its compilers agree on no frame pointer.
+/// Whether frames of 32-bit code are walked: no, as its compilers do not agree on a frame pointer.
 pub(crate) const WALKS_32_BIT_CODE: bool = false;
 
-/// Words of Linux's `struct pt_regs` that are registers: those of perf, in perf's order, and PSTATE.
+/// Words of Linux's `struct pt_regs` that hold registers: perf's, in perf's order, and PSTATE.
 pub(crate) const SAVED_WORDS: usize = GENERAL_REGS + 1;
 
-/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` where
-/// no program entered the kernel with them.
+/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` if they were
+/// not saved at a program's entry into the kernel.
 pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
     let [general @ .., pstate] = words;
     CpuState::is_user(pstate).then_some((general, CpuState::is_code64(pstate)))
 }
 
-/// The registers of a sample trace's packet: those that hold arguments (X0 to X8) and what functions
-/// preserve (X19 to X29), LR, SP, PC, PSTATE.
+/// The registers of a sample trace's packet: those for arguments (X0 to X8), those that functions preserve
+/// (X19 to X29), LR, SP, PC, PSTATE.
 pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
     const ARGUMENTS: usize = 9;
     const PRESERVED: usize = 19;
@@ -90,7 +90,7 @@ pub(crate) fn packet_registers(cpu: &CpuState) -> [u64; 24] {
 pub(crate) struct Tables(paging::Tables);
 
 impl Tables {
-    /// Those of `cpu`; `None` where it translates nothing, or in a way that is not walked.
+    /// The tables of `cpu`; `None` if translation is off, or of a kind that is not walked.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
         let control = Control {
             sctlr: cpu.sctlr,
@@ -107,7 +107,7 @@ impl Tables {
     }
 }
 
-/// Entries of tables that open a page to programs: of a table, and of a page.
+/// Table entries that let programs access a page: for a table, and for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [
     paging::VALID | paging::TABLE,

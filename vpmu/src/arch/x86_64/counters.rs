@@ -3,12 +3,12 @@
 
 /// The time stamp counter.
 pub(crate) fn ticks() -> u64 {
-    // SAFETY: every x86-64 has the instruction, and user space may use it unless a process
-    // forbade itself to.
+    // SAFETY: every x86-64 has the instruction, and user space may use it unless the process has disabled
+    // it for itself.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether user space can read this architecture's performance counters.
+/// Whether the device reads performance counters by an instruction.
 pub(crate) const READS_COUNTERS: bool = true;
 
 /// Performance counter `index` of this CPU, as RDPMC numbers it; `None` unless [`READS_COUNTERS`].

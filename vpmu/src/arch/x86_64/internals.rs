@@ -1,8 +1,8 @@
-//! States that benchmarks begin with.
+//! vCPU states for benchmarks.
 
 use super::registers::{CpuState, GENERAL_REGS};
 
-/// A program that is sampled, its tables at `tables`.
+/// The state of a program to sample, with page tables at `tables`.
 pub(crate) fn program(tables: u64) -> CpuState {
     CpuState {
         general: [0; GENERAL_REGS],

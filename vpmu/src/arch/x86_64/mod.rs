@@ -1,4 +1,4 @@
-//! What x86-64 is to the device: registers by perf's numbers, page tables of long mode, the TSC.
+//! The device's view of x86-64: registers by perf's numbers, page tables of long mode, the TSC.
 
 mod counters;
 #[cfg(feature = "internals")]

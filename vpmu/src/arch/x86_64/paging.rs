@@ -14,19 +14,19 @@ const PRESENT: u64 = 1 << 0;
 const USER: u64 = 1 << 2;
 const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
-/// The address in a table entry and in CR3, wherever the processor's own limit lies: what is
-/// beyond guest memory is not read anyway.
+/// The address in a table entry and in CR3. The processor's own limit may be lower, but nothing beyond
+/// guest memory is read anyway.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 const PAGE_BITS: u32 = 12;
 /// Address bits that each level of tables resolves.
 const INDEX_BITS: u32 = 9;
 
-/// Entries of tables that open a page to programs: of a table, and of a page.
+/// Table entries that let programs access a page: for a table, and for a page.
 #[cfg(feature = "internals")]
 pub(crate) const ENTRIES: [u64; 2] = [PRESENT | USER, PRESENT | USER];
 
-/// Whether programs may have `address`: the lower half is theirs.
+/// Whether `address` is a program's: the lower half is theirs.
 pub(crate) fn is_user_address(address: u64) -> bool {
     address >> 63 == 0
 }
@@ -39,7 +39,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Those of `cpu`; `None` outside long mode.
+    /// The tables of `cpu`; `None` outside long mode.
     pub(crate) fn new(cpu: &CpuState) -> Option<Self> {
         let long = cpu.efer & EFER_LMA != 0 && cpu.cr4 & CR4_PAE != 0 && cpu.cr0 & CR0_PG != 0;
         long.then_some(Self {
@@ -48,8 +48,7 @@ impl Tables {
         })
     }
 
-    /// Translates through the tables: as many reads as there are levels at most, whatever the
-    /// tables hold.
+    /// Translates through the tables, with at most one read per level, whatever the tables hold.
     pub(crate) fn walk(&self, memory: &GuestMemoryMmap, address: u64) -> Option<Page> {
         let bits = PAGE_BITS + self.levels * INDEX_BITS;
         if !is_canonical(address, bits) {
@@ -69,7 +68,7 @@ impl Tables {
             }
             user &= entry & USER != 0;
             executable &= entry & NO_EXECUTE == 0;
-            // Above 1 GiB pages the bit is reserved.
+            // Above the level of 1 GiB pages the bit is reserved.
             let large = entry & LARGE != 0 && level > 0;
             if large && level > 2 {
                 return None;
@@ -90,7 +89,7 @@ impl Tables {
     }
 }
 
-/// Whether the bits of `address` from the highest translated one up are all alike.
+/// Whether all bits of `address` from the highest translated one up are equal.
 fn is_canonical(address: u64, bits: u32) -> bool {
     let above = address >> (bits - 1);
     above == 0 || above == u64::MAX >> (bits - 1)

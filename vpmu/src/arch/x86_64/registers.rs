@@ -1,4 +1,4 @@
-//! A vCPU's state by perf's numbers, and what Linux saves of it when a program enters the kernel.
+//! A vCPU's state by perf's numbers, and the registers that Linux saves when a program enters the kernel.
 
 /// Registers that a sample can hold.
 pub const GENERAL_REGS: usize = 24;
@@ -6,20 +6,20 @@ pub const GENERAL_REGS: usize = 24;
 /// All of a vCPU's state that a call chain or a record of registers needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuState {
-    /// By perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS,
-    /// GS, R8 to R15; of segments the selectors.
+    /// By perf's numbers for x86: AX, BX, CX, DX, SI, DI, BP, SP, IP, FLAGS, CS, SS, DS, ES, FS, GS, R8 to
+    /// R15; segments as selectors.
     pub general: [u64; GENERAL_REGS],
     /// Whether the vCPU was in guest user mode.
     pub user: bool,
     /// Whether it ran 64-bit code.
     pub code64: bool,
-    /// CR0, which says whether addresses are translated.
+    /// CR0, which enables address translation.
     pub cr0: u64,
-    /// CR3, where the page tables begin.
+    /// CR3, the address of the page tables.
     pub cr3: u64,
-    /// CR4, which says how many levels they have.
+    /// CR4, which selects their number of levels.
     pub cr4: u64,
-    /// EFER, which says whether this is long mode.
+    /// EFER, which enables long mode.
     pub efer: u64,
 }
 
@@ -35,15 +35,15 @@ pub(crate) const REGISTERS: u64 = 0xff_0fff;
 /// Kernel stacks of Linux are of this size, and begin at a multiple of it.
 pub(crate) const KERNEL_STACK: u64 = 16 << 10;
 
-/// Whether frames of 32-bit code can be followed: their compilers keep the frame pointer where
-/// 64-bit code does.
+/// Whether frames of 32-bit code are walked: yes, as its frame pointer is the same register as in 64-bit
+/// code.
 pub(crate) const WALKS_32_BIT_CODE: bool = true;
 
 /// Words of Linux's `struct pt_regs`.
 pub(crate) const SAVED_WORDS: usize = 21;
 
-/// perf's number of each word of `struct pt_regs`, which the kernel leaves where a program
-/// entered it; `None` for the number of the system call.
+/// perf's number of each word of `struct pt_regs`, which the kernel saves when a program enters it; `None`
+/// for the number of the system call.
 const SAVED: [Option<usize>; SAVED_WORDS] = [
     Some(23),
     Some(22),
@@ -72,8 +72,8 @@ const USER32_CS: u64 = 0x23;
 /// The privilege level in a selector.
 const SELECTOR_LEVEL: u64 = 3;
 
-/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` where
-/// no program entered the kernel with them.
+/// The registers in `words` of a `struct pt_regs`, and whether they are of 64-bit code; `None` if they were
+/// not saved at a program's entry into the kernel.
 pub(crate) fn saved(words: [u64; SAVED_WORDS]) -> Option<([u64; GENERAL_REGS], bool)> {
     let mut general = [0; GENERAL_REGS];
     for (number, word) in SAVED.into_iter().zip(words) {

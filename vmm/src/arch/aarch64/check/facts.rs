@@ -1,4 +1,4 @@
-//! What a survey finds about guests, as `vmm check --json` prints it, and what follows from it.
+//! A survey's findings about guests, as `vmm check --json` prints them, and their consequences.
 
 use serde::Serialize;
 
@@ -20,19 +20,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// What a stock kernel needs and this machine got wrong.
+    /// The names of what a stock kernel needs and this machine gets wrong.
     pub(crate) fn obstacles(&self) -> Vec<&'static str> {
-        [
+        Finding::failed([
             ("MMIO", &self.mmio),
             ("svc", &self.system_call),
             ("brk", &self.breakpoint),
             ("PSCI", &self.hypercall),
             ("signals", &self.signal),
-        ]
-        .into_iter()
-        .filter(|(_, finding)| !finding.ok)
-        .map(|(name, _)| name)
-        .collect()
+        ])
     }
 
     /// Whether any guest runs at all.
@@ -40,7 +36,7 @@ impl Guest {
         self.mmio.ok
     }
 
-    /// Why not even the smallest guest runs, where it does not.
+    /// Why no guest runs, if none does.
     pub(crate) fn failure(&self) -> &str {
         &self.mmio.detail
     }
@@ -91,7 +87,7 @@ pub(super) mod tests {
     }
 
     impl Guest {
-        /// One on a machine that does everything right.
+        /// Findings on a machine that does everything right.
         pub(crate) fn good() -> Self {
             Self {
                 mmio: good(),
@@ -102,7 +98,7 @@ pub(super) mod tests {
             }
         }
 
-        /// One on a machine that does no more than run it.
+        /// Findings on a machine that can do nothing but run guests.
         pub(crate) fn small() -> Self {
             Self {
                 mmio: good(),
@@ -110,19 +106,19 @@ pub(super) mod tests {
             }
         }
 
-        /// What every KVM does.
+        /// Asserts what every KVM can do.
         pub(crate) fn assert_small_guests_run(&self) {
             assert_eq!(self.obstacles(), [""; 0], "{self:?}");
         }
     }
 
-    /// Whether the processor runs guests by itself: there is no other KVM.
+    /// Whether the processor has hardware virtualisation: on aarch64, KVM requires it.
     pub(crate) fn has_hardware_virtualisation() -> bool {
         true
     }
 
     #[test]
-    fn stock_kernel_needs_every_one_of_its_instructions() {
+    fn failed_probe_is_an_obstacle_to_stock_kernels() {
         assert!(Guest::good().obstacles().is_empty());
         let spoil: [fn(&mut Guest); 5] = [
             |g| g.mmio.ok = false,

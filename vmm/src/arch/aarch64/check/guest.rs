@@ -1,17 +1,14 @@
-//! What guests of a few instructions do here, one fresh machine per question.
+//! Probes of KVM by guests of a few instructions, each on a fresh machine.
 
 use std::time::Duration;
-
-use kvm_ioctls::Kvm;
 
 use super::super::reg;
 use super::code;
 use super::facts::Guest;
-use super::machine::{Exit, Machine, MachineError};
-use crate::check::{Finding, Ring, Watch, watched};
-use crate::report;
+use crate::check::probes::{finding, in_loop};
+use crate::check::{Exit, Finding, Machine, MachineError, Ring};
 
-/// For a probe that ends on its own: generous, an emulated host is slow.
+/// For a probe that ends on its own. Generous, since an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
 /// For the one that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
@@ -59,7 +56,7 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// Up to EL1 and back down.
+/// The probe of `svc` and `eret`, by the exception levels that the guest and KVM report.
 fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
     let up = machine.run();
     if up != Exit::Store(code::RESULT, code::EL1) {
@@ -75,64 +72,4 @@ fn system_call(machine: &mut Machine) -> Result<Finding, MachineError> {
         true => Finding::yes("EL0 to EL1 and back"),
         false => Finding::no(format!("{} instead of returning", down.describe())),
     })
-}
-
-/// Builds a machine on a watched thread and lets `judge` run it.
-///
-/// # Errors
-/// In words: what KVM refused, or that the probe never came back.
-fn on_machine<T: Send + 'static>(
-    budget: Duration,
-    ring: Ring,
-    program: &'static [u32],
-    judge: impl FnOnce(&mut Machine) -> Result<T, MachineError> + Send + 'static,
-) -> Result<T, String> {
-    let probe = move |watch: &Watch| {
-        let kvm = Kvm::new().map_err(|e| MachineError::Kvm("opening /dev/kvm", e))?;
-        judge(&mut Machine::new(&kvm, watch, ring, program)?)
-    };
-    match watched(budget, probe) {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(report::chain(&error)),
-        Err(error) => Err(report::chain(&error)),
-    }
-}
-
-fn finding(
-    budget: Duration,
-    ring: Ring,
-    program: &'static [u32],
-    judge: impl FnOnce(&mut Machine) -> Result<Finding, MachineError> + Send + 'static,
-) -> Finding {
-    on_machine(budget, ring, program, judge).unwrap_or_else(Finding::no)
-}
-
-/// A machine whose kernel or user mode is to be watched from outside while it loops.
-///
-/// The observer starts before the guest runs, on the thread that runs it, and is asked for its
-/// answer once `budget` has ended the run, or earlier when `done`, which each signal asks.
-pub(crate) fn spin<O: 'static, T: Send + 'static>(
-    budget: Duration,
-    ring: Ring,
-    start: impl FnOnce() -> Result<O, String> + Send + 'static,
-    mut done: impl FnMut(&O) -> bool + Send + 'static,
-    finish: impl FnOnce(O) -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    let answer = on_machine(budget, ring, code::LOOP, move |machine| {
-        let observer = match start() {
-            Ok(observer) => observer,
-            Err(error) => return Ok(Err(error)),
-        };
-        let exit = machine.run_until(|| done(&observer));
-        Ok(match exit {
-            Exit::Stopped => finish(observer),
-            exit => Err(format!("the guest {}", exit.describe())),
-        })
-    });
-    answer.and_then(|observed| observed)
-}
-
-/// Whether `ip` lies in the loop that [`spin`] runs.
-pub(crate) fn in_loop(ip: u64) -> bool {
-    (code::PROGRAM..code::PROGRAM + 4 * code::LOOP.len() as u64).contains(&ip)
 }

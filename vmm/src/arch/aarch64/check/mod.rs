@@ -1,6 +1,6 @@
-//! What `vmm check` tries of a guest: a few instructions at EL1 and EL0, addresses not translated.
+//! The small guests of `vmm check`: a few instructions at EL1 and EL0, addresses not translated.
 
-mod code;
+pub(crate) mod code;
 mod facts;
 mod guest;
 mod machine;
@@ -14,9 +14,10 @@ use kvm_bindings::{
 pub use facts::Guest;
 #[cfg(test)]
 pub(crate) use facts::tests::has_hardware_virtualisation;
-pub(crate) use guest::{in_loop, probe, spin};
+pub(crate) use guest::probe;
+pub(crate) use machine::{create_vcpu, create_vm};
 
-/// Capabilities that are looked at: name, number, and whether a guest cannot run without.
+/// The capabilities to look up: name, number, and whether guests need it.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[
     ("arm_pmu_v3", KVM_CAP_ARM_PMU_V3, false),
     ("arm_psci_0_2", KVM_CAP_ARM_PSCI_0_2, true),

@@ -3,23 +3,26 @@
 //! Every program finds the base of the device window in `rdi` and reports by storing there, since
 //! a store reaches the VMM from any ring, where a port write needs ring 0.
 
+/// Programs are written in bytes.
+pub(crate) type Unit = u8;
+
 /// Guest RAM, from address zero; mapped one to one, open to ring 3.
-pub(super) const RAM: usize = 0x20_0000;
-/// The device window: mapped right behind RAM and backed by nothing, so every store exits.
-pub(super) const WINDOW: u64 = 0x20_0000;
+pub(crate) const RAM: usize = 0x20_0000;
+/// The device window: mapped right behind RAM and without memory, so every store exits.
+pub(crate) const WINDOW: u64 = 0x20_0000;
 
 pub(super) const GDT: u64 = 0x1000;
 pub(super) const IDT: u64 = 0x2000;
 pub(super) const TSS: u64 = 0x3000;
 const PML4_PDPT: u64 = 0x5000;
 const PML4_PD: u64 = 0x6000;
-/// What CR3 holds.
+/// The value of CR3.
 pub(super) const PML4: u64 = 0x4000;
-/// Where a probe's program begins.
-pub(super) const PROGRAM: u64 = 0x8000;
-/// Where `syscall` arrives.
+/// Address of a probe's program.
+pub(crate) const PROGRAM: u64 = 0x8000;
+/// The handler of `syscall`.
 pub(super) const SYSCALL: u64 = 0x9000;
-/// Where exceptions arrive.
+/// The handlers of exceptions.
 const EXCEPTIONS: u64 = 0xa000;
 /// Sixteen aligned zero bytes, free for a probe.
 pub(super) const SCRATCH: u64 = 0xb000;
@@ -34,24 +37,24 @@ pub(super) const KERNEL_SS: u16 = 0x10;
 pub(super) const USER_SS: u16 = 0x1b;
 pub(super) const USER_CS: u16 = 0x23;
 pub(super) const TASK: u16 = 0x28;
-/// What `syscall` and `sysret` take their segments from.
+/// The value of STAR, from which `syscall` and `sysret` take their segments.
 pub(super) const STAR: u64 = (KERNEL_CS as u64) << 32 | ((KERNEL_SS as u64) | 3) << 48;
 
 /// Window offsets that programs store to.
 pub(super) const RESULT: u64 = 0x00;
 pub(super) const RETURNED: u64 = 0x08;
-pub(super) const EXCEPTION: u64 = 0x70;
+pub(crate) const EXCEPTION: u64 = 0x70;
 
-/// The port of [`PORT_WRITE`], which no PC device uses.
+/// The port of [`PORT_WRITE`]. No PC device uses it.
 pub(super) const PORT: u16 = 0x5f0;
-/// What it writes there.
+/// The value that it writes there.
 pub(super) const PORT_VALUE: u8 = 0xa5;
 /// Length of its `out`.
 pub(super) const OUT_LENGTH: u64 = 1;
 /// `out dx, al; hlt`
 pub(super) const PORT_WRITE: &[u8] = &[0xee, 0xf4];
 
-/// What [`STORE`] stores.
+/// The value that [`STORE`] stores.
 pub(super) const STORE_VALUE: u32 = 0x1234_5678;
 /// `mov dword [rdi], STORE_VALUE; hlt`
 pub(super) const STORE: &[u8] = &[0xc7, 0x07, 0x78, 0x56, 0x34, 0x12, 0xf4];
@@ -80,10 +83,10 @@ pub(super) const READ_TSC: &[u8] = &[
 ];
 
 /// `inc rax; jmp` back to it, for ever.
-pub(super) const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
+pub(crate) const LOOP: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 
 /// Everything but the program: address and bytes of each table.
-pub(super) fn tables() -> Vec<(u64, Vec<u8>)> {
+pub(crate) fn tables() -> Vec<(u64, Vec<u8>)> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
     let paging = [
@@ -108,6 +111,16 @@ pub(super) fn tables() -> Vec<(u64, Vec<u8>)> {
     tables.push((EXCEPTIONS, handlers()));
     tables.push((SYSCALL, ANSWER.to_vec()));
     tables
+}
+
+/// Bytes of `program`.
+pub(crate) fn bytes(program: &[Unit]) -> Vec<u8> {
+    program.to_vec()
+}
+
+/// In words, an exception that a program reported.
+pub(crate) fn describe_exception(vector: u64) -> String {
+    format!("raised exception {vector}")
 }
 
 /// Bytes of the global descriptor table.

@@ -1,4 +1,4 @@
-//! What a survey finds about guests: plain data, as `vmm check --json` prints it.
+//! A survey's findings about guests: plain data, as `vmm check --json` prints it.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::check::Finding;
 pub struct Guest {
     /// A guest in long mode ran to a port write and a halt that the VMM saw.
     pub port_io: Finding,
-    /// Where the instruction pointer stands at a port-write exit.
+    /// The instruction pointer at a port-write exit.
     pub port_io_rip: ExitRip,
     /// A store outside guest memory reached the VMM with its address and data.
     pub mmio: Finding,
@@ -29,7 +29,7 @@ pub struct Guest {
     pub tsc: GuestTsc,
 }
 
-/// Where the guest's instruction pointer stands when a port write has ended the run call.
+/// The guest's instruction pointer when a port write has ended the run call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitRip {

@@ -1,27 +1,24 @@
-//! What guests of a few instructions do here, one fresh machine per question.
+//! Probes of KVM by guests of a few instructions, each on a fresh machine.
 //!
-//! The capability list says what KVM promises; only running says what it keeps. A nested or
-//! software variant can offer everything and still lose the ring on `syscall`.
+//! Capabilities are promises; only a run shows whether KVM keeps them. A nested or software variant can
+//! offer everything and still lose the ring on `syscall`.
 
 use std::arch::x86_64::{__cpuid, _rdtsc};
 use std::time::Duration;
 
-use kvm_ioctls::Kvm;
-
 use super::code;
 use super::facts::{ExitRip, Guest, GuestTsc};
-use super::machine::{Exit, Machine, MachineError};
-use crate::check::{Finding, Ring, Watch, watched};
-use crate::report;
+use crate::check::probes::{finding, in_loop, on_machine};
+use crate::check::{Exit, Finding, Machine, MachineError, Ring};
 
-/// For a probe that ends on its own: generous, an emulated host is slow.
+/// For a probe that ends on its own. Generous, since an emulated host is slow.
 const BUDGET: Duration = Duration::from_secs(2);
 /// For the hypercall, which a broken KVM repeats for ever.
 const BUDGET_HYPERCALL: Duration = Duration::from_millis(400);
 /// For the one that only a signal ends.
 const BUDGET_SPIN: Duration = Duration::from_millis(20);
 
-/// The hypercall number that no KVM defines, and KVM's answer to it.
+/// A hypercall number that KVM does not define, and KVM's answer to it.
 const HYPERCALL_UNKNOWN: u64 = 0xffff;
 const HYPERCALL_ENOSYS: i64 = -1000;
 
@@ -60,10 +57,9 @@ pub(crate) fn probe() -> Guest {
         }),
         signal: finding(BUDGET_SPIN, Ring::Kernel, code::LOOP, |machine| {
             let exit = machine.run();
-            let within = code::PROGRAM..code::PROGRAM + code::LOOP.len() as u64;
             let at = machine.regs()?.rip;
             Ok(match exit {
-                Exit::Stopped if within.contains(&at) => Finding::yes("ends the run call"),
+                Exit::Stopped if in_loop(at) => Finding::yes("ends the run call"),
                 Exit::Stopped => Finding::no(format!("left the guest at {at:#x}")),
                 exit => Finding::no(exit.describe()),
             })
@@ -72,37 +68,7 @@ pub(crate) fn probe() -> Guest {
     }
 }
 
-/// Builds a machine on a watched thread and lets `judge` run it.
-///
-/// # Errors
-/// In words: what KVM refused, or that the probe never came back.
-fn on_machine<T: Send + 'static>(
-    budget: Duration,
-    ring: Ring,
-    program: &'static [u8],
-    judge: impl FnOnce(&mut Machine) -> Result<T, MachineError> + Send + 'static,
-) -> Result<T, String> {
-    let probe = move |watch: &Watch| {
-        let kvm = Kvm::new().map_err(|e| MachineError::Kvm("opening /dev/kvm", e))?;
-        judge(&mut Machine::new(&kvm, watch, ring, program)?)
-    };
-    match watched(budget, probe) {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(report::chain(&error)),
-        Err(error) => Err(report::chain(&error)),
-    }
-}
-
-fn finding(
-    budget: Duration,
-    ring: Ring,
-    program: &'static [u8],
-    judge: impl FnOnce(&mut Machine) -> Result<Finding, MachineError> + Send + 'static,
-) -> Finding {
-    on_machine(budget, ring, program, judge).unwrap_or_else(Finding::no)
-}
-
-/// The write, where it leaves the instruction pointer, and whether the copied registers agree.
+/// The probe of a port write, of the instruction pointer at its exit, and of the copied registers.
 fn port_io() -> (Finding, ExitRip, Finding) {
     let unseen = || Finding::no("no port write to look at");
     let judged = on_machine(BUDGET, Ring::Kernel, code::PORT_WRITE, move |machine| {
@@ -136,7 +102,7 @@ fn port_io() -> (Finding, ExitRip, Finding) {
     judged.unwrap_or_else(|error| (Finding::no(error), ExitRip::Unknown, unseen()))
 }
 
-/// Down to ring 0 and back up, judged by the selectors that the guest reads and by KVM's own view.
+/// The probe of `syscall` and `sysret`, by the selectors that the guest reads and by KVM's own view.
 fn syscall(machine: &mut Machine) -> Result<Finding, MachineError> {
     let down = match machine.run() {
         Exit::Store(code::RESULT, selector) => selector,
@@ -223,34 +189,4 @@ fn tsc() -> GuestTsc {
 fn host_tsc() -> u64 {
     // SAFETY: every x86-64 CPU has rdtsc, and Linux leaves it open to programs.
     unsafe { _rdtsc() }
-}
-
-/// A machine whose ring 0 or ring 3 is to be watched from outside while it loops.
-///
-/// The observer starts before the guest runs, on the thread that runs it, and is asked for its
-/// answer once `budget` has ended the run, or earlier when `done`, which each signal asks.
-pub(crate) fn spin<O: 'static, T: Send + 'static>(
-    budget: Duration,
-    ring: Ring,
-    start: impl FnOnce() -> Result<O, String> + Send + 'static,
-    mut done: impl FnMut(&O) -> bool + Send + 'static,
-    finish: impl FnOnce(O) -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    let answer = on_machine(budget, ring, code::LOOP, move |machine| {
-        let observer = match start() {
-            Ok(observer) => observer,
-            Err(error) => return Ok(Err(error)),
-        };
-        let exit = machine.run_until(|| done(&observer));
-        Ok(match exit {
-            Exit::Stopped => finish(observer),
-            exit => Err(format!("the guest {}", exit.describe())),
-        })
-    });
-    answer.and_then(|observed| observed)
-}
-
-/// Whether `ip` lies in the loop that [`spin`] runs.
-pub(crate) fn in_loop(ip: u64) -> bool {
-    (code::PROGRAM..code::PROGRAM + code::LOOP.len() as u64).contains(&ip)
 }

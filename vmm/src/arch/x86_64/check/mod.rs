@@ -1,6 +1,6 @@
-//! What `vmm check` tries of a guest: a few instructions in long mode, in ring 0 and ring 3.
+//! The small guests of `vmm check`: a few instructions in long mode, in ring 0 and ring 3.
 
-mod code;
+pub(crate) mod code;
 mod facts;
 mod guest;
 mod machine;
@@ -13,11 +13,12 @@ use kvm_bindings::{
 };
 
 pub use facts::{ExitRip, Guest, GuestTsc};
-pub(crate) use guest::{in_loop, probe, spin};
+pub(crate) use guest::probe;
+pub(crate) use machine::{create_vcpu, create_vm};
 #[cfg(test)]
 pub(crate) use verdict::tests::has_hardware_virtualisation;
 
-/// Capabilities that are looked at: name, number, and whether a guest cannot run without.
+/// The capabilities to look up: name, number, and whether guests need it.
 pub(crate) const CAPABILITIES: &[(&str, u32, bool)] = &[
     ("binary_stats", KVM_CAP_BINARY_STATS_FD, false),
     ("ext_cpuid", KVM_CAP_EXT_CPUID, true),

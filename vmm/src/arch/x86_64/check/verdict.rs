@@ -1,23 +1,19 @@
-//! From what guests did to what follows from it, in words.
+//! The consequences of the findings about guests, in words.
 
 use super::facts::{ExitRip, Guest, GuestTsc};
-use crate::check::Check;
+use crate::check::{Check, Finding};
 
 impl Guest {
-    /// What a stock kernel needs and this machine got wrong.
+    /// The names of what a stock kernel needs and this machine gets wrong.
     pub(crate) fn obstacles(&self) -> Vec<&'static str> {
-        [
+        Finding::failed([
             ("port I/O", &self.port_io),
             ("MMIO", &self.mmio),
             ("syscall", &self.syscall),
             ("int3", &self.breakpoint),
             ("cmpxchg16b", &self.cmpxchg16b),
             ("signals", &self.signal),
-        ]
-        .into_iter()
-        .filter(|(_, finding)| !finding.ok)
-        .map(|(name, _)| name)
-        .collect()
+        ])
     }
 
     /// Whether any guest runs at all.
@@ -110,7 +106,7 @@ impl Guest {
         ]
     }
 
-    /// Why not even the smallest guest runs, where it does not.
+    /// Why no guest runs, if none does.
     pub(crate) fn failure(&self) -> &str {
         &self.port_io.detail
     }

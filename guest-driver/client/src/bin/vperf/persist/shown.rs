@@ -16,7 +16,7 @@ use crate::data::{
 };
 use crate::names::{Key, Names, Spot};
 use crate::processes::Processes;
-use crate::recording::addresses;
+use crate::recording::sample_line;
 use crate::symbols::{KernelFunctions, Programs};
 
 const KALLSYMS: &str = "/proc/kallsyms";
@@ -80,23 +80,12 @@ impl Shown {
         match record {
             Record::Sample(sample) => {
                 self.processes.saw(sample.pid, sample.time);
-                let chain = addresses(sample);
+                let shown = sample_line(event, sample);
                 if !sample.user {
                     self.kernel_ips.insert(sample.ip);
                 }
-                self.kernel_ips.extend(&chain.0);
+                self.kernel_ips.extend(&shown.8.0);
                 self.end.samples += 1;
-                let shown = Sample(
-                    event,
-                    sample.ip,
-                    sample.pid,
-                    sample.tid,
-                    sample.time,
-                    sample.cpu,
-                    sample.period,
-                    sample.user,
-                    chain,
-                );
                 self.samples.push((shown, sample.addr));
             }
             Record::Lost { lost, .. } => {

@@ -44,8 +44,23 @@ pub(crate) enum RecordingError {
     Target(#[from] TargetError),
 }
 
+/// The line of a sample of the event with this index.
+pub(crate) fn sample_line(event: usize, sample: &vpmu_client::Sample) -> Sample {
+    Sample(
+        event,
+        sample.ip,
+        sample.pid,
+        sample.tid,
+        sample.time,
+        sample.cpu,
+        sample.period,
+        sample.user,
+        addresses(sample),
+    )
+}
+
 /// The call chain's addresses by mode; none without one.
-pub(crate) fn addresses(sample: &vpmu_client::Sample) -> Chain {
+fn addresses(sample: &vpmu_client::Sample) -> Chain {
     if sample.chain.is_empty() {
         return Chain::default();
     }
@@ -233,23 +248,13 @@ impl<'a> Recording<'a> {
         match record {
             Record::Sample(sample) => {
                 self.processes.saw(sample.pid, sample.time);
-                let chain = addresses(sample);
+                let line = sample_line(event, sample);
                 if !sample.user {
                     self.kernel_ips.insert(sample.ip);
                 }
-                self.kernel_ips.extend(&chain.0);
+                self.kernel_ips.extend(&line.8.0);
                 self.end.samples += 1;
-                self.line(&Line::Sample(Sample(
-                    event,
-                    sample.ip,
-                    sample.pid,
-                    sample.tid,
-                    sample.time,
-                    sample.cpu,
-                    sample.period,
-                    sample.user,
-                    chain,
-                )))
+                self.line(&Line::Sample(line))
             }
             Record::Throttle(throttle) => {
                 self.end.throttled += 1;

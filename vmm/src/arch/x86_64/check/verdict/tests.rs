@@ -1,15 +1,11 @@
 use super::*;
-use crate::check::Finding;
 
 fn good() -> Finding {
-    Finding {
-        ok: true,
-        detail: "good".into(),
-    }
+    Finding::yes("good")
 }
 
 impl Guest {
-    /// One on a machine that does everything right.
+    /// Findings on a machine that does everything right.
     pub(crate) fn good() -> Self {
         Guest {
             port_io: good(),
@@ -22,7 +18,7 @@ impl Guest {
         }
     }
 
-    /// What every KVM does, emulated ones included.
+    /// Asserts what every KVM can do, emulated ones included.
     pub(crate) fn assert_small_guests_run(&self) {
         for finding in [&self.port_io, &self.mmio, &self.signal, &self.sync_regs] {
             assert!(finding.ok, "{finding:?}");
@@ -31,7 +27,7 @@ impl Guest {
         assert_ne!(self.tsc, GuestTsc::Unknown);
     }
 
-    /// One on a machine that does no more than run it.
+    /// Findings on a machine that can do nothing but run guests.
     pub(crate) fn small() -> Self {
         Self {
             port_io: good(),
@@ -41,7 +37,7 @@ impl Guest {
 }
 
 #[test]
-fn a_stock_kernel_needs_every_one_of_its_instructions() {
+fn failed_probe_is_an_obstacle_to_stock_kernels() {
     assert!(Guest::good().obstacles().is_empty());
     let spoil: [fn(&mut Guest); 6] = [
         |g| g.port_io.ok = false,
@@ -59,13 +55,13 @@ fn a_stock_kernel_needs_every_one_of_its_instructions() {
 }
 
 #[test]
-fn small_guest_runs_where_its_port_write_does() {
+fn small_guest_runs_if_its_port_write_works() {
     let small = Guest::small();
     assert!(small.runs() && !small.obstacles().is_empty());
     assert!(!Guest::default().runs());
 }
 
-/// Whether the processor runs guests by itself, by what the kernel says of it.
+/// Whether the processor has hardware virtualisation, by the flags in /proc/cpuinfo.
 pub(crate) fn has_hardware_virtualisation() -> bool {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let mut flags = cpuinfo.split_whitespace();

@@ -1,0 +1,156 @@
+//! A machine of one vCPU that runs a few instructions.
+//!
+//! It has no firmware, no devices and no interrupt controller. Knows how to run a few instructions
+//! and say how that ended, not what they are to prove. Memory, code and registers are the
+//! architecture's.
+
+#![expect(unsafe_code, reason = "registers memory with KVM")]
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::{Ring, Watch};
+use crate::arch::check::{code, create_vcpu, create_vm};
+use crate::kvm::KvmError;
+
+/// Why a machine could not be built or run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MachineError {
+    /// KVM refused a step of building it.
+    #[error("{0} failed")]
+    Kvm(&'static str, #[source] kvm_ioctls::Error),
+    /// The same, of a step that `vmm run` takes, too.
+    #[error(transparent)]
+    Platform(#[from] KvmError),
+    /// Its memory could not be mapped.
+    #[error("cannot map {} KiB of guest memory", code::RAM / 1024)]
+    Map(#[source] vm_memory::mmap::FromRangesError),
+    /// Its memory could not be filled.
+    #[error("cannot fill guest memory")]
+    Fill(#[source] vm_memory::GuestMemoryError),
+    /// The bound on its time could not be set.
+    #[error("KVM_SET_SIGNAL_MASK failed")]
+    Guard(#[source] std::io::Error),
+}
+
+impl MachineError {
+    /// For `map_err`: KVM refuses `step`.
+    pub(crate) fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |source| Self::Kvm(step, source)
+    }
+}
+
+/// How one run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// A write of these bytes to a port.
+    Port(u16, Vec<u8>),
+    /// A store into the device window: offset and value.
+    Store(u64, u64),
+    /// The vCPU halted.
+    Halt,
+    /// The probe's time was over.
+    Stopped,
+    /// Anything else, in words.
+    Other(String),
+}
+
+impl Exit {
+    /// In words, for a finding.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Exit::Port(port, data) => format!("wrote {data:x?} to port {port:#x}"),
+            Exit::Store(code::EXCEPTION, exception) => code::describe_exception(*exception),
+            Exit::Store(offset, value) => format!("stored {value:#x} at offset {offset:#x}"),
+            Exit::Halt => "halted".into(),
+            Exit::Stopped => "was still running when its time was over".into(),
+            Exit::Other(what) => format!("ended in {what}"),
+        }
+    }
+}
+
+/// One vCPU with its VM. The fields drop in this order: KVM lets go of the memory first.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) vcpu: VcpuFd,
+    _vm: VmFd,
+    _memory: GuestMemoryMmap,
+    watch: Watch,
+}
+
+impl Machine {
+    /// A machine about to execute `program` in `ring`, bounded by `watch`.
+    pub(crate) fn new(
+        kvm: &Kvm,
+        watch: &Watch,
+        ring: Ring,
+        program: &[code::Unit],
+    ) -> Result<Self, MachineError> {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), code::RAM)])
+            .map_err(MachineError::Map)?;
+        let program = (code::PROGRAM, code::bytes(program));
+        for (at, bytes) in code::tables().into_iter().chain([program]) {
+            memory
+                .write_slice(&bytes, GuestAddress(at))
+                .map_err(MachineError::Fill)?;
+        }
+        let vm = create_vm(kvm)?;
+        let host = memory
+            .get_host_address(GuestAddress(0))
+            .map_err(MachineError::Fill)?;
+        let region = kvm_userspace_memory_region {
+            memory_size: code::RAM as u64,
+            userspace_addr: host as u64,
+            ..Default::default()
+        };
+        // SAFETY: the region is the whole of a mapping that the machine owns and unmaps only
+        // after the VM is gone.
+        unsafe { vm.set_user_memory_region(region) }
+            .map_err(MachineError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
+
+        let vcpu = create_vcpu(kvm, &vm)?;
+        watch.guard(&vcpu).map_err(MachineError::Guard)?;
+        let mut machine = Machine {
+            vcpu,
+            _vm: vm,
+            _memory: memory,
+            watch: watch.clone(),
+        };
+        machine.enter(ring)?;
+        Ok(machine)
+    }
+
+    /// Runs the guest to its next exit, or until its time is over.
+    pub(crate) fn run(&mut self) -> Exit {
+        self.run_until(|| false)
+    }
+
+    /// The same, but no longer than until `done`, which is asked at the start and after each signal.
+    pub(crate) fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Exit {
+        loop {
+            if self.watch.over() || done() {
+                return Exit::Stopped;
+            }
+            return match self.vcpu.run() {
+                Ok(VcpuExit::IoOut(port, data)) => Exit::Port(port, data.to_vec()),
+                Ok(VcpuExit::MmioWrite(at, data)) if at >= code::WINDOW => {
+                    let mut value = [0; 8];
+                    let length = data.len().min(8);
+                    value[..length].copy_from_slice(&data[..length]);
+                    Exit::Store(at - code::WINDOW, u64::from_le_bytes(value))
+                }
+                Ok(VcpuExit::Hlt) => Exit::Halt,
+                Ok(VcpuExit::InternalError) => Exit::Other("a KVM internal error".into()),
+                Ok(VcpuExit::Shutdown) => Exit::Other("a triple fault".into()),
+                Ok(other) => Exit::Other(format!("{other:?}")),
+                // Someone else's signal, unless the watch says otherwise.
+                Err(e) if e.errno() == libc::EINTR => {
+                    self.watch.take_signals();
+                    continue;
+                }
+                Err(e) => Exit::Other(format!("KVM_RUN: {e}")),
+            };
+        }
+    }
+}
