@@ -28,6 +28,7 @@ tests::guest_tests! {
     switch_between_tasks_with_groups_costs_one_exit,
     switch_to_a_task_without_events_costs_one_exit_a_direction,
     count_of_a_task_switched_out_is_whole_for_readers_elsewhere,
+    counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere,
     counts_of_switching_tasks_are_exact_while_their_events_come_and_go,
     disabled_event_of_a_switching_task_counts_nothing,
     unloading_waits_for_the_last_user,

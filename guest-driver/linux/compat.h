@@ -283,18 +283,23 @@ static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
 
 /**
  * vpmu_class_leaves() - whether an event goes out with all others of its class
- * @event: an active event, while perf core takes one of its context out
+ * @event: that goes
+ * @other: it, or an active event of its context
  *
- * For kernels before 6.2, whose core.c has these bits of perf_event_context::is_active
- * to itself: it clears those that leave before the first event does.
+ * core.c has these bits of perf_event_context::is_active to itself: it clears those that
+ * leave before the first event does. From 6.2 on what leaves may be that of one PMU alone.
  *
- * Return: true if it goes within the same hold of the context's lock.
+ * Return: true if @other goes within the same hold of the context's lock.
  */
-static inline bool vpmu_class_leaves(const struct perf_event *event)
+static inline bool vpmu_class_leaves(const struct perf_event *event, const struct perf_event *other)
 {
 	const int flexible = 0x1, pinned = 0x2;
 
-	return !(event->ctx->is_active & (event->group_leader->attr.pinned ? pinned : flexible));
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
+	if (other->pmu_ctx != event->pmu_ctx)
+		return false;
+#endif
+	return !(other->ctx->is_active & (other->group_leader->attr.pinned ? pinned : flexible));
 }
 
 #endif /* _VPMU_COMPAT_H */

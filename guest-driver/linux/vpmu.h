@@ -78,6 +78,7 @@ struct vpmu_replay;
  * @closed: there is no queue: none yet, none any more, or none while the machine sleeps
  * @bracket: perf core has disabled the PMU: commands only gather
  * @reading: perf core reads a group: likewise
+ * @group_read: the leader whose group was read as it went in this bracket
  * @pending: commands gathered
  * @events: whose they are
  * @commands: VPMU_BATCH gathered ones, and VPMU_DIRECT slots for direct commands
@@ -101,6 +102,7 @@ struct vpmu_vcpu {
 	bool closed;
 	bool bracket;
 	bool reading;
+	const struct perf_event *group_read;
 	unsigned int pending;
 	struct perf_event *events[VPMU_BATCH];
 	struct vpmu_command *commands;

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One kick per direction when a context is scheduled, on kernels before 6.2.
+ * One kick per direction when a context is scheduled.
  *
- * There perf core brackets each event by itself, so nothing tells the first event
- * of a context that more follow, nor the last that it is the last. But all of them
- * move within one hold of the context's lock. So the first to come takes along
- * those that are expected to come, and the first to go takes along all.
+ * Behind pmu->del() perf core marks an event as off its CPU, and a reader on another
+ * CPU then takes the count that it finds, without the context's lock. So an event
+ * that goes must have its answer before del returns. All that go move within one
+ * hold of the context's lock: the first takes along the others, which find their
+ * answers there.
+ *
+ * Before 6.2 perf core brackets each event by itself, so nothing tells the first
+ * event of a context that more follow: the first to come takes along those that are
+ * expected to come.
  *
  * The expectation can be wrong, as when perf core finds no place for an event. Such
  * a stray counts on the device and must not count for perf: it is stopped with the
@@ -46,6 +51,12 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			vpmu_event_start(vcpu, other);
 }
 
+/* Whether @other, which is active, goes within the same hold of the context's lock. */
+static bool context_loses(const struct perf_event *event, const struct perf_event *other)
+{
+	return vpmu_switch_is_from(event->ctx) || vpmu_class_leaves(event, other);
+}
+
 /**
  * vpmu_context_leave() - an event goes; stop those that go with it, and strays
  * @vcpu: this CPU's queue, within perf core's bracket of the event
@@ -62,11 +73,66 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 			continue;
 		if (other->state != PERF_EVENT_STATE_ACTIVE) {
 			own->stray = true;
+			own->coming = false;
 			vpmu_event_stop(vcpu, other);
-		} else if (vpmu_class_leaves(other)) {
+		} else if (context_loses(event, other)) {
 			/* Stopped already when its turn comes, it adds no kick. */
 			other->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 			vpmu_event_stop(vcpu, other);
 		}
 	}
+}
+
+/* A leader that goes by itself may take its group along, or leave it. */
+static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct perf_event *sibling;
+
+	if (event->group_leader != event)
+		return;
+	vcpu->group_read = event;
+	for_each_sibling_event(sibling, event) {
+		const struct vpmu_event *own = sibling->pmu_private;
+
+		if (sibling->pmu == event->pmu && own->started)
+			vpmu_vcpu_append(vcpu, sibling, VPMU_COMMAND_READ, 0);
+	}
+}
+
+/*
+ * Whether the answer to @event may wait for the end of the bracket: of one that was read
+ * as its leader went; and of one of a CPU, where perf core takes out and in within one
+ * bracket, at switches to tasks with pinned events and between cgroups, too. Those would
+ * cost an exit more.
+ */
+static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
+{
+	const struct vpmu_event *own = event->pmu_private;
+
+	if (!VPMU_CONTEXT_IS_BRACKETED)
+		return false;
+	if (context_loses(event, event))
+		return !own->task;
+	return vcpu->group_read == event->group_leader;
+}
+
+/**
+ * vpmu_context_part() - an event goes and is stopped; have its count before it is gone
+ * @vcpu: this CPU's queue, within perf core's bracket
+ * @event: that goes; its context's lock is held
+ */
+void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event)
+{
+	struct perf_event_context *coming;
+
+	if (context_waits(vcpu, event))
+		return;
+	if (!VPMU_CONTEXT_IS_BRACKETED || context_loses(event, event))
+		vpmu_context_leave(vcpu, event);
+	else
+		context_read_group(vcpu, event);
+	coming = vpmu_switch_take(vcpu);
+	vpmu_vcpu_flush(vcpu);
+	if (coming)
+		vpmu_switch_taken(vcpu, coming);
 }

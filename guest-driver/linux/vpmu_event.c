@@ -80,23 +80,38 @@ static bool is_stop(u32 op)
 	return op == VPMU_COMMAND_OUT || op == VPMU_COMMAND_DISABLE;
 }
 
+/* The clock by which perf core adds up the times of @event. */
+static u64 event_time(const struct perf_event *event)
+{
+#ifdef CONFIG_CGROUP_PERF
+	if (event->cgrp)
+		return per_cpu_ptr(event->cgrp->info, event->cpu)->time;
+#endif
+	return event->ctx->time;
+}
+
 /*
  * Takes time in which the host did not count off perf core's running time, so
  * that contention on the host shows as it would on hardware. What perf core has
- * not added up yet can only be taken where it does so right afterwards, as it
- * does behind pmu->del(); the rest waits for the next answer. Perf core's clock of
- * an event starts before the device's, so all is taken of one that @never ran.
+ * not added up yet can only be taken where it would do so right afterwards, as
+ * behind pmu->del(): it is added up here, because a reader elsewhere must not find
+ * less than none. The rest waits for the next answer. Perf core's clock of an event
+ * starts before the device's, so all is taken of one that @never ran.
  */
 static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 bool never)
 {
-	u64 room = event->total_time_running;
+	u64 room, fresh = 0;
 
-	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
-		room += event->ctx->time - event->tstamp;
+	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE) {
+		fresh = event_time(event) - event->tstamp;
+		event->tstamp += fresh;
+		event->total_time_enabled += fresh;
+	}
+	room = event->total_time_running + fresh;
 	if (!never)
 		room = min(own->owed, room);
-	event->total_time_running -= room;
+	event->total_time_running += fresh - room;
 	if (own->owed != OWED_ALL)
 		own->owed -= min(own->owed, room);
 }

@@ -123,8 +123,10 @@ int vpmu_call_switch(struct perf_event *event);
 /* vpmu_context.c */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event);
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event);
+void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_switch.c */
+bool vpmu_switch_is_from(const struct perf_event_context *ctx);
 struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu);
 void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx);
 

@@ -24,15 +24,12 @@ static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 static void vpmu_pmu_enable(struct pmu *pmu)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(pmu));
-	struct perf_event_context *coming;
 
 	if (!vcpu)
 		return;
-	coming = vpmu_switch_take(vcpu);
 	vcpu->bracket = false;
+	vcpu->group_read = NULL;
 	vpmu_vcpu_flush(vcpu);
-	if (coming)
-		vpmu_switch_taken(vcpu, coming);
 	vpmu_sampling_settle(vcpu);
 }
 
@@ -92,19 +89,28 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 		vpmu_context_enter(vcpu, event);
 }
 
-static void vpmu_pmu_stop(struct perf_event *event, int flags)
+/* Returns whether that needed a command. */
+static bool pmu_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
-	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 	struct vpmu_event *own = event->pmu_private;
 
-	if (!vcpu || event->hw.state & PERF_HES_STOPPED)
-		return;
+	if (event->hw.state & PERF_HES_STOPPED)
+		return false;
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	if (own->view) {
 		vpmu_view_stop(vcpu, own->view);
-		return;
+		return false;
 	}
-	if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
+	return vpmu_event_stop(vcpu, event);
+}
+
+static void vpmu_pmu_stop(struct perf_event *event, int flags)
+{
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
+
+	if (!vcpu)
+		return;
+	if (pmu_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
 	if (!vcpu->bracket)
 		vpmu_sampling_settle(vcpu);
@@ -126,10 +132,12 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 
 static void vpmu_pmu_del(struct perf_event *event, int flags)
 {
+	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(event->pmu));
 	struct vpmu_event *own = event->pmu_private;
 
 	vpmu_event_unpin(event);
-	vpmu_pmu_stop(event, PERF_EF_UPDATE);
+	if (vcpu && pmu_stop(vcpu, event))
+		vpmu_context_part(vcpu, event);
 	vpmu_event_idle(event, true);
 	/* The last time that a task's event is heard of; later than the context's lock is held. */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)

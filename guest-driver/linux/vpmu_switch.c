@@ -4,8 +4,8 @@
  *
  * perf core schedules the events of the task that goes out before the switch, and
  * those of the task that comes in after it. The kick that takes the first out takes
- * the others in: both contexts are locked meanwhile, so every reader finds counts
- * that are whole.
+ * the others in: both contexts are locked meanwhile, and no event is marked as off its
+ * CPU yet, so every reader finds counts that are whole.
  *
  * An event that was taken in is "coming" until perf core adds it. Interrupts stay off
  * from the kick until then, and only groups are taken in that perf core is sure to
@@ -158,6 +158,17 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
 	member_take(vcpu, leader);
 	for_each_sibling_event(sibling, leader)
 		member_take(vcpu, sibling);
+}
+
+/**
+ * vpmu_switch_is_from() - whether this CPU is about to leave a task
+ * @ctx: a context that is locked, and of which an event goes
+ *
+ * Return: true if it is the task's; all its events go then.
+ */
+bool vpmu_switch_is_from(const struct perf_event_context *ctx)
+{
+	return this_cpu_read(task_switches.prev) == current && ctx == vpmu_task_context(current);
 }
 
 /* Whether the commands that have gathered are those of @ctx, scheduled out. */

@@ -5,8 +5,9 @@
  * The host handles the kick of a vCPU queue on the thread of that vCPU, so the
  * answers stand in the used ring when the notifying store retires: no interrupt,
  * no waiting. Commands gather while perf core holds the PMU disabled and leave
- * with one kick, so that a context switch costs one exit for any number of
- * events, also where both tasks have some; see vpmu_switch.c.
+ * with one kick, or with that of the first event which goes, so that a context
+ * switch costs one exit for any number of events, also where both tasks have some;
+ * see vpmu_context.c and vpmu_switch.c.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>

@@ -2,6 +2,8 @@
 
 use std::error::Error;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -33,6 +35,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "count_of_a_task_switched_out_is_whole_for_readers_elsewhere",
         count_of_a_task_switched_out_is_whole_for_readers_elsewhere,
+    ),
+    (
+        "counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere",
+        counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere,
     ),
     (
         "counts_of_switching_tasks_are_exact_while_their_events_come_and_go",
@@ -200,7 +206,7 @@ fn switch_between_tasks_with_groups_costs_one_exit() -> Outcome {
         leader.read_format = FORMAT_GROUP;
         let mut events = vec![kernels(&leader, How::OWN)?];
         for value in 0..3 {
-            let how = How::OWN.led_by(std::os::fd::AsFd::as_fd(&events[0]));
+            let how = How::OWN.led_by(events[0].as_fd());
             let mut member = device.attr(KIND_MARK, value);
             member.set_disabled(0);
             let member = kernels(&member, how)?;
@@ -345,17 +351,13 @@ fn own_marks_of_perf_core(device: &Device) -> std::io::Result<Event> {
 }
 
 fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
-    // perf core reads an event that is just leaving its CPU without waiting for the device's answer:
-    // the one mark of the task's last turn may be missing then.
-    type Opener = fn(&Device) -> std::io::Result<Event>;
-    let doors: [(Opener, u64); 2] = [(own_marks, 0), (own_marks_of_perf_core, 1)];
     let device = Device::open()?;
-    for (open, late) in doors {
+    for open in [own_marks, own_marks_of_perf_core] {
         let placers = Placers::new(&device);
         placers.run(open, |events, _| {
             for look in 0..10_000 {
                 let (event, placed) = (&events[look % 2], &placers.placed[look % 2]);
-                let least = placed.load(Ordering::Acquire).saturating_sub(late);
+                let least = placed.load(Ordering::Acquire);
                 let count = event.count()?;
                 // A mark is placed before it is announced.
                 let most = placed.load(Ordering::Acquire) + 1;
@@ -368,6 +370,54 @@ fn count_of_a_task_switched_out_is_whole_for_readers_elsewhere() -> Outcome {
         })?;
     }
     Ok(())
+}
+
+fn counts_of_a_group_being_disabled_are_whole_for_readers_elsewhere() -> Outcome {
+    let device = &Device::open()?;
+    let (placed, stop) = (&AtomicU64::new(0), &AtomicBool::new(false));
+    let (opened, group) = std::sync::mpsc::channel();
+    thread::scope(|scope| -> Outcome {
+        let placer = scope.spawn(move || -> Shared<()> {
+            cpu::pin(CPU)?;
+            let attr = device.attr(KIND_MARK, VALUE);
+            let leader = kernels(&attr, How::OWN)?;
+            let mut member = attr;
+            member.set_disabled(0);
+            let member = kernels(&member, How::OWN.led_by(leader.as_fd()))?;
+            let events = Arc::new([leader, member]);
+            opened.send(Arc::clone(&events))?;
+            drop(opened);
+            while !stop.load(Ordering::Relaxed) {
+                events[0].enable(0)?;
+                device.mark(VALUE)?;
+                placed.fetch_add(1, Ordering::Release);
+                events[0].disable(0)?;
+            }
+            Ok(())
+        });
+        let watch = || -> Outcome {
+            let events = group.recv()?;
+            cpu::pin(0)?;
+            for look in 0..10_000 {
+                let least = placed.load(Ordering::Acquire);
+                let count = events[look % 2].count()?;
+                // A mark is placed before it is announced.
+                let most = placed.load(Ordering::Acquire) + 1;
+                ensure!(
+                    (least..=most).contains(&count),
+                    "{count} marks read, {least} to {most} placed"
+                );
+            }
+            Ok(())
+        };
+        let seen = watch();
+        stop.store(true, Ordering::Relaxed);
+        placer
+            .join()
+            .map_err(|_| "the task panicked")?
+            .map_err(|error| error.to_string())?;
+        seen
+    })
 }
 
 fn counts_of_switching_tasks_are_exact_while_their_events_come_and_go() -> Outcome {
