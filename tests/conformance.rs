@@ -7,6 +7,9 @@
 /// What the host sees of its guests' counts.
 #[path = "conformance/shared_host.rs"]
 mod shared_host;
+/// Plain `perf stat` and `perf record`.
+#[path = "conformance/stock_perf.rs"]
+mod stock_perf;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -9,11 +9,13 @@ use std::process::Command;
 
 use thiserror::Error;
 
+use crate::arch::Arch;
 use crate::cache::Cache;
 pub use crate::host::Need;
 use crate::host::{self, HostError};
 use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
+use crate::unpacked::{self, UnpackedError};
 
 /// Why a program cannot be put into a guest.
 #[derive(Debug, Error)]
@@ -39,6 +41,9 @@ pub enum ForeignError {
         #[source]
         source: ProcessError,
     },
+    /// Debian for another architecture does not have it.
+    #[error(transparent)]
+    Unpacked(#[from] UnpackedError),
     /// There is no directory to compile in.
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
@@ -74,6 +79,22 @@ pub type Files = Vec<(String, Vec<u8>)>;
 pub fn perf() -> Result<Files, ForeignError> {
     host::ensure(&[Need::Perf])?;
     with_libraries("perf", &host::perf().unwrap_or_default())
+}
+
+/// As [`perf`], for guests of `arch`: of Debian for that architecture, if it is another.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn perf_of(arch: Arch) -> Result<Files, ForeignError> {
+    match arch.is_native() {
+        true => perf(),
+        false => Ok(unpacked::program(
+            &Cache::project(),
+            arch,
+            "linux-perf",
+            "perf",
+        )?),
+    }
 }
 
 /// Debian's kernel as `boot/kernel`, for a guest that starts another kernel by itself.

@@ -39,6 +39,7 @@ pub mod sources;
 pub mod style;
 pub mod sys;
 pub mod toolchain;
+pub mod unpacked;
 pub mod vmlinux;
 
 pub use afterwards::Afterwards;

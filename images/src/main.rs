@@ -72,10 +72,7 @@ fn run(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         }
         Action::Boot(arguments) => return boot(&arguments, Boot::run),
         Action::Lab(arguments) => return boot(&arguments, Boot::run_on_lab_host),
-        Action::Demo(place) if !place.arch().is_native() => {
-            return Err("the demo is of x86: its guest panics, and only there is that told".into());
-        }
-        Action::Demo(place) => images::demo::run(place.choice())?,
+        Action::Demo(place) => images::demo::run(place.choice(), place.arch())?,
         Action::Clean => cache.clear()?,
     }
     Ok(ExitCode::SUCCESS)

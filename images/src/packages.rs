@@ -1,6 +1,7 @@
 //! Debian packages, fetched and unpacked without being installed. Knows the names and the dependencies of
 //! kernels' packages, not their contents.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -239,6 +240,26 @@ pub(crate) fn candidate(apt: &Apt, name: &str) -> Result<(Package, Vec<String>),
     ))
 }
 
+/// The packages `names` and their dependencies, those of `without` excepted.
+pub(crate) fn closure(
+    apt: &Apt,
+    names: &[&str],
+    without: &[&str],
+) -> Result<Vec<Package>, PackageError> {
+    let mut found: BTreeMap<String, Package> = BTreeMap::new();
+    let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    while let Some(name) = wanted.pop() {
+        if found.contains_key(&name) {
+            continue;
+        }
+        let (package, depends) = candidate(apt, &name)?;
+        found.insert(name, package);
+        let others = depends.into_iter();
+        wanted.extend(others.filter(|name| !without.contains(&name.as_str())));
+    }
+    Ok(found.into_values().collect())
+}
+
 /// The record of the package's candidate version.
 pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
     let mut command = apt.cache();
@@ -255,7 +276,11 @@ pub(crate) fn show(apt: &Apt, name: &str) -> Result<String, PackageError> {
 
 /// The first alternative of each dependency, by name.
 pub(crate) fn depends(field: &str) -> Vec<String> {
-    let name = |item: &str| item.split_whitespace().next().unwrap_or("").to_owned();
+    // A name may say which architecture's package it means, as in `perl:any`.
+    let name = |item: &str| {
+        let end = |c: char| c.is_whitespace() || c == ':';
+        item.trim_start().split(end).next().unwrap_or("").to_owned()
+    };
     field
         .split(',')
         .map(name)
@@ -312,6 +337,7 @@ fn known(releases: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apt::archive::{Archive, Deb};
 
     const NAMES: [&str; 8] = [
         "linux-image-6.12.117+deb12-cloud-arm64",
@@ -323,6 +349,27 @@ mod tests {
         "linux-image-6.12.117+deb12-cloud-amd64",
         "linux-image-6.1.0-57-cloud-amd64-dbg",
     ];
+
+    #[test]
+    fn packages_come_with_their_dependencies_but_those_left_out() {
+        let archive = Archive::new();
+        let deb = |name: &str, depends: &str| {
+            let mut deb = Deb::new(name, "1");
+            deb.fields = format!("Depends: {depends}\n");
+            deb
+        };
+        let debs = [
+            deb("a", "b:any (= 1), libc6 (>= 2), gcc | clang"),
+            deb("b", "a, c"),
+            Deb::new("c", "2"),
+            Deb::new("d", "3"),
+        ];
+        archive.publish(&debs, &[]);
+        archive.update_lists();
+        let found = closure(&archive.apt(), &["a"], &["libc6", "gcc"]).unwrap();
+        let names: Vec<_> = found.iter().map(|p| (&*p.name, &*p.version)).collect();
+        assert_eq!(names, [("a", "1"), ("b", "1"), ("c", "2")]);
+    }
 
     #[test]
     fn the_newest_release_of_a_series_by_number() {

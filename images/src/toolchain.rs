@@ -2,7 +2,6 @@
 //! installed. Each program has a wrapper, since the loader would not find its libraries. Knows which
 //! packages are needed.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -155,7 +154,8 @@ fn cached(apt: &Apt, cache: &Cache) -> Result<Vec<Package>, ToolchainError> {
     let key = apt.native().state(apt.state(key)?)?.hex();
     packages::keep(cache, &apt.arch().kind("compilers"), &key, || {
         let step = Step::new(format!("looking for compilers for {}", apt.arch()));
-        let found = closure(apt.native(), &names.each_ref().map(String::as_str))?;
+        let names = names.each_ref().map(String::as_str);
+        let found = packages::closure(apt.native(), &names, &HOSTS)?;
         step.done();
         Ok(found)
     })
@@ -169,22 +169,6 @@ fn names(arch: Arch) -> [String; 3] {
         format!("gcc-{}", arch.gnu().trim_end_matches('-')),
         format!("libc6-dev-{}-cross", arch.debian()),
     ]
-}
-
-/// The packages `names` and their dependencies, except [`HOSTS`].
-fn closure(apt: &Apt, names: &[&str]) -> Result<Vec<Package>, PackageError> {
-    let mut found: BTreeMap<String, Package> = BTreeMap::new();
-    let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    while let Some(name) = wanted.pop() {
-        if found.contains_key(&name) {
-            continue;
-        }
-        let (package, depends) = packages::candidate(apt, &name)?;
-        found.insert(name, package);
-        let others = depends.into_iter();
-        wanted.extend(others.filter(|name| !HOSTS.contains(&name.as_str())));
-    }
-    Ok(found.into_values().collect())
 }
 
 /// Makes a wrapper in `root/bin` for each of the programs.
@@ -209,29 +193,7 @@ fn wrap(arch: Arch, root: &Path) -> Result<(), ToolchainError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::apt::archive::{Archive, Deb};
     use crate::process;
-
-    #[test]
-    fn packages_come_with_their_dependencies_except_those_of_hosts() {
-        let archive = Archive::new();
-        let deb = |name: &str, depends: &str| {
-            let mut deb = Deb::new(name, "1");
-            deb.fields = format!("Depends: {depends}\n");
-            deb
-        };
-        let debs = [
-            deb("a", "b (= 1), libc6 (>= 2), gcc | clang"),
-            deb("b", "a, c"),
-            Deb::new("c", "2"),
-            Deb::new("d", "3"),
-        ];
-        archive.publish(&debs, &[]);
-        archive.update_lists();
-        let found = closure(&archive.apt(), &["a"]).unwrap();
-        let names: Vec<_> = found.iter().map(|p| (&*p.name, &*p.version)).collect();
-        assert_eq!(names, [("a", "1"), ("b", "1"), ("c", "2")]);
-    }
 
     #[test]
     fn wrapper_runs_its_program_with_the_libraries_before_others() {

@@ -42,11 +42,13 @@ until_said two waiting
 end
 
 guest-tests hold-counters 4 > /tmp/held &
+holder=$!
 until grep -q held /tmp/held; do
 	sleep 0.1
 done
 boot contended > /tmp/contended.said &
 until_said contended waiting
+kill $holder
 end
 "#;
 

@@ -70,6 +70,7 @@ mod raw;
 mod refusals;
 mod rings;
 mod sampling;
+mod stock_counters;
 mod stock_perf;
 mod storms;
 mod stubs;
@@ -192,6 +193,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "stock-perf" => Some(stock_perf::TESTS.to_vec()),
         "stock-record" => Some(perf_record::TESTS.to_vec()),
         "stock-habits" => Some(perf_habits::TESTS.to_vec()),
+        "stock-counters" => Some(stock_counters::TESTS.to_vec()),
         "stock-few" => Some(perf_limits::FEW_EVENTS.to_vec()),
         "stock-waiting" => Some(perf_limits::ONE_COUNTER.to_vec()),
         "foreign-tools" => Some(foreign_tools::TESTS.to_vec()),

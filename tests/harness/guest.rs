@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use images::foreign::{Files, ForeignError};
 use images::kernel::DEFAULT_SERIES;
-use images::{Boot, Debug, PlaceChoice, Sources};
+use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 use vpmu_client::error::chain;
 
 use crate::wire::{self, Verdict};
@@ -47,6 +47,7 @@ pub struct Group {
     vmm_args: &'static [&'static str],
     append: &'static str,
     place: PlaceChoice,
+    arch: Arch,
     both_kernels: bool,
     booted: OnceLock<Vec<Result<Booted, String>>>,
 }
@@ -116,9 +117,18 @@ impl Group {
             vmm_args: UNTHROTTLED,
             append: "",
             place: PlaceChoice::Auto,
+            arch: Arch::X86_64,
             both_kernels: false,
             booted: OnceLock::new(),
         }
+    }
+
+    /// The same on one vCPU of the lab of aarch64.
+    #[must_use]
+    pub const fn on_aarch64(mut self) -> Self {
+        self.arch = Arch::Aarch64;
+        self.place = PlaceChoice::Exact;
+        self
     }
 
     /// The same in a machine that is started with more arguments for `vmm run`.
@@ -232,6 +242,7 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         place: group.place,
         timeout: debug.map_or(LIMIT, |_| LIMIT_WITH_CHECKER),
         sources: Sources {
+            arch: group.arch,
             version: Some(series),
             debug,
             ..Sources::default()
@@ -278,6 +289,11 @@ macro_rules! guest_tests {
     ($group:literal on both kernels with $files:path: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! {
             @of $crate::guest::Group::with($group, $files).on_both_kernels(); $($test),+
+        }
+    };
+    ($group:literal on aarch64 with $files:path: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::with($group, $files).on_aarch64(); $($test),+
         }
     };
     ($group:literal started $args:expr; $($test:ident),+ $(,)?) => {

@@ -1,6 +1,7 @@
 //! The demo: a stock guest counts and samples a program and sees each of its exits, and the host says what
 //! it cost; then another guest crashes, and the host shows its last events.
 
+mod counters;
 mod crash;
 
 use std::fmt::Write as _;
@@ -8,6 +9,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::arch::Arch;
 use crate::boot::Boot;
 use crate::error::BootError;
 use crate::foreign::ForeignError;
@@ -54,6 +56,21 @@ pub enum DemoError {
     /// The VMM's report lacks a figure.
     #[error("the VMM's report lacks {0}")]
     Report(&'static str),
+    /// The counter does not count what the program executes.
+    #[error(
+        "{rounds} rounds more of a loop of two instructions should count {expected}, and count {found}"
+    )]
+    Instructions {
+        /// Rounds between two runs.
+        rounds: u64,
+        /// Their instructions.
+        expected: u64,
+        /// By the counter.
+        found: i64,
+    },
+    /// A run of perf did not print a count.
+    #[error("perf stat printed no count of instructions")]
+    NoCount,
     /// There is no kernel to take symbols from.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -77,11 +94,15 @@ pub enum DemoError {
 }
 
 /// Boots a guest with two vCPUs, profiles a program in it, prints the reports; then lets a guest panic and
-/// prints what its flight recorder holds.
+/// prints what its flight recorder holds. A guest of another architecture than this machine's shows the
+/// hardware counters of that lab instead.
 ///
 /// # Errors
 /// [`DemoError`]: the demo did not show everything.
-pub fn run(place: PlaceChoice) -> Result<(), DemoError> {
+pub fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
+    if !arch.is_native() {
+        return counters::run(place, arch);
+    }
     let outcome = Boot {
         command: SCRIPT.to_owned(),
         place,

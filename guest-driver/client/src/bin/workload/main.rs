@@ -20,6 +20,7 @@ use vpmu_client::{Vpmu, error};
 ///   workload hot --rounds 100  the same, as a fixed amount of work
 ///   workload tree              one leaf, 3/4 of the time by one caller, 1/4 by another
 ///   workload spin 200          200 ms of CPU time in one function
+///   workload loop 1000000      2,000,000 instructions, besides those of its start and end
 ///   workload ports 1000        1000 writes to a port that no device has: 1000 VM exits
 ///   workload marks 10 7        10 marks of the value 7
 ///   workload marks 10 1 --step 1       10 marks, numbered from 1
@@ -43,6 +44,12 @@ enum Work {
         /// Milliseconds.
         #[arg(value_parser = clap::value_parser!(u64).range(..=86_400_000))]
         ms: u64,
+    },
+    /// Run a loop of two instructions, `exact_loop`.
+    Loop {
+        /// How often.
+        #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+        rounds: u64,
     },
     /// Write to port 0x80, from user mode.
     Ports {
@@ -156,6 +163,10 @@ fn main() -> ExitCode {
         }
         Work::Spin { ms } => {
             black_box(spin(Instant::now() + Duration::from_millis(ms)));
+            Ok(())
+        }
+        Work::Loop { rounds } => {
+            tree::run_loop(rounds);
             Ok(())
         }
         Work::Ports { count } => ports(count),

@@ -3,7 +3,7 @@
 //! compiler makes of the rest of the program, and what called them is out of their chains.
 #![expect(unsafe_code, reason = "functions that are written in assembly")]
 
-use crate::arch::begin;
+use crate::arch::{begin, exact_loop};
 
 /// Turns of the leaf's loop in a quarter of a round: some tens of microseconds.
 pub(crate) const QUARTER: u32 = 20_000;
@@ -13,6 +13,12 @@ pub(crate) fn round() {
     // SAFETY: the function keeps the registers that C's calling convention has it keep, and
     // touches no memory but its own stack.
     unsafe { begin() };
+}
+
+/// Runs `rounds` rounds, one at least, of a loop of two instructions.
+pub(crate) fn run_loop(rounds: u64) {
+    // SAFETY: counts its argument down, and touches no memory.
+    unsafe { exact_loop(rounds.max(1)) };
 }
 
 #[cfg(test)]

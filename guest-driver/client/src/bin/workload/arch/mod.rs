@@ -7,6 +7,6 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{Port, begin};
+pub(crate) use aarch64::{Port, begin, exact_loop};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Port, begin};
+pub(crate) use x86_64::{Port, begin, exact_loop};

@@ -1,4 +1,4 @@
-//! The call tree.
+//! The call tree, and a loop of two instructions.
 #![expect(unsafe_code, reason = "frames as they are written, not as compiled")]
 
 use std::arch::naked_asm;
@@ -72,4 +72,10 @@ unsafe extern "C" fn hot_leaf() {
         "ldp x29, x30, [sp], #16",
         "ret",
     )
+}
+
+/// Two instructions a round, of which there is one at least.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn exact_loop(rounds: u64) {
+    naked_asm!("2:", "subs x0, x0, #1", "b.ne 2b", "ret",)
 }

@@ -4,4 +4,4 @@ mod ports;
 mod tree;
 
 pub(crate) use ports::Port;
-pub(crate) use tree::begin;
+pub(crate) use tree::{begin, exact_loop};

@@ -1,0 +1,186 @@
+//! A program of another architecture's Debian, with the libraries that it loads: from packages that are
+//! unpacked and never installed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
+use object::{Endianness, elf};
+use thiserror::Error;
+
+use crate::apt::{Apt, AptError, Stale};
+use crate::arch::Arch;
+use crate::cache::{Cache, CacheError};
+use crate::digest::Key;
+use crate::error::FileError;
+use crate::foreign::Files;
+use crate::packages::{self, Package, PackageError};
+use crate::progress::Step;
+
+/// Directories in which an architecture's loader looks for libraries, below the root.
+const DIRECTORIES: [&str; 2] = ["lib", "usr/lib"];
+
+/// Why there is no such program.
+#[derive(Debug, Error)]
+pub enum UnpackedError {
+    /// apt has no package of it.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// The package lists could not be refreshed.
+    #[error(transparent)]
+    Apt(#[from] AptError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file could not be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is not a program.
+    #[error("{path} is not a program")]
+    NotProgram {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: object::Error,
+    },
+    /// The packages lack one of its libraries.
+    #[error("{program} loads {library}, which none of its packages has")]
+    Library {
+        /// The program.
+        program: String,
+        /// The library's name.
+        library: String,
+    },
+}
+
+impl Stale for UnpackedError {
+    fn is_stale(&self) -> bool {
+        match self {
+            Self::Package(error) => error.is_stale(),
+            Self::Apt(error) => error.is_stale(),
+            _ => false,
+        }
+    }
+}
+
+/// The program `package`'s usr/bin/`name`, as bin/`name`, with its libraries and their loader.
+///
+/// # Errors
+/// [`UnpackedError`].
+pub fn program(
+    cache: &Cache,
+    arch: Arch,
+    package: &str,
+    name: &str,
+) -> Result<Files, UnpackedError> {
+    let apt = Apt::of(arch)?;
+    let root = apt.refreshing(|| unpack(apt, cache, package))?;
+    let library = |name: &str| {
+        let directories = DIRECTORIES.map(|directory| root.join(directory));
+        let triplet = arch.gnu().trim_end_matches('-');
+        directories
+            .into_iter()
+            .flat_map(|directory| [directory.join(triplet), directory])
+            .map(|directory| directory.join(name))
+            .find(|path| path.is_file())
+    };
+    let program = root.join("usr/bin").join(name);
+    let mut files = BTreeMap::from([(format!("bin/{name}"), read(&program)?)]);
+    let (mut wanted, mut seen) = (vec![program], BTreeSet::new());
+    while let Some(path) = wanted.pop() {
+        for needed in needed(&path, &read(&path)?)? {
+            if !seen.insert(needed.clone()) {
+                continue;
+            }
+            let found = library(&needed).ok_or_else(|| UnpackedError::Library {
+                program: name.to_owned(),
+                library: needed.clone(),
+            })?;
+            files.insert(format!("lib/{needed}"), read(&found)?);
+            wanted.push(found);
+        }
+    }
+    Ok(files.into_iter().collect())
+}
+
+/// The root of an unpacked package and its dependencies. Takes the lists as they are.
+fn unpack(apt: &Apt, cache: &Cache, package: &str) -> Result<PathBuf, UnpackedError> {
+    let arch = apt.arch();
+    let key = apt.state(Key::new("unpacked").text("package", package))?;
+    let kind = arch.kind("dependencies");
+    let found: Vec<Package> = packages::keep(cache, &kind, &key.hex(), || {
+        let step = Step::new(format!("looking for {package} for {arch}"));
+        let found = packages::closure(apt, &[package], &[])?;
+        step.done();
+        Ok::<_, UnpackedError>(found)
+    })?;
+    let mut key = Key::new("unpacked");
+    for package in &found {
+        key = key.text(&package.name, &package.version);
+    }
+    cache.get(&arch.kind("unpacked"), &key.hex(), |root| {
+        let step = Step::new(format!("getting {package} for {arch}"));
+        for package in &found {
+            packages::unpack(apt, package, root, &step)?;
+        }
+        step.done();
+        Ok(())
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, UnpackedError> {
+    Ok(fs::read(path).map_err(FileError::at(path))?)
+}
+
+/// The names of the libraries that an ELF file loads, and of its loader.
+fn needed(path: &Path, bytes: &[u8]) -> Result<Vec<String>, UnpackedError> {
+    let wrong = |source| UnpackedError::NotProgram {
+        path: path.to_owned(),
+        source,
+    };
+    parse(bytes).map_err(wrong)
+}
+
+fn parse(bytes: &[u8]) -> Result<Vec<String>, object::Error> {
+    let file = ElfFile64::<Endianness>::parse(bytes)?;
+    let endian = file.endian();
+    let mut names = Vec::new();
+    for header in file.elf_program_headers() {
+        if let Some(interpreter) = header.interpreter(endian, bytes)? {
+            let path = String::from_utf8_lossy(interpreter).into_owned();
+            names.extend(path.rsplit('/').next().map(str::to_owned));
+        }
+    }
+    if let Some((entries, link)) = file.elf_section_table().dynamic(endian, bytes)? {
+        let strings = file.elf_section_table().strings(endian, bytes, link)?;
+        for entry in entries.iter().filter(|e| e.d_tag(endian) == elf::DT_NEEDED) {
+            let name = entry.string(endian, strings)?;
+            names.push(String::from_utf8_lossy(name).into_owned());
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_names_its_loader_and_its_libraries() {
+        let shell = fs::canonicalize("/bin/sh").unwrap();
+        let names = parse(&fs::read(shell).unwrap()).unwrap();
+        assert!(names.iter().any(|name| name == "libc.so.6"), "{names:?}");
+        assert!(
+            names.iter().any(|name| name.starts_with("ld-linux")),
+            "{names:?}"
+        );
+    }
+
+    #[test]
+    fn file_that_is_not_a_program_is_named() {
+        let error = needed(Path::new("/a/text"), b"text").unwrap_err();
+        assert_eq!(error.to_string(), "/a/text is not a program");
+    }
+}

@@ -1,0 +1,149 @@
+//! The distribution's own `perf` in a guest with hardware counters, with its plain events and no option.
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::perf_record::{Fallible, perf, record, script, tally};
+use crate::programs::text;
+use crate::{Outcome, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "plain_stat_counts_cycles_and_instructions",
+        plain_stat_counts_cycles_and_instructions,
+    ),
+    (
+        "stat_grows_by_the_instructions_of_a_loop",
+        stat_grows_by_the_instructions_of_a_loop,
+    ),
+    (
+        "stat_of_a_group_counts_at_once",
+        stat_of_a_group_counts_at_once,
+    ),
+    (
+        "record_of_cycles_samples_the_loop",
+        record_of_cycles_samples_the_loop,
+    ),
+    (
+        "record_without_an_event_samples_cycles",
+        record_without_an_event_samples_cycles,
+    ),
+    (
+        "event_that_the_host_lacks_is_not_supported",
+        event_that_the_host_lacks_is_not_supported,
+    ),
+];
+
+/// Instructions of one round of `workload loop`.
+const PER_ROUND: u64 = 2;
+/// How many instructions of a program's start may differ between two runs.
+const BORDER: u64 = 1_000;
+/// A period that the loop's length is no multiple of.
+const PERIOD: u64 = 100_003;
+
+/// The value that `perf stat -x,` prints for `event`.
+fn stat(event: &str, args: &[&str]) -> Fallible<String> {
+    let output = perf(&[&["stat", "-x,"], args].concat())?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success(), "perf stat {args:?}: {said}");
+    let value = said.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(',').collect();
+        (fields.get(2) == Some(&event)).then(|| fields[0].to_owned())
+    });
+    Ok(value.ok_or_else(|| format!("no {event}: {said}"))?)
+}
+
+fn of_loop(event: &str, rounds: u64) -> Fallible<u64> {
+    let rounds = rounds.to_string();
+    let value = stat(event, &["-e", event, "workload", "loop", &rounds])?;
+    Ok(value.parse().map_err(|e| format!("{e}: {value}"))?)
+}
+
+fn plain_stat_counts_cycles_and_instructions() -> Outcome {
+    for event in ["cycles", "instructions"] {
+        let value = stat(event, &["workload", "loop", "10000000"])?;
+        let value: u64 = value.parse().map_err(|e| format!("{e}: {value}"))?;
+        ensure!(
+            value >= 10_000_000 * PER_ROUND,
+            "{value} {event} of 20,000,000 instructions"
+        );
+    }
+    Ok(())
+}
+
+fn stat_grows_by_the_instructions_of_a_loop() -> Outcome {
+    let counts = [1_000_000, 2_000_000, 5_000_000].map(|rounds| of_loop("instructions:u", rounds));
+    let [first, second, third] = counts;
+    let (first, second, third) = (first?, second?, third?);
+    for (more, expected) in [(second - first, 2_000_000), (third - second, 6_000_000)] {
+        ensure!(
+            more.abs_diff(expected) <= BORDER,
+            "{more} instructions more, not {expected}"
+        );
+    }
+    Ok(())
+}
+
+fn stat_of_a_group_counts_at_once() -> Outcome {
+    let output = perf(&[
+        "stat",
+        "-x,",
+        "-e",
+        "{instructions:u,cycles:u}",
+        "workload",
+        "loop",
+        "10000000",
+    ])?;
+    let said = text(&output.stderr);
+    let values: Vec<(u64, &str)> = said
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split(',').collect();
+            Some((fields.first()?.parse().ok()?, *fields.get(4)?))
+        })
+        .collect();
+    ensure_eq!(values.len(), 2, "counts in {said}");
+    ensure!(
+        values
+            .iter()
+            .all(|(value, share)| *value >= 20_000_000 && *share == "100.00"),
+        "{said}"
+    );
+    Ok(())
+}
+
+fn record_of_cycles_samples_the_loop() -> Outcome {
+    let period = PERIOD.to_string();
+    let run = [
+        "-e", "cycles:u", "-c", &period, "workload", "loop", "50000000",
+    ];
+    record("cycles", &run)?;
+    let lines = script("cycles", "sym")?;
+    let samples = tally(&lines);
+    let inside = samples.get("exact_loop").copied().unwrap_or(0) as u64;
+    // Cycles of the loop are its instructions in the lab; elsewhere a loop of two may take fewer.
+    ensure!(
+        inside > 0 && inside * 100 >= lines.len() as u64 * 95,
+        "samples: {samples:?}"
+    );
+    Ok(())
+}
+
+fn record_without_an_event_samples_cycles() -> Outcome {
+    record("plain", &["workload", "loop", "50000000"])?;
+    let lines = script("plain", "event,sym")?;
+    ensure!(!lines.is_empty(), "no sample");
+    let other = lines.iter().find(|line| !line.starts_with("cycles"));
+    ensure_eq!(other, None, "a sample of another event");
+    let inside = lines.iter().filter(|line| line.ends_with("exact_loop"));
+    let (inside, all) = (inside.count(), lines.len());
+    ensure!(inside * 10 >= all * 9, "{inside} of {all} in the loop");
+    Ok(())
+}
+
+fn event_that_the_host_lacks_is_not_supported() -> Outcome {
+    let refused = stat(
+        "cache-misses",
+        &["-e", "cache-misses", "workload", "loop", "1"],
+    )?;
+    ensure_eq!(refused.as_str(), "<not supported>", "cache-misses");
+    Ok(())
+}
