@@ -142,6 +142,7 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* overflow resumes it */
 #define VPMU_OPEN_PAUSED		(1U << 14)	/* waits for its starter */
 #define VPMU_OPEN_PERSISTENT		(1U << 15)	/* as by VPMU_CONTROL_DETACH */
+#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* whatever the count mode */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,

@@ -88,6 +88,12 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_hardware_events: bool,
 
+    /// Whose work hardware events count: guest (the guest's alone), or vcpu (the host's for the vCPU,
+    /// too: KVM and this VMM on its thread). Those that sample leave the host's out in both
+    /// [default: guest]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub count_mode: Option<CountMode>,
+
     /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
     /// in bytes or with K or M; 0: none [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -162,6 +168,26 @@ pub enum Engine {
     Exit,
 }
 
+/// Whose work hardware events count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CountMode {
+    /// The guest's alone
+    #[default]
+    Guest,
+    /// The host's for the vCPU, too
+    Vcpu,
+}
+
+impl From<CountMode> for vpmu::CountMode {
+    fn from(mode: CountMode) -> Self {
+        match mode {
+            CountMode::Guest => Self::Guest,
+            CountMode::Vcpu => Self::Vcpu,
+        }
+    }
+}
+
 /// What follows when the guest resets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -183,7 +209,8 @@ Examples:
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true, \"window\": \"16M\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true,
+   \"count-mode\": \"guest\", \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,

@@ -11,9 +11,38 @@ pub struct Settings {
     pub limits: Limits,
     /// What makes the samples of host counters.
     pub engines: Engines,
-    /// Whether the guest, and its operator, may have events that hardware counts. While such an event is
-    /// open, Linux starts no VM with a mediated PMU on the host.
-    pub hardware_events: bool,
+    /// What hardware counts for the guest and its operator.
+    pub hardware: Hardware,
+}
+
+/// What the host's hardware counts for a guest, and for its operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    /// Whether it counts anything. While such an event is open, Linux starts no VM with a mediated PMU on
+    /// the host.
+    pub events: bool,
+    /// Whose work its events count.
+    pub count_mode: CountMode,
+}
+
+impl Default for Hardware {
+    fn default() -> Self {
+        Self {
+            events: true,
+            count_mode: CountMode::default(),
+        }
+    }
+}
+
+/// Whose work the events that hardware counts hold. Those that sample hold the guest's alone, always: the
+/// host's work for one sample would bring about the next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CountMode {
+    /// The guest's alone.
+    #[default]
+    Guest,
+    /// The host's for the vCPU, too: all that the vCPU's thread does.
+    Vcpu,
 }
 
 /// What makes the samples of host counters, where the guest leaves the choice to the device.

@@ -63,7 +63,7 @@ pub struct Offer {
     pub counts: &'static str,
     /// The shortest period that the host samples it with; `None`: it cannot sample.
     pub shortest_period: Option<u64>,
-    /// Work of the host is left out.
+    /// Work of the host is left out, by [`Request::exclude_host`] if hardware counts it.
     pub guest_only: bool,
     /// The exclusions of guest modes are honoured.
     pub excludes: bool,
@@ -82,6 +82,8 @@ pub struct Request {
     pub exclude_user: bool,
     /// Leave guest kernel mode out.
     pub exclude_kernel: bool,
+    /// Leave the host's work for the vCPU out; of events that hardware counts.
+    pub exclude_host: bool,
     /// In error rather than sharing its counter with others.
     pub pinned: bool,
 }

@@ -185,6 +185,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         OPEN_AUX_RESUME,
         OPEN_PAUSED,
         OPEN_PERSISTENT,
+        OPEN_EXCLUDE_HOST,
         SAMPLE_ALLOWED,
         READ_ALLOWED,
         MAX_STACK,

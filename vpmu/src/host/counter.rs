@@ -85,7 +85,7 @@ pub(super) fn open(
     }))
 }
 
-/// The host's event for `what`: never the host's own work, where the host can leave it out.
+/// The host's event for `what`.
 pub(super) fn attr(what: &Request) -> perf_event_attr {
     let mut attr = perf_event_attr {
         // A kernel that knows a shorter struct accepts zeros beyond it.
@@ -98,8 +98,8 @@ pub(super) fn attr(what: &Request) -> perf_event_attr {
     };
     attr.set_disabled(1);
     attr.set_pinned(what.pinned.into());
+    attr.set_exclude_host(what.exclude_host.into());
     if what.kind != KIND_SOFTWARE {
-        attr.set_exclude_host(1);
         attr.set_exclude_user(what.exclude_user.into());
         attr.set_exclude_kernel(what.exclude_kernel.into());
     }
@@ -172,6 +172,31 @@ impl Counter for PerfCounter {
     fn drain(&mut self, into: &mut Overflows) {
         if let Some(ring) = &self.ring {
             ring.drain(&self.clock, into);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW};
+
+    #[test]
+    fn host_is_excluded_where_the_request_says_so() {
+        for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW] {
+            for exclude_host in [false, true] {
+                let attr = attr(&Request {
+                    kind,
+                    config: 1,
+                    sampling: None,
+                    exclude_user: true,
+                    exclude_kernel: false,
+                    exclude_host,
+                    pinned: false,
+                });
+                assert_eq!(attr.exclude_host(), u64::from(exclude_host));
+                assert_eq!((attr.exclude_user(), attr.exclude_kernel()), (1, 0));
+            }
         }
     }
 }

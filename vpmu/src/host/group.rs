@@ -378,6 +378,7 @@ mod tests {
         sampling: None,
         exclude_user: false,
         exclude_kernel: false,
+        exclude_host: false,
         pinned: false,
     };
 

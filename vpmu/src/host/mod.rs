@@ -34,6 +34,7 @@ use self::tracepoint::{Recorder, Tracepoints};
 use crate::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE, PAGE_SIZE};
 use crate::arch;
 use crate::refusal::Refusal;
+use crate::settings::Hardware;
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -61,25 +62,17 @@ pub struct HostFiles {
 }
 
 impl HostFiles {
-    /// Reads them.
+    /// Reads them, for a device that has the same in [`Settings::hardware`](crate::Settings::hardware).
+    /// Without [`Hardware::events`] the source opens none that hardware counts, not even to find out whether
+    /// it can.
     #[must_use]
-    pub fn read() -> Self {
+    pub fn read(hardware: &Hardware) -> Self {
         for HostTrace { pmu, refused } in host_traces() {
             log::info!("no guest gets the trace of the host's {pmu}: {refused}");
         }
         Self {
             tracepoints: Tracepoints::find(),
-            hardware: true,
-        }
-    }
-
-    /// The same for a source that opens no event that hardware counts, not even to find out whether it
-    /// can: goes with [`Settings::hardware_events`](crate::Settings::hardware_events).
-    #[must_use]
-    pub fn without_hardware(self) -> Self {
-        Self {
-            hardware: false,
-            ..self
+            hardware: hardware.events,
         }
     }
 }
@@ -99,12 +92,13 @@ pub struct PerfSource {
 }
 
 impl PerfSource {
-    /// As [`PerfSource::confined`], for a process that is not confined.
+    /// As [`PerfSource::confined`], for a process that is not confined, and with all that hardware counts
+    /// by default.
     ///
     /// # Errors
     /// [`Error`].
     pub fn new(signal: c_int) -> Result<Self, Error> {
-        Self::confined(HostFiles::read(), signal, || Ok(()))
+        Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
     /// Probes what this host counts: each candidate is opened once on the calling thread, with the

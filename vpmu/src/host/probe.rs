@@ -109,7 +109,7 @@ pub(super) fn probe(hardware: bool) -> Probed {
 
 fn candidates() -> impl Iterator<Item = Offer> {
     let hardware = HARDWARE.iter().map(|&(config, name)| {
-        let counts = "the CPU's event of this name while the guest runs on the vCPU";
+        let counts = "the CPU's event of this name on the vCPU's thread";
         on_cpu(KIND_HARDWARE, config, name.to_owned(), counts)
     });
     let software = SOFTWARE.iter().map(|&(config, name, unit, counts)| Offer {
@@ -126,7 +126,7 @@ fn candidates() -> impl Iterator<Item = Offer> {
         CACHE_OPERATIONS.iter().flat_map(move |&(operation, name)| {
             [(0, ""), (1, "-misse")].map(|(result, suffix)| {
                 let config = cache | operation << 8 | result << 16;
-                let counts = "the CPU's cache event of this name while the guest runs on the vCPU";
+                let counts = "the CPU's cache event of this name on the vCPU's thread";
                 let plural = if suffix.is_empty() && operation == 2 {
                     "es"
                 } else {
@@ -169,6 +169,8 @@ fn probed(offer: Offer) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
+            // Where this opens, the host's work can be counted, too.
+            exclude_host: offer.guest_only,
             pinned: false,
         };
         sys::open(&attr(&request), 0).map(drop)

@@ -3,7 +3,7 @@
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
-use vpmu::{Engines, Error, ExitReason, Limits, LimitsError, Persist, Settings, Vpmu};
+use vpmu::{Engines, Error, ExitReason, Hardware, Limits, LimitsError, Persist, Settings, Vpmu};
 
 use crate::reader::{Raw, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
@@ -409,7 +409,7 @@ fn share_beyond_the_whole_is_refused() {
                 ..limits()
             },
             engines: Engines::Auto,
-            hardware_events: true,
+            hardware: Hardware::default(),
         };
         let source = Box::new(FakeSource::new(&world));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);

@@ -58,6 +58,7 @@ struct FakeCounter {
     period: u64,
     frequency: bool,
     pinned: bool,
+    host_excluded: bool,
     /// The host has given it up.
     lost: bool,
     left: u64,
@@ -141,6 +142,15 @@ impl World {
             counter.pinned
         });
         pinned.count()
+    }
+
+    /// Of each counter that there is: whether the host's work is left out.
+    pub(crate) fn host_excluded(&self) -> Vec<bool> {
+        let counters = self.counters.lock().expect("no panic");
+        let excluded = counters
+            .iter()
+            .map(|counter| counter.lock().expect("no panic").host_excluded);
+        excluded.collect()
     }
 
     /// The calling thread is now this one, as far as the device can tell.
@@ -338,6 +348,7 @@ impl Handle {
                 })
             ),
             pinned: what.pinned,
+            host_excluded: what.exclude_host,
             lost: false,
             left: period,
             overflows: Overflows::default(),

@@ -333,6 +333,7 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
             sampling: None,
             exclude_user: false,
             exclude_kernel: false,
+            exclude_host: false,
             pinned: false,
         };
         let mut exits = source.open(&request, source.thread()).map_err(text)?;
