@@ -14,6 +14,7 @@ use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::User;
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::persistent::Spec;
+use crate::raw_events::RawEvents;
 
 pub use crate::arch::layout::MAX_VCPUS;
 
@@ -140,6 +141,8 @@ struct Document {
     hardware_events: Option<bool>,
     #[serde(rename = "count-mode")]
     count_mode: Option<CountMode>,
+    #[serde(rename = "raw-events")]
+    raw_events: Option<RawEvents>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
     persistent: Vec<Spec>,
@@ -225,6 +228,11 @@ impl TryFrom<&RunArgs> for Config {
                 count_mode: args
                     .count_mode
                     .or(file.count_mode)
+                    .unwrap_or_default()
+                    .into(),
+                raw: args
+                    .raw_events
+                    .or(file.raw_events)
                     .unwrap_or_default()
                     .into(),
             },

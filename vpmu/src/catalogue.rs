@@ -123,7 +123,7 @@ impl Catalogue {
             .map(|offer| Entry {
                 kind: offer.kind,
                 config: offer.config,
-                any_config: false,
+                any_config: offer.any_config,
                 shortest_period: shortest_period(offer, floor),
                 excludes: offer.excludes,
                 format: (offer.kind == KIND_EXIT_TRACE).then_some(FORMAT_EXITS),

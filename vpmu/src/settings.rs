@@ -1,5 +1,7 @@
 //! What an operator decides about one VM's device.
 
+use std::collections::BTreeSet;
+
 /// The fixed facts of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -23,6 +25,8 @@ pub struct Hardware {
     pub events: bool,
     /// Whose work its events count.
     pub count_mode: CountMode,
+    /// The raw events ([`KIND_RAW`](crate::abi::KIND_RAW)) that there may be.
+    pub raw: RawEvents,
 }
 
 impl Default for Hardware {
@@ -30,7 +34,35 @@ impl Default for Hardware {
         Self {
             events: true,
             count_mode: CountMode::default(),
+            raw: RawEvents::default(),
         }
+    }
+}
+
+/// The raw events that a guest may have: numbers of the host's PMU, by which it can count what its kernel has
+/// no name for. Some of them see more than this guest, such as what a shared cache does for others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RawEvents {
+    /// These, each found to open before it is listed.
+    Listed(BTreeSet<u64>),
+    /// Whatever the PMU takes as an event and a unit mask.
+    All,
+}
+
+impl RawEvents {
+    /// Whether the operator allows `config`.
+    #[must_use]
+    pub fn allow(&self, config: u64) -> bool {
+        match self {
+            Self::Listed(configs) => configs.contains(&config),
+            Self::All => true,
+        }
+    }
+}
+
+impl Default for RawEvents {
+    fn default() -> Self {
+        Self::Listed(BTreeSet::new())
     }
 }
 

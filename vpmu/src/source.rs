@@ -55,6 +55,8 @@ pub struct Offer {
     pub kind: u32,
     /// Which event of the kind.
     pub config: u64,
+    /// Any other config, too, as far as the host opens it.
+    pub any_config: bool,
     /// As the catalogue names it: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
     /// Unit of the count: empty for plain numbers.

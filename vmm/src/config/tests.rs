@@ -130,6 +130,21 @@ fn count_mode_is_the_flags_or_else_the_files_or_else_guest() {
 }
 
 #[test]
+fn raw_events_are_the_flags_or_else_the_files_or_else_none() {
+    let raw = |config: Result<Config, ConfigError>| config.expect("valid").hardware.raw;
+    assert_eq!(raw(Config::try_from(&kernel())), vpmu::RawEvents::default());
+    let file = r#"{"raw-events": "0x11"}"#;
+    assert!(raw(with_file(file, kernel())).allow(0x11));
+    let flag = RunArgs {
+        raw_events: Some("all".parse().expect("a list")),
+        ..kernel()
+    };
+    assert_eq!(raw(with_file(file, flag)), vpmu::RawEvents::All);
+    let wrong = with_file(r#"{"raw-events": "11"}"#, kernel());
+    assert!(matches!(wrong, Err(ConfigError::Parse { .. })));
+}
+
+#[test]
 fn persistent_events_come_from_flags_or_else_from_the_file() {
     let text = r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b"}"#;
     let config = with_file(text, kernel()).expect("valid");

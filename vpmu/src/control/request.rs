@@ -169,12 +169,14 @@ impl Terms<'_> {
     /// The entry that is asked for, if the device has it as asked.
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
-        if matches!(kind, KIND_RAW | KIND_HOST_TRACE) {
-            // A raw code can reach host counters that see more than this guest, and so do the
-            // traces of host PMUs.
+        let config = request.config.get();
+        // A raw code can reach host counters that see more than this guest, and so do the
+        // traces of host PMUs.
+        let raw = &self.settings.hardware.raw;
+        if kind == KIND_HOST_TRACE || kind == KIND_RAW && !raw.allow(config) {
             return Err(Errno::EOPNOTSUPP);
         }
-        let entry = self.catalogue.find(kind, request.config.get());
+        let entry = self.catalogue.find(kind, config);
         let entry = entry.ok_or(Errno::ENOENT)?;
         let flags = request.flags.get();
         let excludes = flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
@@ -290,7 +292,7 @@ fn can_batch(request: &OpenRequest) -> bool {
 /// Whether the host's counters count it.
 fn by_host(request: &OpenRequest) -> bool {
     match request.kind.get() {
-        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE => true,
+        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE | KIND_RAW => true,
         KIND_SAMPLE_TRACE => pace(request.config.get()).is_some(),
         _ => false,
     }

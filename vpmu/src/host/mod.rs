@@ -8,6 +8,7 @@ mod closer;
 mod counter;
 mod group;
 mod pmc;
+mod pmus;
 mod probe;
 mod readings;
 pub mod records;
@@ -18,6 +19,7 @@ mod timers;
 pub(crate) mod tracepoint;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use libc::c_int;
@@ -25,13 +27,14 @@ use libc::c_int;
 pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
+use self::pmus::RawFormat;
 use self::probe::Probed;
 use self::ring::Pool;
 use self::set::PerfSet;
 use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
-use crate::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE, PAGE_SIZE};
+use crate::abi::{KIND_EXIT_TRACE, KIND_RAW, KIND_SOFTWARE, PAGE_SIZE};
 use crate::arch;
 use crate::refusal::Refusal;
 use crate::settings::Hardware;
@@ -57,8 +60,10 @@ pub enum Error {
 #[derive(Debug)]
 pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
-    /// Whether events that hardware counts may be opened.
-    hardware: bool,
+    /// What the operator has decided about events that hardware counts.
+    hardware: Hardware,
+    /// What a raw event can be.
+    format: RawFormat,
 }
 
 impl HostFiles {
@@ -72,7 +77,8 @@ impl HostFiles {
         }
         Self {
             tracepoints: Tracepoints::find(),
-            hardware: hardware.events,
+            hardware: hardware.clone(),
+            format: RawFormat::read(Path::new(pmus::DEVICES)),
         }
     }
 }
@@ -86,6 +92,7 @@ pub struct PerfSource {
     timers: Timers,
     tracepoints: Option<Tracepoints>,
     closer: Arc<Closer>,
+    format: RawFormat,
     offers: Vec<Offer>,
     /// Why there are none of a kind.
     refusals: Vec<(u32, Refusal)>,
@@ -128,7 +135,7 @@ impl PerfSource {
         let Probed {
             mut offers,
             refusals,
-        } = probe::probe(files.hardware);
+        } = probe::probe(&files.hardware, files.format);
         for (kind, refusal) in &refusals {
             log_refusal(*kind, *refusal);
         }
@@ -140,6 +147,7 @@ impl PerfSource {
             timers: Timers::default(),
             tracepoints,
             closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
+            format: files.format,
             offers,
             refusals,
         })
@@ -188,6 +196,14 @@ pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
+/// The error of an open; of a raw event that the PMU does not know, `ENOENT`.
+fn unknown(what: &Request, error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) if what.kind == KIND_RAW => io::Error::from_raw_os_error(libc::ENOENT),
+        _ => error,
+    }
+}
+
 impl Source for PerfSource {
     fn tsc(&self) -> u64 {
         arch::ticks()
@@ -217,7 +233,8 @@ impl Source for PerfSource {
             let recorder = Recorder::open(tracepoints, thread, &self.clock, &self.pool)?;
             return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
         }
-        counter::open(self, what, thread)
+        self.format.check(what)?;
+        counter::open(self, what, thread).map_err(|error| unknown(what, error))
     }
 
     fn hold(&self, thread: i32) {
@@ -229,6 +246,6 @@ impl Source for PerfSource {
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
-        Box::new(PerfSet::new(thread))
+        Box::new(PerfSet::new(thread, self.format))
     }
 }

@@ -3,10 +3,12 @@
 use std::io;
 
 use super::counter::attr;
+use super::pmus::RawFormat;
 use super::sys;
-use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_SOFTWARE};
+use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::catalogue::is_hardware;
 use crate::refusal::Refusal;
+use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
 /// The kernel lets software clocks fire no more often; a shorter period would be lied about.
@@ -84,18 +86,22 @@ pub(super) struct Probed {
     pub(super) refusals: Vec<(u32, Refusal)>,
 }
 
-/// Opens each candidate; with `hardware` also those that the CPU's PMU counts.
-pub(super) fn probe(hardware: bool) -> Probed {
+/// Opens each candidate; those that the CPU's PMU counts as far as `hardware` allows them.
+pub(super) fn probe(hardware: &Hardware, format: RawFormat) -> Probed {
     let mut offers = Vec::new();
     let mut refusals = Vec::new();
-    let tried = candidates().filter(|offer| hardware || !is_hardware(offer.kind));
+    let candidates = candidates().chain(raw(&hardware.raw, format));
+    let tried = candidates.filter(|offer| hardware.events || !is_hardware(offer.kind));
     for offer in tried {
-        let kind = offer.kind;
+        let Offer { kind, config, .. } = offer;
         match probed(offer) {
             Ok(offer) => offers.push(offer),
             // The first of a kind is the plainest.
-            Err(error) if refusals.iter().all(|&(of, _)| of != kind) => {
+            Err(error) if kind != KIND_RAW && refusals.iter().all(|&(of, _)| of != kind) => {
                 refusals.push((kind, Refusal::of(&error)));
+            }
+            Err(error) if kind == KIND_RAW => {
+                log::warn!("the host does not count raw event {config:#x}: {error}");
             }
             Err(_) => {}
         }
@@ -115,6 +121,7 @@ fn candidates() -> impl Iterator<Item = Offer> {
     let software = SOFTWARE.iter().map(|&(config, name, unit, counts)| Offer {
         kind: KIND_SOFTWARE,
         config,
+        any_config: false,
         name: name.to_owned(),
         unit,
         counts,
@@ -144,10 +151,34 @@ fn candidates() -> impl Iterator<Item = Offer> {
     hardware.chain(software).chain(caches)
 }
 
+/// The raw events that the operator lists, or one that stands for all.
+fn raw(events: &RawEvents, format: RawFormat) -> Vec<Offer> {
+    let counts = "the CPU's raw event of this number on the vCPU's thread";
+    let offer = |config, name| on_cpu(KIND_RAW, config, name, counts);
+    let listed = match events {
+        RawEvents::Listed(configs) => configs,
+        RawEvents::All => {
+            return vec![Offer {
+                any_config: true,
+                ..offer(0, "raw".to_owned())
+            }];
+        }
+    };
+    let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| format.takes(c));
+    for config in others {
+        log::warn!(
+            "no guest gets raw event {config:#x}: it is more than an event and a unit mask of this PMU"
+        );
+    }
+    let named = |config| offer(config, format!("raw-{config:#x}"));
+    fit.into_iter().map(named).collect()
+}
+
 fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
     Offer {
         kind,
         config,
+        any_config: false,
         name,
         unit: "",
         counts,

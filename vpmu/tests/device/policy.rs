@@ -1,10 +1,10 @@
 //! What an operator decides about events that hardware counts.
 
 use vpmu::abi::*;
-use vpmu::{CountMode, Hardware};
+use vpmu::{CountMode, Hardware, Persist, RawEvents};
 
 use crate::rig::{Rig, open_of, sampling, thread};
-use crate::world::{CLOCK, CYCLES};
+use crate::world::{CLOCK, CYCLES, RAW};
 
 fn counting(count_mode: CountMode) -> Rig {
     Rig::with_hardware(Hardware {
@@ -114,5 +114,132 @@ fn catalogue_names_whose_work_hardware_counts() {
             let flags = found(kind, config).flags.get();
             assert_ne!(flags & CATALOGUE_GUEST_ONLY, 0, "{mode:?}");
         }
+    }
+}
+
+fn allowing(raw: RawEvents) -> Rig {
+    Rig::with_hardware(Hardware {
+        raw,
+        ..Hardware::default()
+    })
+}
+
+fn listed(configs: &[u64]) -> RawEvents {
+    RawEvents::Listed(configs.iter().copied().collect())
+}
+
+fn raw(config: u64) -> OpenRequest {
+    open_of(KIND_RAW, config, 0)
+}
+
+/// Names and flags of the raw events of the catalogue.
+fn raw_entries(rig: &mut Rig) -> Vec<(String, u32)> {
+    let entries = rig.catalogue().into_iter();
+    let raw = entries.filter(|entry| entry.kind.get() == KIND_RAW);
+    let name = |entry: &CatalogueEntry| String::from_utf8_lossy(&entry.name).into_owned();
+    raw.map(|entry| {
+        (
+            name(&entry).trim_end_matches('\0').to_owned(),
+            entry.flags.get(),
+        )
+    })
+    .collect()
+}
+
+const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCLUDES;
+
+#[test]
+fn raw_event_without_leave_is_refused_and_the_host_not_asked() {
+    for allowed in [listed(&[]), listed(&[0x8])] {
+        let mut rig = allowing(allowed);
+        for request in [raw(RAW.1), sampling(raw(RAW.1), 100), raw(1 << 47)] {
+            assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP));
+        }
+        assert_eq!(rig.world.asked(), [0; 0]);
+        assert_eq!(raw_entries(&mut rig), []);
+    }
+}
+
+#[test]
+fn raw_event_that_the_host_does_not_count_is_unknown() {
+    let mut rig = allowing(listed(&[RAW.1, 0x8]));
+    assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
+    assert_eq!(raw_entries(&mut rig), [("raw-0x11".to_owned(), ALL_FLAGS)]);
+    // Where all are allowed, the host is asked.
+    let mut rig = allowing(RawEvents::All);
+    assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
+    assert_eq!(rig.world.asked(), [KIND_RAW]);
+    let any = ("raw".to_owned(), ALL_FLAGS | CATALOGUE_ANY_CONFIG);
+    assert_eq!(raw_entries(&mut rig), [any]);
+}
+
+#[test]
+fn raw_event_with_leave_counts_and_samples_as_hardware_does() {
+    for allowed in [listed(&[RAW.1]), RawEvents::All] {
+        let mut rig = allowing(allowed);
+        let event = rig.open(&raw(RAW.1)).expect("open");
+        rig.command(0, COMMAND_ENABLE, event);
+        rig.world.work(thread(0), 40, 4);
+        assert_eq!(rig.value(0, event), 40);
+        rig.close(event).expect("closed");
+
+        let user = OpenRequest {
+            flags: OPEN_EXCLUDE_KERNEL.into(),
+            ..raw(RAW.1)
+        };
+        rig.open(&user).expect("one mode alone");
+        let reply = rig.open_reply(&sampling(raw(RAW.1), 10));
+        assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
+        assert_eq!(rig.world.periods(), [10]);
+        // It is as short as the host samples it.
+        let refused = rig.open(&sampling(raw(RAW.1), 9));
+        assert_eq!(refused, Err(libc::EOPNOTSUPP));
+    }
+}
+
+#[test]
+fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
+    let mut rig = allowing(listed(&[RAW.1]));
+    rig.world.know_ips();
+    let request = OpenRequest {
+        engine: ENGINE_BATCHED.into(),
+        sample_type: 0x1.into(),
+        ..sampling(raw(RAW.1), 10)
+    };
+    let reply = rig.open_reply(&request);
+    assert_eq!(
+        (reply.status.get(), reply.engine.get()),
+        (0, ENGINE_BATCHED)
+    );
+}
+
+#[test]
+fn raw_events_go_with_the_rest_of_hardware() {
+    let mut rig = Rig::with_hardware(Hardware {
+        events: false,
+        raw: RawEvents::All,
+        ..Hardware::default()
+    });
+    assert_eq!(rig.open(&raw(RAW.1)), Err(libc::ENOENT));
+    assert_eq!(raw_entries(&mut rig), []);
+    assert_eq!(rig.world.asked(), [0; 0]);
+}
+
+#[test]
+fn operator_names_raw_events_by_their_numbers() {
+    for (allowed, name, spelled) in [
+        (listed(&[RAW.1]), "raw-0x11", "raw-0x11"),
+        (RawEvents::All, "raw=0x11", "raw=17"),
+    ] {
+        let rig = allowing(allowed);
+        let persist = Persist {
+            rate: None,
+            pages: 0,
+            ..crate::persistent::asked(name, 0)
+        };
+        rig.vpmu.persist(&persist).expect("started");
+        let started = rig.vpmu.persistent();
+        let event = started.first().map(|status| status.event.as_str());
+        assert_eq!(event, Some(spelled));
     }
 }

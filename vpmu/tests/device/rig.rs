@@ -213,7 +213,7 @@ impl Rig {
     ) -> Self {
         let world = Arc::new(World::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
-        let source = Box::new(FakeSource::new(&world));
+        let source = Box::new(FakeSource::new(&world, &settings.hardware.raw));
         let mut vpmu = Vpmu::new(settings, machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");
