@@ -100,6 +100,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "LIST|all")]
     pub raw_events: Option<RawEvents>,
 
+    /// Pin hardware events on the host: none shares its counter with others, and one that finds no
+    /// counter is in error. Without, the host gives counters in turns, and the guest sees it as less
+    /// time running than enabled
+    #[arg(long)]
+    pub pin_hardware: bool,
+
     /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
     /// in bytes or with K or M; 0: none [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -216,7 +222,7 @@ Examples:
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
    \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true,
-   \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"window\": \"16M\",
+   \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,

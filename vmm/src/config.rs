@@ -143,6 +143,8 @@ struct Document {
     count_mode: Option<CountMode>,
     #[serde(rename = "raw-events")]
     raw_events: Option<RawEvents>,
+    #[serde(rename = "pin-hardware")]
+    pin_hardware: Option<bool>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
     persistent: Vec<Spec>,
@@ -235,6 +237,7 @@ impl TryFrom<&RunArgs> for Config {
                     .or(file.raw_events)
                     .unwrap_or_default()
                     .into(),
+                pinned: args.pin_hardware || file.pin_hardware.unwrap_or(false),
             },
             window,
             persistent,

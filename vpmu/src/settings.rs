@@ -27,6 +27,9 @@ pub struct Hardware {
     pub count_mode: CountMode,
     /// The raw events ([`KIND_RAW`](crate::abi::KIND_RAW)) that there may be.
     pub raw: RawEvents,
+    /// Whether its events are pinned on the host, the operator's and the guest's alike: they never share a
+    /// counter with others, and one that finds none is in error. Each is then read by a call of its own.
+    pub pinned: bool,
 }
 
 impl Default for Hardware {
@@ -35,6 +38,7 @@ impl Default for Hardware {
             events: true,
             count_mode: CountMode::default(),
             raw: RawEvents::default(),
+            pinned: false,
         }
     }
 }

@@ -145,6 +145,21 @@ fn raw_events_are_the_flags_or_else_the_files_or_else_none() {
 }
 
 #[test]
+fn hardware_is_pinned_by_the_flag_or_else_by_the_file() {
+    let pinned = |config: Result<Config, ConfigError>| config.expect("valid").hardware.pinned;
+    assert!(!pinned(Config::try_from(&kernel())));
+    assert!(pinned(with_file(r#"{"pin-hardware": true}"#, kernel())));
+    let flag = RunArgs {
+        pin_hardware: true,
+        ..kernel()
+    };
+    assert!(
+        pinned(with_file(r#"{"pin-hardware": false}"#, flag)),
+        "the flag wins"
+    );
+}
+
+#[test]
 fn persistent_events_come_from_flags_or_else_from_the_file() {
     let text = r#"{"persistent": ["marks", "exits-io,cpu=0"], "recording": "a", "symbols": "b"}"#;
     let config = with_file(text, kernel()).expect("valid");

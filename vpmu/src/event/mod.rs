@@ -289,8 +289,9 @@ impl Event {
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
             exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
-            // A counter pinned for the guest would never give way to the operator's: see `Event::read`.
-            pinned: false,
+            // A counter pinned for the guest would never give way to the operator's, so that the operator
+            // alone has them pinned: see `Event::read`.
+            pinned: is_hardware(kind) && hardware.pinned,
         };
         let operators = self.is_operators();
         self.backing.prepare(cpu, &request, operators)

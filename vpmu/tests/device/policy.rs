@@ -4,7 +4,7 @@ use vpmu::abi::*;
 use vpmu::{CountMode, Hardware, Persist, RawEvents};
 
 use crate::rig::{Rig, open_of, sampling, thread};
-use crate::world::{CLOCK, CYCLES, RAW};
+use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
 
 fn counting(count_mode: CountMode) -> Rig {
     Rig::with_hardware(Hardware {
@@ -241,5 +241,76 @@ fn operator_names_raw_events_by_their_numbers() {
         let started = rig.vpmu.persistent();
         let event = started.first().map(|status| status.event.as_str());
         assert_eq!(event, Some(spelled));
+    }
+}
+
+fn pinning(pinned: bool) -> Rig {
+    Rig::with_hardware(Hardware {
+        pinned,
+        raw: listed(&[RAW.1]),
+        ..Hardware::default()
+    })
+}
+
+#[test]
+fn host_counters_of_hardware_are_pinned_if_the_operator_says_so() {
+    let trace = OpenRequest {
+        period: 100.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
+    };
+    let hardware = [cycles(), sampling(cycles(), 100), raw(RAW.1), trace];
+    let software = [
+        open_of(FAULTS.0, FAULTS.1, 0),
+        sampling(open_of(CLOCK.0, CLOCK.1, 0), 100_000),
+    ];
+    for pinned in [false, true] {
+        let mut rig = pinning(pinned);
+        let of = |rig: &mut Rig, request: &OpenRequest| {
+            let event = rig.open(request).expect("open");
+            rig.command(0, COMMAND_ENABLE, event);
+            let counters = rig.world.pinned();
+            rig.close(event).expect("closed");
+            counters
+        };
+        for request in &hardware {
+            assert_eq!(of(&mut rig, request), usize::from(pinned), "{request:?}");
+        }
+        for request in &software {
+            assert_eq!(of(&mut rig, request), 0, "{request:?}");
+        }
+    }
+}
+
+#[test]
+fn operators_own_events_of_hardware_are_pinned_too() {
+    let rig = pinning(true);
+    let persist = Persist {
+        rate: None,
+        pages: 0,
+        ..crate::persistent::asked("cycles", 0)
+    };
+    rig.vpmu.persist(&persist).expect("started");
+    assert_eq!(rig.world.pinned(), 1);
+}
+
+#[test]
+fn pinned_hardware_without_a_counter_is_in_error() {
+    for request in [cycles(), sampling(cycles(), 1_000_000)] {
+        let mut rig = pinning(true);
+        let event = rig.open(&request).expect("open");
+        rig.post_notice(0, 16);
+        rig.command(0, COMMAND_ENABLE, event);
+        rig.world.work(thread(0), 40, 4);
+        assert_eq!(rig.value(0, event), 40);
+        // Its place is another's: perf ends the reads of such an event.
+        rig.world.give_up(thread(0));
+        let reply = rig.command(0, COMMAND_DISABLE, event);
+        assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
+        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
+        let notice = rig.whole_notice().expect("told");
+        assert_eq!(
+            (notice.kind.get(), notice.event.get(), notice.value.get()),
+            (NOTICE_ERROR, event, REFUSED_NOT.into())
+        );
     }
 }
