@@ -249,6 +249,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         REFUSED_ABSENT,
         REFUSED_POLICY,
         REFUSED_OTHER,
+        REFUSED_SEVERAL_PMUS,
         NOTICE_WAKEUP,
         NOTICE_ERROR,
         NOTICE_LIMIT,

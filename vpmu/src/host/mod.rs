@@ -18,6 +18,7 @@ mod sys;
 mod timers;
 pub(crate) mod tracepoint;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use libc::c_int;
 pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
-use self::pmus::RawFormat;
+use self::pmus::CpuPmu;
 use self::probe::Probed;
 use self::ring::Pool;
 use self::set::PerfSet;
@@ -62,12 +63,12 @@ pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
     /// What the operator has decided about events that hardware counts.
     hardware: Hardware,
-    /// What a raw event can be.
-    format: RawFormat,
+    /// What counts hardware events.
+    pmu: Result<CpuPmu, Refusal>,
 }
 
 impl HostFiles {
-    /// Reads them, for a device that has the same in [`Settings::hardware`](crate::Settings::hardware).
+    /// Reads them, and on which CPUs the calling thread may run, for a device that has the same in [`Settings::hardware`](crate::Settings::hardware).
     /// Without [`Hardware::events`] the source opens none that hardware counts, not even to find out whether
     /// it can.
     #[must_use]
@@ -78,7 +79,7 @@ impl HostFiles {
         Self {
             tracepoints: Tracepoints::find(),
             hardware: hardware.clone(),
-            format: RawFormat::read(Path::new(pmus::DEVICES)),
+            pmu: cpu_pmu(),
         }
     }
 }
@@ -92,7 +93,7 @@ pub struct PerfSource {
     timers: Timers,
     tracepoints: Option<Tracepoints>,
     closer: Arc<Closer>,
-    format: RawFormat,
+    pmu: CpuPmu,
     offers: Vec<Offer>,
     /// Why there are none of a kind.
     refusals: Vec<(u32, Refusal)>,
@@ -135,7 +136,7 @@ impl PerfSource {
         let Probed {
             mut offers,
             refusals,
-        } = probe::probe(&files.hardware, files.format);
+        } = probe::probe(&files.hardware, files.pmu);
         for (kind, refusal) in &refusals {
             log_refusal(*kind, *refusal);
         }
@@ -147,7 +148,8 @@ impl PerfSource {
             timers: Timers::default(),
             tracepoints,
             closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
-            format: files.format,
+            // Without one there is no offer that it would count.
+            pmu: files.pmu.unwrap_or_default(),
             offers,
             refusals,
         })
@@ -196,6 +198,22 @@ pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
+/// The PMU of the CPUs that the calling thread may run on, as threads may that it makes.
+fn cpu_pmu() -> Result<CpuPmu, Refusal> {
+    let affinity = sys::affinity().unwrap_or_else(|error| {
+        log::warn!("the host does not say on which CPUs this process may run: {error}");
+        BTreeSet::new()
+    });
+    CpuPmu::find(Path::new(pmus::DEVICES), &affinity)
+}
+
+/// Why no event that hardware counts would be opened from the calling thread, whatever the host opens: on
+/// some of the CPUs that it may run on the event would stand still.
+#[must_use]
+pub fn hardware_refusal() -> Option<Refusal> {
+    cpu_pmu().err()
+}
+
 /// The error of an open; of a raw event that the PMU does not know, `ENOENT`.
 fn unknown(what: &Request, error: io::Error) -> io::Error {
     match error.raw_os_error() {
@@ -233,7 +251,7 @@ impl Source for PerfSource {
             let recorder = Recorder::open(tracepoints, thread, &self.clock, &self.pool)?;
             return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
         }
-        self.format.check(what)?;
+        self.pmu.check(what)?;
         counter::open(self, what, thread).map_err(|error| unknown(what, error))
     }
 
@@ -246,6 +264,6 @@ impl Source for PerfSource {
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
-        Box::new(PerfSet::new(thread, self.format))
+        Box::new(PerfSet::new(thread, self.pmu))
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::counter::attr;
-use super::pmus::RawFormat;
+use super::pmus::CpuPmu;
 use super::sys;
 use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::catalogue::is_hardware;
@@ -87,14 +87,19 @@ pub(super) struct Probed {
 }
 
 /// Opens each candidate; those that the CPU's PMU counts as far as `hardware` allows them.
-pub(super) fn probe(hardware: &Hardware, format: RawFormat) -> Probed {
+pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed {
     let mut offers = Vec::new();
     let mut refusals = Vec::new();
-    let candidates = candidates().chain(raw(&hardware.raw, format));
-    let tried = candidates.filter(|offer| hardware.events || !is_hardware(offer.kind));
+    let has_pmu = hardware.events && pmu.is_ok();
+    if let (true, Err(refusal)) = (hardware.events, pmu) {
+        refusals.push((KIND_HARDWARE, refusal));
+    }
+    let pmu = pmu.unwrap_or_default();
+    let candidates = candidates().chain(raw(&hardware.raw, pmu));
+    let tried = candidates.filter(|offer| has_pmu || !is_hardware(offer.kind));
     for offer in tried {
         let Offer { kind, config, .. } = offer;
-        match probed(offer) {
+        match probed(offer, pmu) {
             Ok(offer) => offers.push(offer),
             // The first of a kind is the plainest.
             Err(error) if kind != KIND_RAW && refusals.iter().all(|&(of, _)| of != kind) => {
@@ -152,7 +157,7 @@ fn candidates() -> impl Iterator<Item = Offer> {
 }
 
 /// The raw events that the operator lists, or one that stands for all.
-fn raw(events: &RawEvents, format: RawFormat) -> Vec<Offer> {
+fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
     let counts = "the CPU's raw event of this number on the vCPU's thread";
     let offer = |config, name| on_cpu(KIND_RAW, config, name, counts);
     let listed = match events {
@@ -164,7 +169,7 @@ fn raw(events: &RawEvents, format: RawFormat) -> Vec<Offer> {
             }];
         }
     };
-    let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| format.takes(c));
+    let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| pmu.takes(c));
     for config in others {
         log::warn!(
             "no guest gets raw event {config:#x}: it is more than an event and a unit mask of this PMU"
@@ -192,7 +197,7 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
 ///
 /// # Errors
 /// The host's: it does not open at all.
-fn probed(offer: Offer) -> io::Result<Offer> {
+fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
     let opens = |sampling, excludes: bool| {
         let request = Request {
             kind: offer.kind,
@@ -204,7 +209,7 @@ fn probed(offer: Offer) -> io::Result<Offer> {
             exclude_host: offer.guest_only,
             pinned: false,
         };
-        sys::open(&attr(&request), 0).map(drop)
+        sys::open(&attr(&request, pmu), 0).map(drop)
     };
     opens(None, false)?;
     // Long enough to be allowed anywhere; the event never runs.
@@ -219,4 +224,51 @@ fn probed(offer: Offer) -> io::Result<Offer> {
         excludes,
         ..offer
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_is_not_tried_where_its_pmu_is_not_known() {
+        let hardware = Hardware {
+            raw: RawEvents::All,
+            ..Hardware::default()
+        };
+        let probed = probe(&hardware, Err(Refusal::SeveralPmus));
+        assert!(
+            probed
+                .offers
+                .iter()
+                .all(|offer| offer.kind == KIND_SOFTWARE)
+        );
+        assert!(!probed.offers.is_empty());
+        assert_eq!(probed.refusals, [(KIND_HARDWARE, Refusal::SeveralPmus)]);
+        // What the operator keeps needs no PMU.
+        let without = Hardware {
+            events: false,
+            ..hardware
+        };
+        let probed = probe(&without, Err(Refusal::SeveralPmus));
+        assert_eq!(probed.refusals, []);
+    }
+
+    #[test]
+    fn raw_candidates_are_those_of_the_list_that_fit_the_pmu() {
+        let listed = RawEvents::Listed([0x11, 0x8, 1 << 21].into());
+        let names = |events| -> Vec<(String, u64, bool)> {
+            let offers = raw(events, CpuPmu::default()).into_iter();
+            offers
+                .map(|offer| (offer.name, offer.config, offer.any_config))
+                .collect()
+        };
+        let fit = [
+            ("raw-0x8".to_owned(), 0x8, false),
+            ("raw-0x11".to_owned(), 0x11, false),
+        ];
+        assert_eq!(names(&listed), fit);
+        assert_eq!(names(&RawEvents::All), [("raw".to_owned(), 0, true)]);
+        assert_eq!(names(&RawEvents::default()), []);
+    }
 }

@@ -4,7 +4,7 @@
 use std::io;
 
 use super::group::{Class, Group, On, Scratch};
-use super::pmus::RawFormat;
+use super::pmus::CpuPmu;
 use super::readings::Readings;
 use super::{sys, unknown};
 use crate::source::{CounterKey, CounterSet, Reading, Request};
@@ -15,7 +15,7 @@ pub(super) const MOST_PAGES: usize = 32;
 #[derive(Debug)]
 pub(super) struct PerfSet {
     thread: i32,
-    format: RawFormat,
+    pmu: CpuPmu,
     groups: Vec<Group>,
     readings: Readings,
     scratch: Scratch,
@@ -24,10 +24,10 @@ pub(super) struct PerfSet {
 }
 
 impl PerfSet {
-    pub(super) fn new(thread: i32, format: RawFormat) -> Self {
+    pub(super) fn new(thread: i32, pmu: CpuPmu) -> Self {
         Self {
             thread,
-            format,
+            pmu,
             groups: Vec::new(),
             readings: Readings::default(),
             scratch: Scratch::new(),
@@ -39,6 +39,7 @@ impl PerfSet {
     fn place(&mut self, what: &Request, class: Class, key: CounterKey) -> io::Result<usize> {
         let on = On {
             thread: self.thread,
+            pmu: self.pmu,
             own: sys::known_thread() == self.thread,
             pages: self.pages < MOST_PAGES,
         };
@@ -77,7 +78,7 @@ impl PerfSet {
 impl CounterSet for PerfSet {
     fn add(&mut self, what: &Request) -> io::Result<CounterKey> {
         let class = Class::of(what).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        self.format.check(what)?;
+        self.pmu.check(what)?;
         let key = self.readings.take()?;
         let placed = self.place(what, class, key);
         let placed = placed.map_err(|error| unknown(what, error));
@@ -139,6 +140,7 @@ mod tests {
     fn add_strange_group(set: &mut PerfSet, thread: i32) {
         let on = On {
             thread,
+            pmu: CpuPmu::default(),
             own: false,
             pages: false,
         };
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     fn counter_that_a_group_refuses_goes_to_a_further_group() {
-        let mut set = PerfSet::new(sys::thread(), RawFormat::default());
+        let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
         let (tell, told) = channel();
         let (end, ended) = channel::<()>();
         let strange = thread::spawn(move || {
@@ -177,7 +179,7 @@ mod tests {
 
     #[test]
     fn counters_of_one_class_share_a_group_up_to_its_bound() {
-        let mut set = PerfSet::new(sys::thread(), RawFormat::default());
+        let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
         let keys: Vec<_> = (0..65).map(|_| set.add(&software(2)).unwrap()).collect();
         assert_eq!(set.groups.len(), 2);
         let pinned = Request {

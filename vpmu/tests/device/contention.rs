@@ -191,6 +191,9 @@ fn configuration_says_why_a_kind_is_missing() {
     rig.world.refuse_kind(KIND_HARDWARE, Refusal::InUse);
     rig.world.refuse_kind(KIND_SOFTWARE, Refusal::Permission);
     assert_eq!(why(&rig), (REFUSED_IN_USE, REFUSED_PERMISSION));
+    let rig = Rig::new();
+    rig.world.refuse_kind(KIND_HARDWARE, Refusal::SeveralPmus);
+    assert_eq!(why(&rig), (REFUSED_SEVERAL_PMUS, REFUSED_NOT));
 }
 
 #[test]
