@@ -80,6 +80,7 @@ struct vpmu_config {
 #define VPMU_REFUSED_ABSENT		4	/* the host has no such event, or no PMU */
 #define VPMU_REFUSED_POLICY		5	/* the operator has disabled them */
 #define VPMU_REFUSED_OTHER		6
+#define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM is not kept on CPUs of one core PMU */
 
 /* vpmu_control_header::op, with what follows and what answers */
 #define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */
@@ -142,6 +143,7 @@ struct vpmu_control_reply {
 #define VPMU_OPEN_AUX_RESUME		(1U << 13)	/* overflow resumes it */
 #define VPMU_OPEN_PAUSED		(1U << 14)	/* waits for its starter */
 #define VPMU_OPEN_PERSISTENT		(1U << 15)	/* as by VPMU_CONTROL_DETACH */
+#define VPMU_OPEN_EXCLUDE_HOST		(1U << 16)	/* whatever the count mode */
 
 /*
  * vpmu_open_request::sample_type: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD,

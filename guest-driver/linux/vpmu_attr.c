@@ -106,7 +106,7 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.pinned = 0;
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
-	/* count_mode says what becomes of the hypervisor's work; our own guests are our work. */
+	/* Guests of our own are our work. */
 	rest.exclude_hv = 0;
 	rest.exclude_guest = 0;
 	rest.exclude_callchain_kernel = 0;

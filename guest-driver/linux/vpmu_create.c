@@ -180,14 +180,17 @@ static void event_request_sampling(const struct perf_event *event, const struct 
 }
 
 /*
- * Leaves a mode out. A clock of perf core's door cannot, as the kernel's own cannot: it
- * counts all, and makes samples of the other mode alone.
+ * Leaves a mode out, or the host's work. A clock of perf core's door cannot leave a mode out,
+ * as the kernel's own cannot: it counts all, and makes samples of the other mode alone.
  */
 static int event_exclude(const struct perf_event *event, struct vpmu_event *own, u32 *flags)
 {
 	const struct perf_event_attr *attr = &event->attr;
 	u64 config = event->hw.config;
 
+	/* A device that counts the guest alone may be older than the flag. */
+	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
+		*flags |= VPMU_OPEN_EXCLUDE_HOST;
 	if (!attr->exclude_user && !attr->exclude_kernel)
 		return 0;
 	if (!own->file && !vpmu_request_excludes(own->dev, config)) {

@@ -171,6 +171,7 @@ void vpmu_request_attr(const struct vpmu_device *dev, const struct vpmu_open_req
 		.pinned = !!(flags & VPMU_OPEN_PINNED),
 		.exclude_user = !!(flags & VPMU_OPEN_EXCLUDE_USER),
 		.exclude_kernel = !!(flags & VPMU_OPEN_EXCLUDE_KERNEL),
+		.exclude_hv = !!(flags & VPMU_OPEN_EXCLUDE_HOST),
 		.freq = !!(flags & VPMU_OPEN_FREQ),
 		.inherit_stat = !!(flags & VPMU_OPEN_INHERIT_STAT),
 		.watermark = !!(flags & VPMU_OPEN_WATERMARK),

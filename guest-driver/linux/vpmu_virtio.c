@@ -104,6 +104,8 @@ static const char *refusal(u32 why)
 		return "it has no such event";
 	case VPMU_REFUSED_POLICY:
 		return "disabled by its operator";
+	case VPMU_REFUSED_SEVERAL_PMUS:
+		return "it has several core PMUs, and the VMM may run on CPUs of more than one";
 	default:
 		return "an error";
 	}
@@ -118,7 +120,9 @@ static const char *refusal(u32 why)
  */
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
-	why = min_t(u32, why, VPMU_REFUSED_OTHER);
+	/* A later device may know others. */
+	if (why > VPMU_REFUSED_SEVERAL_PMUS)
+		why = VPMU_REFUSED_OTHER;
 	if (why != VPMU_REFUSED_NOT && !test_and_set_bit(why, &dev->refused))
 		dev_warn(&dev->vdev->dev,
 			 "the host refused a counter for an event: %s; ask the operator\n",

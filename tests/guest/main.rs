@@ -63,6 +63,7 @@ mod persistent_operator;
 mod persistent_rules;
 mod persistent_window;
 mod persisting;
+mod policy;
 mod profiled;
 mod profiles;
 mod programs;
@@ -187,6 +188,7 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "hostile" => Some(hostile::TESTS.to_vec()),
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),
+        "policy" => Some(policy::TESTS.to_vec()),
         "refusals" => Some(refusals::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
         "baseline" => Some(baseline::TESTS.to_vec()),

@@ -1,6 +1,7 @@
 //! What the tests need of processes, signals and limits, each call behind a safe function.
 #![expect(unsafe_code, reason = "system calls that have no safe wrapper")]
 
+use perf_event_open_sys::bindings::perf_event_attr;
 use std::ffi::CStr;
 use std::fs;
 use std::io;
@@ -340,20 +341,20 @@ pub(crate) fn allow_descriptors(most: u64) -> io::Result<()> {
 
 /// `perf_event_open(2)` of a counting event of the calling thread, by perf's own types.
 pub(crate) fn open_perf_event(kind: u32, config: u64) -> io::Result<OwnedFd> {
-    const SIZE: u32 = 64;
-    // perf_event_attr: type, size, config; the rest is zero.
-    let attr = [
-        u64::from(kind) | u64::from(SIZE) << 32,
+    open_perf_attr(&perf_event_attr {
+        type_: kind,
+        // The first that there was.
+        size: 64,
         config,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: the kernel reads SIZE bytes, which live through the call.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), 0, -1, -1, 0) };
+        ..perf_event_attr::default()
+    })
+}
+
+/// Opens an event of this task by `perf_event_open(2)`.
+pub(crate) fn open_perf_attr(attr: &perf_event_attr) -> io::Result<OwnedFd> {
+    let attr: *const perf_event_attr = attr;
+    // SAFETY: the kernel reads as many bytes as the attr says, which live through the call.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr, 0, -1, -1, 0) };
     let fd = checked(i32::try_from(fd).map_err(io::Error::other)?)?;
     // SAFETY: just opened, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -13,6 +13,7 @@ use crate::confine::User;
 use crate::ctl::CtlArgs;
 use crate::limits::LimitArgs;
 use crate::persistent::Spec;
+use crate::raw_events::RawEvents;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
 #[derive(Debug, Parser)]
@@ -88,6 +89,23 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_hardware_events: bool,
 
+    /// Whose work hardware events count: guest (the guest's alone), or vcpu (the host's for the vCPU,
+    /// too: KVM and this VMM on its thread). Those that sample leave the host's out in both
+    /// [default: guest]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub count_mode: Option<CountMode>,
+
+    /// Let the guest have these raw hardware events: hexadecimal numbers and ranges of them, or all.
+    /// See below [default: none]
+    #[arg(long, value_name = "LIST|all")]
+    pub raw_events: Option<RawEvents>,
+
+    /// Pin hardware events on the host: none shares its counter with others, and one that finds no
+    /// counter is in error. Without, the host gives counters in turns, and the guest sees it as less
+    /// time running than enabled
+    #[arg(long)]
+    pub pin_hardware: bool,
+
     /// Memory of the VMM's own for the rings of persistent events that outlive a reset of the guest,
     /// in bytes or with K or M; 0: none [default: 16M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -162,6 +180,26 @@ pub enum Engine {
     Exit,
 }
 
+/// Whose work hardware events count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CountMode {
+    /// The guest's alone
+    #[default]
+    Guest,
+    /// The host's for the vCPU, too
+    Vcpu,
+}
+
+impl From<CountMode> for vpmu::CountMode {
+    fn from(mode: CountMode) -> Self {
+        match mode {
+            CountMode::Guest => Self::Guest,
+            CountMode::Vcpu => Self::Vcpu,
+        }
+    }
+}
+
 /// What follows when the guest resets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -183,7 +221,8 @@ Examples:
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true, \"window\": \"16M\",
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true,
+   \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
    \"engine\": \"auto\", \"user\": \"1000:1000\", \"chroot\": \"/srv/vm\", \"seccomp\": true,
@@ -208,6 +247,13 @@ value 7, exits-io:k those in kernel mode. The options:
 Without period and freq each mark and each exit is a sample, clocks and hardware events make 1000
 a second, and what cannot be sampled only counts. The recording tells of the guest alone: neither
 the host's name nor any path of it is in the file.
+
+Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these numbers of the host CPU's own
+events ('perf stat -e r11' in the guest). A raw event can reach what others share with the guest, such
+as a last-level cache, or tell it what its host and neighbours do: allow those that you know, from the
+manual of this very CPU. A number is an event and its unit mask; flags (any thread, edge and the like)
+are never passed on. The catalogue lists those that the host opens, as raw-0x11. With all, the guest may
+ask for any.
 
 Control: --ctl makes a socket, yours alone, on which 'vmm ctl' lists, starts, flushes, records and
 ends persistent events while the guest runs. It goes with the machine; one that a dead machine

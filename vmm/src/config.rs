@@ -5,14 +5,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use vpmu::Hardware;
 
 use crate::arch::board::DEFAULT_CMDLINE;
 use crate::arch::layout::{PAGE, WINDOW_MAX};
 use crate::arch::platform;
-use crate::cli::{Engine, OnReset, RunArgs};
+use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::User;
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::persistent::Spec;
+use crate::raw_events::RawEvents;
 
 pub use crate::arch::layout::MAX_VCPUS;
 
@@ -41,8 +43,8 @@ pub struct Config {
     pub vpmu: bool,
     /// Whether the guest's processors have a PMU of their own.
     pub guest_pmu: bool,
-    /// Whether events that hardware counts may be opened on the host.
-    pub hardware_events: bool,
+    /// What the host's hardware counts.
+    pub hardware: Hardware,
     /// Bytes of the window, whole pages; zero: there is none.
     pub window: u64,
     /// Persistent events that the run begins with.
@@ -137,6 +139,12 @@ struct Document {
     guest_pmu: Option<bool>,
     #[serde(rename = "hardware-events")]
     hardware_events: Option<bool>,
+    #[serde(rename = "count-mode")]
+    count_mode: Option<CountMode>,
+    #[serde(rename = "raw-events")]
+    raw_events: Option<RawEvents>,
+    #[serde(rename = "pin-hardware")]
+    pin_hardware: Option<bool>,
     #[serde(deserialize_with = "bytes")]
     window: Option<u64>,
     persistent: Vec<Spec>,
@@ -217,7 +225,20 @@ impl TryFrom<&RunArgs> for Config {
             memory_mib,
             vpmu,
             guest_pmu,
-            hardware_events: !args.no_hardware_events && file.hardware_events.unwrap_or(true),
+            hardware: Hardware {
+                events: !args.no_hardware_events && file.hardware_events.unwrap_or(true),
+                count_mode: args
+                    .count_mode
+                    .or(file.count_mode)
+                    .unwrap_or_default()
+                    .into(),
+                raw: args
+                    .raw_events
+                    .or(file.raw_events)
+                    .unwrap_or_default()
+                    .into(),
+                pinned: args.pin_hardware || file.pin_hardware.unwrap_or(false),
+            },
             window,
             persistent,
             recording: args.recording.or(file.recording),

@@ -37,6 +37,7 @@ pub mod memory;
 pub mod operator;
 pub mod persistent;
 mod place;
+pub mod raw_events;
 pub mod recording;
 pub mod report;
 pub mod signal;

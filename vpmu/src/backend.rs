@@ -102,7 +102,7 @@ impl Backend {
     /// # Errors
     /// `ENOENT`: the catalogue does not list it either.
     pub(crate) fn permit(&self, request: &Request) -> io::Result<()> {
-        match self.settings.hardware_events || !is_hardware(request.kind) {
+        match self.settings.hardware.events || !is_hardware(request.kind) {
             true => Ok(()),
             false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
         }
@@ -121,7 +121,7 @@ impl Backend {
 
     /// Why the guest has no event of a kind of the host's.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
-        match self.settings.hardware_events || !is_hardware(kind) {
+        match self.settings.hardware.events || !is_hardware(kind) {
             true => self.source.refusal(kind),
             false => Some(Refusal::Policy),
         }

@@ -11,7 +11,7 @@ use crate::abi::{
 use crate::event::pace;
 use crate::machine::Machine;
 use crate::producer::AuxProducer;
-use crate::settings::Settings;
+use crate::settings::{CountMode, Settings};
 use crate::source::{Offer, Source};
 
 const DEVICE: &str = "device";
@@ -36,7 +36,7 @@ pub(crate) struct Entry {
     name: String,
     unit: &'static str,
     source: String,
-    counts: &'static str,
+    counts: String,
 }
 
 impl Entry {
@@ -59,7 +59,7 @@ impl Entry {
             name: name.to_owned(),
             unit: "",
             source: source.to_owned(),
-            counts,
+            counts: counts.to_owned(),
         }
     }
 
@@ -98,7 +98,7 @@ impl Entry {
             name: text(&self.name),
             unit: text(self.unit),
             source: text(&self.source),
-            counts: text(self.counts),
+            counts: text(&self.counts),
         }
     }
 }
@@ -118,22 +118,23 @@ impl Catalogue {
     ) -> Self {
         let vcpus = settings.vcpus;
         let floor = settings.limits.min_hardware_period;
+        let mode = settings.hardware.count_mode;
         let mut entries: Vec<Entry> = offers(source, settings)
             .map(|offer| Entry {
                 kind: offer.kind,
                 config: offer.config,
-                any_config: false,
+                any_config: offer.any_config,
                 shortest_period: shortest_period(offer, floor),
                 excludes: offer.excludes,
                 format: (offer.kind == KIND_EXIT_TRACE).then_some(FORMAT_EXITS),
-                guest_only: offer.guest_only,
+                guest_only: offer.guest_only && !(counts_host(mode) && is_hardware(offer.kind)),
                 name: offer.name.clone(),
                 unit: offer.unit,
                 source: match offer.kind {
                     KIND_EXIT_TRACE => TRACEPOINTS.to_owned(),
                     _ => format!("host perf: {}", offer.name),
                 },
-                counts: offer.counts,
+                counts: counts(offer, mode),
             })
             .collect();
         let tsc = Entry::device(
@@ -340,9 +341,24 @@ pub(crate) fn is_hardware(kind: u32) -> bool {
 
 /// What `source` offers, as far as the operator lets anybody have it.
 fn offers<'a>(source: &'a dyn Source, settings: &Settings) -> impl Iterator<Item = &'a Offer> {
-    let hardware = settings.hardware_events;
+    let hardware = settings.hardware.events;
     let permitted = move |offer: &&Offer| hardware || !is_hardware(offer.kind);
     source.offers().iter().filter(permitted)
+}
+
+/// Whether hardware counts the host's work for the vCPU, too.
+fn counts_host(mode: CountMode) -> bool {
+    mode == CountMode::Vcpu
+}
+
+/// What exactly an offer counts in a mode.
+fn counts(offer: &Offer, mode: CountMode) -> String {
+    let whose = match is_hardware(offer.kind) {
+        false => "",
+        true if counts_host(mode) => ", host work for the vCPU included, but not in samples",
+        true => " while the guest runs",
+    };
+    format!("{}{whose}", offer.counts)
 }
 
 /// The shortest period of a host event, if it can sample. Those of hardware begin at a `floor`: the host

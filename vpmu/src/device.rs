@@ -9,8 +9,8 @@ use vm_memory::GuestMemoryMmap;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    COUNT_GUEST, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW, KIND_HARDWARE,
-    KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, VERSION,
+    COUNT_GUEST, COUNT_VCPU, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW,
+    KIND_HARDWARE, KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, VERSION,
 };
 use crate::backend::Backend;
 use crate::clock::Clock;
@@ -23,7 +23,7 @@ use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_r
 use crate::producer::{AuxError, AuxProducer, AuxWriter};
 use crate::refusal::Refusal;
 use crate::session::VcpuSession;
-use crate::settings::{LimitsError, Settings};
+use crate::settings::{CountMode, LimitsError, Settings};
 use crate::shard::{Shard, State};
 use crate::shared::Shared;
 use crate::source::Source;
@@ -268,7 +268,11 @@ impl Vpmu {
             max_events: limits.max_events.into(),
             max_ring_pages: limits.max_ring_pages.into(),
             catalogue_len: u32::try_from(entries).unwrap_or(u32::MAX).into(),
-            count_mode: COUNT_GUEST.into(),
+            count_mode: match backend.settings.hardware.count_mode {
+                CountMode::Guest => COUNT_GUEST,
+                CountMode::Vcpu => COUNT_VCPU,
+            }
+            .into(),
             time_mult: backend.clock.mult.into(),
             time_shift: backend.clock.shift.into(),
             refused_hardware: Refusal::wire(backend.refusal(KIND_HARDWARE)),

@@ -62,6 +62,6 @@ pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
 pub use refusal::Refusal;
 pub use session::VcpuSession;
-pub use settings::{Engines, Limits, LimitsError, Settings};
+pub use settings::{CountMode, Engines, Hardware, Limits, LimitsError, RawEvents, Settings};
 pub use source::Source;
 pub use work::{Turn, Work};

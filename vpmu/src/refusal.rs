@@ -4,7 +4,7 @@ use std::io;
 
 use crate::abi::{
     REFUSED_ABSENT, REFUSED_DESCRIPTORS, REFUSED_IN_USE, REFUSED_NOT, REFUSED_OTHER,
-    REFUSED_PERMISSION, REFUSED_POLICY,
+    REFUSED_PERMISSION, REFUSED_POLICY, REFUSED_SEVERAL_PMUS,
 };
 
 /// Why the host refuses a counter. The text is the operator's, with the remedy.
@@ -31,6 +31,12 @@ pub enum Refusal {
     /// The operator has disabled them.
     #[error("disabled by the operator")]
     Policy,
+    /// The CPUs that the process may run on are not all of one core PMU.
+    #[error(
+        "the host has several core PMUs, or CPUs without one: keep the VMM on CPUs of one, for example with \
+         taskset"
+    )]
+    SeveralPmus,
     /// Another reason.
     #[error("the log of its kernel may say why")]
     Other,
@@ -60,6 +66,7 @@ impl Refusal {
             Some(Self::Descriptors) => REFUSED_DESCRIPTORS,
             Some(Self::Absent) => REFUSED_ABSENT,
             Some(Self::Policy) => REFUSED_POLICY,
+            Some(Self::SeveralPmus) => REFUSED_SEVERAL_PMUS,
             Some(Self::Other) => REFUSED_OTHER,
         }
     }

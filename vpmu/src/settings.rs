@@ -1,5 +1,7 @@
 //! What an operator decides about one VM's device.
 
+use std::collections::BTreeSet;
+
 /// The fixed facts of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -11,9 +13,72 @@ pub struct Settings {
     pub limits: Limits,
     /// What makes the samples of host counters.
     pub engines: Engines,
-    /// Whether the guest, and its operator, may have events that hardware counts. While such an event is
-    /// open, Linux starts no VM with a mediated PMU on the host.
-    pub hardware_events: bool,
+    /// What hardware counts for the guest and its operator.
+    pub hardware: Hardware,
+}
+
+/// What the host's hardware counts for a guest, and for its operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    /// Whether it counts anything. While such an event is open, Linux starts no VM with a mediated PMU on
+    /// the host.
+    pub events: bool,
+    /// Whose work its events count.
+    pub count_mode: CountMode,
+    /// The raw events ([`KIND_RAW`](crate::abi::KIND_RAW)) that there may be.
+    pub raw: RawEvents,
+    /// Whether its events are pinned on the host, the operator's and the guest's alike: they never share a
+    /// counter with others, and one that finds none is in error. Each is then read by a call of its own.
+    pub pinned: bool,
+}
+
+impl Default for Hardware {
+    fn default() -> Self {
+        Self {
+            events: true,
+            count_mode: CountMode::default(),
+            raw: RawEvents::default(),
+            pinned: false,
+        }
+    }
+}
+
+/// The raw events that a guest may have: numbers of the host's PMU, by which it can count what its kernel has
+/// no name for. Some of them see more than this guest, such as what a shared cache does for others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RawEvents {
+    /// These, each found to open before it is listed.
+    Listed(BTreeSet<u64>),
+    /// Whatever the PMU takes as an event and a unit mask.
+    All,
+}
+
+impl RawEvents {
+    /// Whether the operator allows `config`.
+    #[must_use]
+    pub fn allow(&self, config: u64) -> bool {
+        match self {
+            Self::Listed(configs) => configs.contains(&config),
+            Self::All => true,
+        }
+    }
+}
+
+impl Default for RawEvents {
+    fn default() -> Self {
+        Self::Listed(BTreeSet::new())
+    }
+}
+
+/// Whose work the events that hardware counts hold. Those that sample hold the guest's alone, always: the
+/// host's work for one sample would bring about the next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CountMode {
+    /// The guest's alone.
+    #[default]
+    Guest,
+    /// The host's for the vCPU, too: all that the vCPU's thread does.
+    Vcpu,
 }
 
 /// What makes the samples of host counters, where the guest leaves the choice to the device.

@@ -55,6 +55,8 @@ pub struct Offer {
     pub kind: u32,
     /// Which event of the kind.
     pub config: u64,
+    /// Any other config, too, as far as the host opens it.
+    pub any_config: bool,
     /// As the catalogue names it: lower case, digits and dashes, at most 40 bytes.
     pub name: String,
     /// Unit of the count: empty for plain numbers.
@@ -63,7 +65,7 @@ pub struct Offer {
     pub counts: &'static str,
     /// The shortest period that the host samples it with; `None`: it cannot sample.
     pub shortest_period: Option<u64>,
-    /// Work of the host is left out.
+    /// Work of the host is left out, by [`Request::exclude_host`] if hardware counts it.
     pub guest_only: bool,
     /// The exclusions of guest modes are honoured.
     pub excludes: bool,
@@ -82,6 +84,8 @@ pub struct Request {
     pub exclude_user: bool,
     /// Leave guest kernel mode out.
     pub exclude_kernel: bool,
+    /// Leave the host's work for the vCPU out; of events that hardware counts.
+    pub exclude_host: bool,
     /// In error rather than sharing its counter with others.
     pub pinned: bool,
 }

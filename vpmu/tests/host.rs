@@ -43,6 +43,7 @@ fn request(kind: u32, config: u64, sampling: Option<Sampling>) -> Request {
         sampling,
         exclude_user: false,
         exclude_kernel: false,
+        exclude_host: kind == KIND_HARDWARE,
         pinned: false,
     }
 }

@@ -156,6 +156,7 @@ fn recorder() -> Result<(Box<dyn Counter>, PerfSource, Guest), String> {
         sampling: None,
         exclude_user: false,
         exclude_kernel: false,
+        exclude_host: false,
         pinned: false,
     };
     let recorder = source.open(&request, source.thread()).expect("offered");

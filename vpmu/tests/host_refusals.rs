@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use vmm_sys_util::signal::SIGRTMIN;
+use vpmu::Hardware;
 use vpmu::Refusal;
 use vpmu::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use vpmu::host::{HostFiles, PerfSource};
@@ -31,6 +32,7 @@ fn clock() -> Request {
         }),
         exclude_user: false,
         exclude_kernel: false,
+        exclude_host: false,
         pinned: false,
     }
 }
@@ -110,7 +112,11 @@ fn thread_without_capabilities_is_refused_as_the_level_says() {
 fn source_without_hardware_offers_none_and_does_not_try() {
     let _alone = alone();
     let begin = || Ok(());
-    let files = HostFiles::read().without_hardware();
+    let without = Hardware {
+        events: false,
+        ..Hardware::default()
+    };
+    let files = HostFiles::read(&without);
     let source = PerfSource::confined(files, SIGRTMIN(), begin).expect("a source");
     let hardware = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW];
     assert!(!source.offers().is_empty());

@@ -51,6 +51,7 @@ fn event(config: u64) -> Request {
         sampling: None,
         exclude_user: false,
         exclude_kernel: false,
+        exclude_host: false,
         pinned: false,
     }
 }

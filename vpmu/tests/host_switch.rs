@@ -23,7 +23,8 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
 use vpmu::{
-    Engines, ExitReason, GuestRegs, Limits, Machine, Registers, Settings, Turn, VcpuSession, Vpmu,
+    Engines, ExitReason, GuestRegs, Hardware, Limits, Machine, Registers, Settings, Turn,
+    VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -99,7 +100,7 @@ impl Guest {
                 ..Limits::default()
             },
             engines: Engines::Exit,
-            hardware_events: true,
+            hardware: Hardware::default(),
         };
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

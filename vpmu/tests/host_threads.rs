@@ -15,8 +15,8 @@ use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE};
 use vpmu::host::PerfSource;
 use vpmu::source::Rate;
 use vpmu::{
-    Engines, ExitReason, GuestRegs, Limits, Machine, Persist, PersistentStatus, Registers,
-    Settings, Vpmu,
+    Engines, ExitReason, GuestRegs, Hardware, Limits, Machine, Persist, PersistentStatus,
+    Registers, Settings, Vpmu,
 };
 
 /// What each thread adds to the event's count, in nanoseconds.
@@ -62,7 +62,7 @@ fn device() -> Vpmu {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Exit,
-        hardware_events: true,
+        hardware: Hardware::default(),
     };
     let source = source();
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);

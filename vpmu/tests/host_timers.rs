@@ -39,6 +39,7 @@ impl Clocks {
                     }),
                     exclude_user: false,
                     exclude_kernel: false,
+                    exclude_host: false,
                     pinned: false,
                 };
                 let opened = source.open(&request, source.thread());

@@ -17,7 +17,9 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::PAGE_SIZE;
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::Rate;
-use vpmu::{Engines, ExitReason, GuestRegs, Limits, Machine, Persist, Registers, Settings, Vpmu};
+use vpmu::{
+    Engines, ExitReason, GuestRegs, Hardware, Limits, Machine, Persist, Registers, Settings, Vpmu,
+};
 
 /// A machine that has nothing to tell.
 #[derive(Debug)]
@@ -97,7 +99,8 @@ fn construction_makes_every_thread_and_work_makes_none() {
         tell.send(name).map_err(io::Error::other)
     };
     let before = threads().len();
-    let source = PerfSource::confined(HostFiles::read(), SIGRTMIN(), begin).expect("a source");
+    let source = PerfSource::confined(HostFiles::read(&Hardware::default()), SIGRTMIN(), begin)
+        .expect("a source");
     assert_eq!(told.try_recv().as_deref(), Ok("vpmu closer"));
     assert!(names().contains("vpmu closer"));
     let settings = Settings {
@@ -105,7 +108,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Exit,
-        hardware_events: true,
+        hardware: Hardware::default(),
     };
     let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

@@ -5,6 +5,11 @@ use crate::near::{near, suggestion};
 use crate::sys::RawEntry;
 use crate::trace::Format;
 
+/// Kinds that the host's hardware counts.
+const HARDWARE: u32 = 0;
+const HW_CACHE: u32 = 3;
+const RAW: u32 = 4;
+
 const SAMPLES: u32 = 1 << 0;
 const GUEST_ONLY: u32 = 1 << 1;
 const ANY_CONFIG: u32 = 1 << 2;
@@ -69,7 +74,7 @@ pub struct Entry {
     pub source: String,
     /// Can sample.
     pub samples: bool,
-    /// Leaves host work for the vCPU out.
+    /// Leaves host work for the vCPU out, also where it does not sample.
     pub guest_only: bool,
     /// `name=value` chooses which (a mark's value).
     pub takes_value: bool,
@@ -84,6 +89,12 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Whether its samples leave host work for the vCPU out: those of hardware do in every count mode.
+    #[must_use]
+    pub fn samples_guest_only(&self) -> bool {
+        self.guest_only || [HARDWARE, HW_CACHE, RAW].contains(&self.kind)
+    }
+
     pub(crate) fn from_raw(raw: &RawEntry) -> Self {
         Self {
             name: text(&raw.name),
@@ -263,6 +274,18 @@ mod tests {
             raw("exits-io", 0x101, 2, 0),
             raw("mark", 0x104, 0, SAMPLES | ANY_CONFIG),
         ])
+    }
+
+    #[test]
+    fn samples_of_hardware_are_of_the_guest_alone_in_every_count_mode() {
+        let only = |kind, flags| raw("event", kind, 0, flags).samples_guest_only();
+        assert!(
+            [HARDWARE, HW_CACHE, RAW]
+                .iter()
+                .all(|&kind| only(kind, SAMPLES))
+        );
+        assert!(!only(1, SAMPLES), "a clock of the host's");
+        assert!(only(1, SAMPLES | GUEST_ONLY));
     }
 
     #[test]

@@ -102,16 +102,61 @@ fn confinement_comes_from_flags_or_else_from_the_file() {
 #[test]
 fn hardware_events_are_kept_by_the_flag_or_else_by_the_file() {
     let config = Config::try_from(&kernel()).expect("valid");
-    assert!(config.hardware_events);
+    assert!(config.hardware.events);
     let without = r#"{"hardware-events": false}"#;
     let config = with_file(without, kernel()).expect("valid");
-    assert!(!config.hardware_events);
+    assert!(!config.hardware.events);
     let flag = RunArgs {
         no_hardware_events: true,
         ..kernel()
     };
     let config = with_file(r#"{"hardware-events": true}"#, flag).expect("valid");
-    assert!(!config.hardware_events, "the flag wins");
+    assert!(!config.hardware.events, "the flag wins");
+}
+
+#[test]
+fn count_mode_is_the_flags_or_else_the_files_or_else_guest() {
+    let mode = |config: Result<Config, ConfigError>| config.expect("valid").hardware.count_mode;
+    assert_eq!(mode(Config::try_from(&kernel())), vpmu::CountMode::Guest);
+    let vcpu = r#"{"count-mode": "vcpu"}"#;
+    assert_eq!(mode(with_file(vcpu, kernel())), vpmu::CountMode::Vcpu);
+    let flag = RunArgs {
+        count_mode: Some(CountMode::Guest),
+        ..kernel()
+    };
+    assert_eq!(mode(with_file(vcpu, flag)), vpmu::CountMode::Guest);
+    let host = with_file(r#"{"count-mode": "host"}"#, kernel());
+    assert!(matches!(host, Err(ConfigError::Parse { .. })));
+}
+
+#[test]
+fn raw_events_are_the_flags_or_else_the_files_or_else_none() {
+    let raw = |config: Result<Config, ConfigError>| config.expect("valid").hardware.raw;
+    assert_eq!(raw(Config::try_from(&kernel())), vpmu::RawEvents::default());
+    let file = r#"{"raw-events": "0x11"}"#;
+    assert!(raw(with_file(file, kernel())).allow(0x11));
+    let flag = RunArgs {
+        raw_events: Some("all".parse().expect("a list")),
+        ..kernel()
+    };
+    assert_eq!(raw(with_file(file, flag)), vpmu::RawEvents::All);
+    let wrong = with_file(r#"{"raw-events": "11"}"#, kernel());
+    assert!(matches!(wrong, Err(ConfigError::Parse { .. })));
+}
+
+#[test]
+fn hardware_is_pinned_by_the_flag_or_else_by_the_file() {
+    let pinned = |config: Result<Config, ConfigError>| config.expect("valid").hardware.pinned;
+    assert!(!pinned(Config::try_from(&kernel())));
+    assert!(pinned(with_file(r#"{"pin-hardware": true}"#, kernel())));
+    let flag = RunArgs {
+        pin_hardware: true,
+        ..kernel()
+    };
+    assert!(
+        pinned(with_file(r#"{"pin-hardware": false}"#, flag)),
+        "the flag wins"
+    );
 }
 
 #[test]

@@ -70,10 +70,7 @@ impl Opened {
         Ok(Self {
             recorder: Operator::recorder(config)?,
             socket: config.ctl.as_deref().map(listen).transpose()?,
-            files: match config.hardware_events {
-                true => HostFiles::read(),
-                false => HostFiles::read().without_hardware(),
-            },
+            files: HostFiles::read(&config.hardware),
         })
     }
 }
@@ -89,7 +86,7 @@ pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
             Engine::Batched => Engines::Batched,
             Engine::Exit => Engines::Exit,
         },
-        hardware_events: config.hardware_events,
+        hardware: config.hardware.clone(),
     }
 }
 

@@ -28,7 +28,8 @@ use kvm_ioctls::{Kvm, SyncReg, VcpuExit};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
 use vpmu::{
-    Access, Engines, Exit, ExitReason, Limits, Machine, Settings, Source, VcpuSession, Vpmu,
+    Access, Engines, Exit, ExitReason, Hardware, Limits, Machine, Settings, Source, VcpuSession,
+    Vpmu,
 };
 
 use guest::{Exited, Guest};
@@ -90,7 +91,7 @@ fn measure() -> io::Result<()> {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Exit,
-        hardware_events: true,
+        hardware: Hardware::default(),
     };
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;

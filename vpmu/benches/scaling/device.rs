@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, Limits, Machine, Settings, Source, Vpmu};
+use vpmu::{Engines, Hardware, Limits, Machine, Settings, Source, Vpmu};
 use zerocopy::IntoBytes;
 
 use crate::common::{Control, DriverQueue, header};
@@ -71,7 +71,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
             ..Limits::default()
         },
         engines: Engines::Auto,
-        hardware_events: true,
+        hardware: Hardware::default(),
     };
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);

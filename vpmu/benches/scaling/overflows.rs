@@ -32,6 +32,7 @@ impl OverflowSource {
             offers: [Offer {
                 kind: KIND_HARDWARE,
                 config: 0,
+                any_config: false,
                 name: "cycles".to_owned(),
                 unit: "",
                 counts: "one for each overflow",

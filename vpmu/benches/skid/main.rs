@@ -30,7 +30,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Limits, Machine, Settings, VcpuSession, Vpmu};
+use vpmu::{Engines, ExitReason, Hardware, Limits, Machine, Settings, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use driver::DriverQueue;
@@ -105,7 +105,7 @@ fn measure() -> io::Result<()> {
             ..Limits::default()
         },
         engines: Engines::Exit,
-        hardware_events: true,
+        hardware: Hardware::default(),
     };
     let watch = Watch::default();
     let source = Watched {

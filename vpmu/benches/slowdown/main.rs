@@ -31,7 +31,7 @@ use kvm_ioctls::Kvm;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT};
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Limits, Machine, Settings, Source, VcpuSession, Vpmu};
+use vpmu::{Engines, ExitReason, Hardware, Limits, Machine, Settings, Source, VcpuSession, Vpmu};
 
 use driver::Driver;
 use guest::{Exited, Guest};
@@ -221,7 +221,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         tsc_khz: 1_000_000,
         limits: Limits::default(),
         engines: Engines::Auto,
-        hardware_events: true,
+        hardware: Hardware::default(),
     };
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let host = Arc::new(Host(Arc::clone(&shared)));

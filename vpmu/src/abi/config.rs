@@ -83,6 +83,8 @@ pub const REFUSED_ABSENT: u8 = 4;
 pub const REFUSED_POLICY: u8 = 5;
 /// Reason for a refusal: another one.
 pub const REFUSED_OTHER: u8 = 6;
+/// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on some without one.
+pub const REFUSED_SEVERAL_PMUS: u8 = 7;
 
 /// [`Config::count_mode`]: only while the guest runs.
 pub const COUNT_GUEST: u32 = 0;

@@ -86,6 +86,9 @@ pub const OPEN_PAUSED: u32 = 1 << 14;
 /// [`OpenRequest::flags`]: opens persistent, as by [`CONTROL_DETACH`](super::CONTROL_DETACH) without a
 /// name.
 pub const OPEN_PERSISTENT: u32 = 1 << 15;
+/// [`OpenRequest::flags`]: the host's work for the vCPU is not counted, where the backing can tell,
+/// whatever [`Config::count_mode`](super::Config::count_mode) says.
+pub const OPEN_EXCLUDE_HOST: u32 = 1 << 16;
 
 /// perf's `PERF_SAMPLE_*` that an event can have: IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU,
 /// PERIOD, STREAM_ID, REGS_USER, STACK_USER, IDENTIFIER, REGS_INTR.

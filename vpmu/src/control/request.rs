@@ -5,9 +5,9 @@ use crate::abi::{
     CONTEXT_TASK, ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, KIND_EXIT_TRACE,
     KIND_HARDWARE, KIND_HOST_TRACE, KIND_HW_CACHE, KIND_RAW, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
     MAX_STACK, OPEN_AUX_PAUSE, OPEN_AUX_RESUME, OPEN_AUX_START_PAUSED, OPEN_BACKWARD, OPEN_ENABLED,
-    OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER,
-    OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED, OPEN_SAMPLE_ID_ALL,
-    OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
+    OPEN_EXCLUDE_CHAIN_KERNEL, OPEN_EXCLUDE_CHAIN_USER, OPEN_EXCLUDE_HOST, OPEN_EXCLUDE_KERNEL,
+    OPEN_EXCLUDE_USER, OPEN_FREQ, OPEN_INHERIT_STAT, OPEN_PAUSED, OPEN_PERSISTENT, OPEN_PINNED,
+    OPEN_SAMPLE_ID_ALL, OPEN_WATERMARK, OpenRequest, READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::arch::REGISTERS;
 use crate::catalogue::{Catalogue, Entry};
@@ -37,7 +37,8 @@ const OPEN_FLAGS: u32 = OPEN_ENABLED
     | OPEN_AUX_PAUSE
     | OPEN_AUX_RESUME
     | OPEN_PAUSED
-    | OPEN_PERSISTENT;
+    | OPEN_PERSISTENT
+    | OPEN_EXCLUDE_HOST;
 
 /// What an overflow does to the trace that leads the group.
 const STEERING: [(u32, Role); 2] = [
@@ -168,12 +169,14 @@ impl Terms<'_> {
     /// The entry that is asked for, if the device has it as asked.
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
-        if matches!(kind, KIND_RAW | KIND_HOST_TRACE) {
-            // A raw code can reach host counters that see more than this guest, and so do the
-            // traces of host PMUs.
+        let config = request.config.get();
+        // A raw code can reach host counters that see more than this guest, and so do the
+        // traces of host PMUs.
+        let raw = &self.settings.hardware.raw;
+        if kind == KIND_HOST_TRACE || kind == KIND_RAW && !raw.allow(config) {
             return Err(Errno::EOPNOTSUPP);
         }
-        let entry = self.catalogue.find(kind, request.config.get());
+        let entry = self.catalogue.find(kind, config);
         let entry = entry.ok_or(Errno::ENOENT)?;
         let flags = request.flags.get();
         let excludes = flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
@@ -289,7 +292,7 @@ fn can_batch(request: &OpenRequest) -> bool {
 /// Whether the host's counters count it.
 fn by_host(request: &OpenRequest) -> bool {
     match request.kind.get() {
-        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE => true,
+        KIND_HARDWARE | KIND_SOFTWARE | KIND_HW_CACHE | KIND_RAW => true,
         KIND_SAMPLE_TRACE => pace(request.config.get()).is_some(),
         _ => false,
     }

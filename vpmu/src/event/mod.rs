@@ -13,13 +13,16 @@ use self::backing::Backing;
 pub(crate) use self::group::{FORMAT_GROUP, Group, GroupEvent, LastCounts};
 pub(crate) use self::spec::{Context, EventSpec, is_trace, pace};
 use crate::abi::{
-    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED, OPEN_PAUSED,
-    OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE, STATE_OFF, SYNC_RESUME,
+    EXIT_ALL, KIND_EXIT_TRACE, KIND_EXITS, KIND_SAMPLE_TRACE, OPEN_AUX_START_PAUSED,
+    OPEN_EXCLUDE_HOST, OPEN_PAUSED, OPEN_PINNED, STATE_ACTIVE, STATE_ERROR, STATE_INACTIVE,
+    STATE_OFF, SYNC_RESUME,
 };
+use crate::catalogue::is_hardware;
 use crate::clock::Clock;
 use crate::links::Effect;
 use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
+use crate::settings::CountMode;
 use crate::shard::{Cpu, Lease, Place, RoomLimit};
 use crate::sink::Sink;
 use crate::source::{Engine, Overflows, Rate, Reading, Request, Sampling};
@@ -271,6 +274,8 @@ impl Event {
             return Ok(());
         }
         let (kind, config) = self.spec.counted();
+        let hardware = &cpu.backend.settings.hardware;
+        let guest_only = hardware.count_mode == CountMode::Guest || self.period.is_some();
         let request = Request {
             kind,
             config,
@@ -283,8 +288,10 @@ impl Event {
             }),
             exclude_user: self.spec.excludes(true),
             exclude_kernel: self.spec.excludes(false),
-            // A counter pinned for the guest would never give way to the operator's: see `Event::read`.
-            pinned: false,
+            exclude_host: is_hardware(kind) && (guest_only || self.spec.has(OPEN_EXCLUDE_HOST)),
+            // A counter pinned for the guest would never give way to the operator's, so that the operator
+            // alone has them pinned: see `Event::read`.
+            pinned: is_hardware(kind) && hardware.pinned,
         };
         let operators = self.is_operators();
         self.backing.prepare(cpu, &request, operators)

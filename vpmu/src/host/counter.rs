@@ -11,6 +11,7 @@ use perf_event_open_sys::bindings::{
 
 use super::PerfSource;
 use super::clock::Clock;
+use super::pmus::CpuPmu;
 use super::probe::is_clock;
 use super::ring::{BATCHED_PAGES, HostRing};
 use super::sys;
@@ -61,8 +62,8 @@ pub(super) fn open(
         false => None,
     };
     let event = match group {
-        Some(group) => HostEvent::Timed(Timer::open(group, &attr(what), thread)?),
-        None => HostEvent::Alone(sys::open(&attr(what), thread)?),
+        Some(group) => HostEvent::Timed(Timer::open(group, &attr(what, source.pmu), thread)?),
+        None => HostEvent::Alone(sys::open(&attr(what, source.pmu), thread)?),
     };
     let ring = match what.sampling {
         Some(sampling) => Some(match sampling.engine {
@@ -85,21 +86,22 @@ pub(super) fn open(
     }))
 }
 
-/// The host's event for `what`: never the host's own work, where the host can leave it out.
-pub(super) fn attr(what: &Request) -> perf_event_attr {
+/// The host's event for `what`.
+pub(super) fn attr(what: &Request, pmu: CpuPmu) -> perf_event_attr {
+    let (type_, config) = pmu.event(what);
     let mut attr = perf_event_attr {
         // A kernel that knows a shorter struct accepts zeros beyond it.
         size: u32::try_from(size_of::<perf_event_attr>()).unwrap_or(0),
-        type_: what.kind,
-        config: what.config,
+        type_,
+        config,
         read_format: u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED)
             | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING),
         ..perf_event_attr::default()
     };
     attr.set_disabled(1);
     attr.set_pinned(what.pinned.into());
+    attr.set_exclude_host(what.exclude_host.into());
     if what.kind != KIND_SOFTWARE {
-        attr.set_exclude_host(1);
         attr.set_exclude_user(what.exclude_user.into());
         attr.set_exclude_kernel(what.exclude_kernel.into());
     }
@@ -172,6 +174,32 @@ impl Counter for PerfCounter {
     fn drain(&mut self, into: &mut Overflows) {
         if let Some(ring) = &self.ring {
             ring.drain(&self.clock, into);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW};
+
+    #[test]
+    fn host_is_excluded_where_the_request_says_so() {
+        for kind in [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW] {
+            for exclude_host in [false, true] {
+                let request = Request {
+                    kind,
+                    config: 1,
+                    sampling: None,
+                    exclude_user: true,
+                    exclude_kernel: false,
+                    exclude_host,
+                    pinned: false,
+                };
+                let attr = attr(&request, CpuPmu::default());
+                assert_eq!(attr.exclude_host(), u64::from(exclude_host));
+                assert_eq!((attr.exclude_user(), attr.exclude_kernel()), (1, 0));
+            }
         }
     }
 }

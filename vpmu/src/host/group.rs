@@ -8,6 +8,7 @@ use perf_event_open_sys::bindings::PERF_FORMAT_GROUP;
 
 use super::counter::attr;
 use super::pmc;
+use super::pmus::CpuPmu;
 use super::probe::is_clock;
 use super::readings::Readings;
 use super::sys::{self, Mapping};
@@ -82,6 +83,7 @@ impl Scratch {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct On {
     pub(super) thread: i32,
+    pub(super) pmu: CpuPmu,
     /// It is the calling one.
     pub(super) own: bool,
     /// An event opened there gets its metadata page.
@@ -113,7 +115,7 @@ struct Member {
 
 impl Member {
     fn open(what: &Request, key: CounterKey, on: On, leader: Option<&File>) -> io::Result<Self> {
-        let mut attr = attr(what);
+        let mut attr = attr(what, on.pmu);
         attr.set_disabled(0);
         attr.read_format |= u64::from(PERF_FORMAT_GROUP);
         let event = match leader {
@@ -378,12 +380,14 @@ mod tests {
         sampling: None,
         exclude_user: false,
         exclude_kernel: false,
+        exclude_host: false,
         pinned: false,
     };
 
     fn here() -> On {
         On {
             thread: sys::thread(),
+            pmu: CpuPmu::default(),
             own: true,
             pages: true,
         }

@@ -8,6 +8,7 @@ mod closer;
 mod counter;
 mod group;
 mod pmc;
+mod pmus;
 mod probe;
 mod readings;
 pub mod records;
@@ -17,7 +18,9 @@ mod sys;
 mod timers;
 pub(crate) mod tracepoint;
 
+use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use libc::c_int;
@@ -25,15 +28,17 @@ use libc::c_int;
 pub use self::aux::{HostTrace, host_traces};
 use self::clock::Clock;
 use self::closer::{ClosedLater, Closer};
+use self::pmus::CpuPmu;
 use self::probe::Probed;
 use self::ring::Pool;
 use self::set::PerfSet;
 use self::timers::Timers;
 pub use self::tracepoint::Refusal as ExitsRefused;
 use self::tracepoint::{Recorder, Tracepoints};
-use crate::abi::{KIND_EXIT_TRACE, KIND_SOFTWARE, PAGE_SIZE};
+use crate::abi::{KIND_EXIT_TRACE, KIND_RAW, KIND_SOFTWARE, PAGE_SIZE};
 use crate::arch;
 use crate::refusal::Refusal;
+use crate::settings::Hardware;
 use crate::source::{Counter, CounterSet, Offer, Request, Source};
 
 /// Why the host cannot serve as a source.
@@ -56,30 +61,25 @@ pub enum Error {
 #[derive(Debug)]
 pub struct HostFiles {
     tracepoints: Result<Tracepoints, ExitsRefused>,
-    /// Whether events that hardware counts may be opened.
-    hardware: bool,
+    /// What the operator has decided about events that hardware counts.
+    hardware: Hardware,
+    /// What counts hardware events.
+    pmu: Result<CpuPmu, Refusal>,
 }
 
 impl HostFiles {
-    /// Reads them.
+    /// Reads them, and on which CPUs the calling thread may run, for a device that has the same in [`Settings::hardware`](crate::Settings::hardware).
+    /// Without [`Hardware::events`] the source opens none that hardware counts, not even to find out whether
+    /// it can.
     #[must_use]
-    pub fn read() -> Self {
+    pub fn read(hardware: &Hardware) -> Self {
         for HostTrace { pmu, refused } in host_traces() {
             log::info!("no guest gets the trace of the host's {pmu}: {refused}");
         }
         Self {
             tracepoints: Tracepoints::find(),
-            hardware: true,
-        }
-    }
-
-    /// The same for a source that opens no event that hardware counts, not even to find out whether it
-    /// can: goes with [`Settings::hardware_events`](crate::Settings::hardware_events).
-    #[must_use]
-    pub fn without_hardware(self) -> Self {
-        Self {
-            hardware: false,
-            ..self
+            hardware: hardware.clone(),
+            pmu: cpu_pmu(),
         }
     }
 }
@@ -93,18 +93,20 @@ pub struct PerfSource {
     timers: Timers,
     tracepoints: Option<Tracepoints>,
     closer: Arc<Closer>,
+    pmu: CpuPmu,
     offers: Vec<Offer>,
     /// Why there are none of a kind.
     refusals: Vec<(u32, Refusal)>,
 }
 
 impl PerfSource {
-    /// As [`PerfSource::confined`], for a process that is not confined.
+    /// As [`PerfSource::confined`], for a process that is not confined, and with all that hardware counts
+    /// by default.
     ///
     /// # Errors
     /// [`Error`].
     pub fn new(signal: c_int) -> Result<Self, Error> {
-        Self::confined(HostFiles::read(), signal, || Ok(()))
+        Self::confined(HostFiles::read(&Hardware::default()), signal, || Ok(()))
     }
 
     /// Probes what this host counts: each candidate is opened once on the calling thread, with the
@@ -134,7 +136,7 @@ impl PerfSource {
         let Probed {
             mut offers,
             refusals,
-        } = probe::probe(files.hardware);
+        } = probe::probe(&files.hardware, files.pmu);
         for (kind, refusal) in &refusals {
             log_refusal(*kind, *refusal);
         }
@@ -146,6 +148,8 @@ impl PerfSource {
             timers: Timers::default(),
             tracepoints,
             closer: Arc::new(Closer::start(begin).map_err(Error::Thread)?),
+            // Without one there is no offer that it would count.
+            pmu: files.pmu.unwrap_or_default(),
             offers,
             refusals,
         })
@@ -194,6 +198,30 @@ pub(crate) fn descriptors(vcpus: u32, counters: u32) -> u64 {
     2 * (u64::from(counters) + OPERATORS) + SHARED * u64::from(vcpus) + sys::LEFT_TO_OTHERS
 }
 
+/// The PMU of the CPUs that the calling thread may run on, as threads may that it makes.
+fn cpu_pmu() -> Result<CpuPmu, Refusal> {
+    let affinity = sys::affinity().unwrap_or_else(|error| {
+        log::warn!("the host does not say on which CPUs this process may run: {error}");
+        BTreeSet::new()
+    });
+    CpuPmu::find(Path::new(pmus::DEVICES), &affinity)
+}
+
+/// Why no event that hardware counts would be opened from the calling thread, whatever the host opens: on
+/// some of the CPUs that it may run on the event would stand still.
+#[must_use]
+pub fn hardware_refusal() -> Option<Refusal> {
+    cpu_pmu().err()
+}
+
+/// The error of an open; of a raw event that the PMU does not know, `ENOENT`.
+fn unknown(what: &Request, error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) if what.kind == KIND_RAW => io::Error::from_raw_os_error(libc::ENOENT),
+        _ => error,
+    }
+}
+
 impl Source for PerfSource {
     fn tsc(&self) -> u64 {
         arch::ticks()
@@ -223,7 +251,8 @@ impl Source for PerfSource {
             let recorder = Recorder::open(tracepoints, thread, &self.clock, &self.pool)?;
             return Ok(Box::new(ClosedLater::new(recorder, &self.closer)));
         }
-        counter::open(self, what, thread)
+        self.pmu.check(what)?;
+        counter::open(self, what, thread).map_err(|error| unknown(what, error))
     }
 
     fn hold(&self, thread: i32) {
@@ -235,6 +264,6 @@ impl Source for PerfSource {
     }
 
     fn counters(&self, thread: i32) -> Box<dyn CounterSet> {
-        Box::new(PerfSet::new(thread))
+        Box::new(PerfSet::new(thread, self.pmu))
     }
 }

@@ -3,10 +3,12 @@
 use std::io;
 
 use super::counter::attr;
+use super::pmus::CpuPmu;
 use super::sys;
-use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_SOFTWARE};
+use crate::abi::{KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW, KIND_SOFTWARE};
 use crate::catalogue::is_hardware;
 use crate::refusal::Refusal;
+use crate::settings::{Hardware, RawEvents};
 use crate::source::{Engine, Offer, Rate, Request, Sampling};
 
 /// The kernel lets software clocks fire no more often; a shorter period would be lied about.
@@ -84,18 +86,27 @@ pub(super) struct Probed {
     pub(super) refusals: Vec<(u32, Refusal)>,
 }
 
-/// Opens each candidate; with `hardware` also those that the CPU's PMU counts.
-pub(super) fn probe(hardware: bool) -> Probed {
+/// Opens each candidate; those that the CPU's PMU counts as far as `hardware` allows them.
+pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed {
     let mut offers = Vec::new();
     let mut refusals = Vec::new();
-    let tried = candidates().filter(|offer| hardware || !is_hardware(offer.kind));
+    let has_pmu = hardware.events && pmu.is_ok();
+    if let (true, Err(refusal)) = (hardware.events, pmu) {
+        refusals.push((KIND_HARDWARE, refusal));
+    }
+    let pmu = pmu.unwrap_or_default();
+    let candidates = candidates().chain(raw(&hardware.raw, pmu));
+    let tried = candidates.filter(|offer| has_pmu || !is_hardware(offer.kind));
     for offer in tried {
-        let kind = offer.kind;
-        match probed(offer) {
+        let Offer { kind, config, .. } = offer;
+        match probed(offer, pmu) {
             Ok(offer) => offers.push(offer),
             // The first of a kind is the plainest.
-            Err(error) if refusals.iter().all(|&(of, _)| of != kind) => {
+            Err(error) if kind != KIND_RAW && refusals.iter().all(|&(of, _)| of != kind) => {
                 refusals.push((kind, Refusal::of(&error)));
+            }
+            Err(error) if kind == KIND_RAW => {
+                log::warn!("the host does not count raw event {config:#x}: {error}");
             }
             Err(_) => {}
         }
@@ -109,12 +120,13 @@ pub(super) fn probe(hardware: bool) -> Probed {
 
 fn candidates() -> impl Iterator<Item = Offer> {
     let hardware = HARDWARE.iter().map(|&(config, name)| {
-        let counts = "the CPU's event of this name while the guest runs on the vCPU";
+        let counts = "the CPU's event of this name on the vCPU's thread";
         on_cpu(KIND_HARDWARE, config, name.to_owned(), counts)
     });
     let software = SOFTWARE.iter().map(|&(config, name, unit, counts)| Offer {
         kind: KIND_SOFTWARE,
         config,
+        any_config: false,
         name: name.to_owned(),
         unit,
         counts,
@@ -126,7 +138,7 @@ fn candidates() -> impl Iterator<Item = Offer> {
         CACHE_OPERATIONS.iter().flat_map(move |&(operation, name)| {
             [(0, ""), (1, "-misse")].map(|(result, suffix)| {
                 let config = cache | operation << 8 | result << 16;
-                let counts = "the CPU's cache event of this name while the guest runs on the vCPU";
+                let counts = "the CPU's cache event of this name on the vCPU's thread";
                 let plural = if suffix.is_empty() && operation == 2 {
                     "es"
                 } else {
@@ -144,10 +156,34 @@ fn candidates() -> impl Iterator<Item = Offer> {
     hardware.chain(software).chain(caches)
 }
 
+/// The raw events that the operator lists, or one that stands for all.
+fn raw(events: &RawEvents, pmu: CpuPmu) -> Vec<Offer> {
+    let counts = "the CPU's raw event of this number on the vCPU's thread";
+    let offer = |config, name| on_cpu(KIND_RAW, config, name, counts);
+    let listed = match events {
+        RawEvents::Listed(configs) => configs,
+        RawEvents::All => {
+            return vec![Offer {
+                any_config: true,
+                ..offer(0, "raw".to_owned())
+            }];
+        }
+    };
+    let (fit, others): (Vec<u64>, Vec<u64>) = listed.iter().partition(|&&c| pmu.takes(c));
+    for config in others {
+        log::warn!(
+            "no guest gets raw event {config:#x}: it is more than an event and a unit mask of this PMU"
+        );
+    }
+    let named = |config| offer(config, format!("raw-{config:#x}"));
+    fit.into_iter().map(named).collect()
+}
+
 fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
     Offer {
         kind,
         config,
+        any_config: false,
         name,
         unit: "",
         counts,
@@ -161,7 +197,7 @@ fn on_cpu(kind: u32, config: u64, name: String, counts: &'static str) -> Offer {
 ///
 /// # Errors
 /// The host's: it does not open at all.
-fn probed(offer: Offer) -> io::Result<Offer> {
+fn probed(offer: Offer, pmu: CpuPmu) -> io::Result<Offer> {
     let opens = |sampling, excludes: bool| {
         let request = Request {
             kind: offer.kind,
@@ -169,9 +205,11 @@ fn probed(offer: Offer) -> io::Result<Offer> {
             sampling,
             exclude_user: false,
             exclude_kernel: excludes,
+            // Where this opens, the host's work can be counted, too.
+            exclude_host: offer.guest_only,
             pinned: false,
         };
-        sys::open(&attr(&request), 0).map(drop)
+        sys::open(&attr(&request, pmu), 0).map(drop)
     };
     opens(None, false)?;
     // Long enough to be allowed anywhere; the event never runs.
@@ -186,4 +224,51 @@ fn probed(offer: Offer) -> io::Result<Offer> {
         excludes,
         ..offer
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_is_not_tried_where_its_pmu_is_not_known() {
+        let hardware = Hardware {
+            raw: RawEvents::All,
+            ..Hardware::default()
+        };
+        let probed = probe(&hardware, Err(Refusal::SeveralPmus));
+        assert!(
+            probed
+                .offers
+                .iter()
+                .all(|offer| offer.kind == KIND_SOFTWARE)
+        );
+        assert!(!probed.offers.is_empty());
+        assert_eq!(probed.refusals, [(KIND_HARDWARE, Refusal::SeveralPmus)]);
+        // What the operator keeps needs no PMU.
+        let without = Hardware {
+            events: false,
+            ..hardware
+        };
+        let probed = probe(&without, Err(Refusal::SeveralPmus));
+        assert_eq!(probed.refusals, []);
+    }
+
+    #[test]
+    fn raw_candidates_are_those_of_the_list_that_fit_the_pmu() {
+        let listed = RawEvents::Listed([0x11, 0x8, 1 << 21].into());
+        let names = |events| -> Vec<(String, u64, bool)> {
+            let offers = raw(events, CpuPmu::default()).into_iter();
+            offers
+                .map(|offer| (offer.name, offer.config, offer.any_config))
+                .collect()
+        };
+        let fit = [
+            ("raw-0x8".to_owned(), 0x8, false),
+            ("raw-0x11".to_owned(), 0x11, false),
+        ];
+        assert_eq!(names(&listed), fit);
+        assert_eq!(names(&RawEvents::All), [("raw".to_owned(), 0, true)]);
+        assert_eq!(names(&RawEvents::default()), []);
+    }
 }

@@ -4,8 +4,9 @@
 use std::io;
 
 use super::group::{Class, Group, On, Scratch};
+use super::pmus::CpuPmu;
 use super::readings::Readings;
-use super::sys;
+use super::{sys, unknown};
 use crate::source::{CounterKey, CounterSet, Reading, Request};
 
 /// Metadata pages of a set at most: the host locks them, and few PMUs have more counters.
@@ -14,6 +15,7 @@ pub(super) const MOST_PAGES: usize = 32;
 #[derive(Debug)]
 pub(super) struct PerfSet {
     thread: i32,
+    pmu: CpuPmu,
     groups: Vec<Group>,
     readings: Readings,
     scratch: Scratch,
@@ -22,9 +24,10 @@ pub(super) struct PerfSet {
 }
 
 impl PerfSet {
-    pub(super) fn new(thread: i32) -> Self {
+    pub(super) fn new(thread: i32, pmu: CpuPmu) -> Self {
         Self {
             thread,
+            pmu,
             groups: Vec::new(),
             readings: Readings::default(),
             scratch: Scratch::new(),
@@ -36,6 +39,7 @@ impl PerfSet {
     fn place(&mut self, what: &Request, class: Class, key: CounterKey) -> io::Result<usize> {
         let on = On {
             thread: self.thread,
+            pmu: self.pmu,
             own: sys::known_thread() == self.thread,
             pages: self.pages < MOST_PAGES,
         };
@@ -74,8 +78,10 @@ impl PerfSet {
 impl CounterSet for PerfSet {
     fn add(&mut self, what: &Request) -> io::Result<CounterKey> {
         let class = Class::of(what).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        self.pmu.check(what)?;
         let key = self.readings.take()?;
         let placed = self.place(what, class, key);
+        let placed = placed.map_err(|error| unknown(what, error));
         let at = placed.inspect_err(|_| self.readings.release(key))?;
         self.count_pages();
         let own = self.reads_pages();
@@ -124,6 +130,7 @@ mod tests {
             sampling: None,
             exclude_user: false,
             exclude_kernel: false,
+            exclude_host: false,
             pinned: false,
         }
     }
@@ -133,6 +140,7 @@ mod tests {
     fn add_strange_group(set: &mut PerfSet, thread: i32) {
         let on = On {
             thread,
+            pmu: CpuPmu::default(),
             own: false,
             pages: false,
         };
@@ -143,7 +151,7 @@ mod tests {
 
     #[test]
     fn counter_that_a_group_refuses_goes_to_a_further_group() {
-        let mut set = PerfSet::new(sys::thread());
+        let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
         let (tell, told) = channel();
         let (end, ended) = channel::<()>();
         let strange = thread::spawn(move || {
@@ -171,7 +179,7 @@ mod tests {
 
     #[test]
     fn counters_of_one_class_share_a_group_up_to_its_bound() {
-        let mut set = PerfSet::new(sys::thread());
+        let mut set = PerfSet::new(sys::thread(), CpuPmu::default());
         let keys: Vec<_> = (0..65).map(|_| set.add(&software(2)).unwrap()).collect();
         assert_eq!(set.groups.len(), 2);
         let pinned = Request {

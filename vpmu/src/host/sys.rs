@@ -4,6 +4,7 @@
     reason = "perf_event_open, its ioctls and mappings have no safe form"
 )]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -108,6 +109,21 @@ pub(super) fn announce(event: &File, thread: i32, signal: c_int) -> io::Result<(
 pub(super) fn thread() -> i32 {
     // SAFETY: takes nothing, cannot fail.
     unsafe { libc::gettid() }
+}
+
+/// CPUs of the largest set that is asked for; Linux has none larger.
+const MOST_CPUS: u32 = 8192;
+
+/// The CPUs that the calling thread may run on.
+pub(super) fn affinity() -> io::Result<BTreeSet<u32>> {
+    let mut words = [0_u64; MOST_CPUS as usize / 64];
+    // SAFETY: the kernel writes no more bytes than the size says, and `words` has so many.
+    check(unsafe { libc::sched_getaffinity(0, size_of_val(&words), words.as_mut_ptr().cast()) })?;
+    let has = |&cpu: &u32| {
+        let word = words.get(cpu as usize / 64);
+        word.is_some_and(|word| word >> (cpu % 64) & 1 != 0)
+    };
+    Ok((0..MOST_CPUS).filter(has).collect())
 }
 
 /// `_LINUX_CAPABILITY_VERSION_3`: two words of each set.

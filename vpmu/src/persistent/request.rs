@@ -2,7 +2,7 @@
 
 use super::{Persist, PersistError};
 use crate::abi::{
-    CONTROL_OPEN, OPEN_BACKWARD, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ,
+    CONTROL_OPEN, KIND_MARK, OPEN_BACKWARD, OPEN_EXCLUDE_KERNEL, OPEN_EXCLUDE_USER, OPEN_FREQ,
     OPEN_SAMPLE_ID_ALL, OpenRequest,
 };
 use crate::catalogue::{Catalogue, Entry};
@@ -79,7 +79,10 @@ fn counted<'a>(
     let entry = catalogue.named(name).ok_or_else(unknown)?;
     let config = match value {
         None => entry.config,
-        Some(value) if entry.any_config => number(value).ok_or_else(unknown)?,
+        Some(value) if entry.any_config => {
+            let fits = |&value: &u64| entry.kind != KIND_MARK || u32::try_from(value).is_ok();
+            number(value).filter(fits).ok_or_else(unknown)?
+        }
         Some(_) => return Err(unknown()),
     };
     Ok((entry, config, modes))
@@ -117,8 +120,8 @@ fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static st
 /// A value as a program writes it to the doorbell.
 fn number(text: &str) -> Option<u64> {
     let value = match text.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16),
+        Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    value.ok().map(u64::from)
+    value.ok()
 }

@@ -2,35 +2,20 @@
 //! in the times, the states and the answers of its events.
 
 use vpmu::abi::*;
-use vpmu::{Engines, Limits, Refusal, Settings};
-use zerocopy::IntoBytes;
+use vpmu::{Hardware, Limits, Refusal};
 
-use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
+use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{CYCLES, FAULTS};
 
-/// A driver on a device of `settings`.
-fn rig_of(settings: Settings) -> Rig {
-    let memory = Rig::bare(Engines::Auto, limits(), None).memory;
-    let mut rig = Rig::with_memory(settings, None, memory);
-    (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
-    rig.activate(ALL_FEATURES);
-    rig
-}
-
 fn without_hardware() -> Rig {
-    rig_of(Settings {
-        vcpus: VCPUS,
-        tsc_khz: 1_000_000,
-        limits: limits(),
-        engines: Engines::Auto,
-        hardware_events: false,
+    Rig::with_hardware(Hardware {
+        events: false,
+        ..Hardware::default()
     })
 }
 
 fn config(rig: &Rig) -> Config {
-    let mut config = Config::default();
-    rig.vpmu.read_config(0, config.as_mut_bytes());
-    config
+    rig.config()
 }
 
 /// An answer to an open: its status and the host's reason.
@@ -206,6 +191,9 @@ fn configuration_says_why_a_kind_is_missing() {
     rig.world.refuse_kind(KIND_HARDWARE, Refusal::InUse);
     rig.world.refuse_kind(KIND_SOFTWARE, Refusal::Permission);
     assert_eq!(why(&rig), (REFUSED_IN_USE, REFUSED_PERMISSION));
+    let rig = Rig::new();
+    rig.world.refuse_kind(KIND_HARDWARE, Refusal::SeveralPmus);
+    assert_eq!(why(&rig), (REFUSED_SEVERAL_PMUS, REFUSED_NOT));
 }
 
 #[test]

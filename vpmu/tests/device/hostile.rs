@@ -29,7 +29,7 @@ fn requests_that_make_no_sense_are_refused() {
         ),
         (
             OpenRequest {
-                flags: (1 << 16).into(),
+                flags: (1 << 17).into(),
                 ..good
             },
             libc::EINVAL,

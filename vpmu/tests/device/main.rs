@@ -26,6 +26,7 @@ mod opening;
 mod page;
 mod persistent;
 mod places;
+mod policy;
 mod random;
 mod rates;
 mod reader;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Limits, Registers, Settings, VcpuSession, Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Registers, Settings, VcpuSession,
+    Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -159,9 +160,32 @@ impl Rig {
             tsc_khz: 1_000_000,
             limits,
             engines,
-            hardware_events: true,
+            hardware: Hardware::default(),
         };
         Self::with_memory(settings, window, memory)
+    }
+
+    /// A device whose operator has decided this about hardware.
+    pub(crate) fn with_hardware(hardware: Hardware) -> Self {
+        let memory = Self::bare(Engines::Auto, limits(), None).memory;
+        let settings = Settings {
+            vcpus: VCPUS,
+            tsc_khz: 1_000_000,
+            limits: limits(),
+            engines: Engines::Auto,
+            hardware,
+        };
+        let mut rig = Self::with_memory(settings, None, memory);
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        rig.activate(ALL_FEATURES);
+        rig
+    }
+
+    /// The configuration space.
+    pub(crate) fn config(&self) -> Config {
+        let mut config = Config::default();
+        self.vpmu.read_config(0, config.as_mut_bytes());
+        config
     }
 
     /// A device with producers of the VMM's own.
@@ -189,7 +213,7 @@ impl Rig {
     ) -> Self {
         let world = Arc::new(World::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
-        let source = Box::new(FakeSource::new(&world));
+        let source = Box::new(FakeSource::new(&world, &settings.hardware.raw));
         let mut vpmu = Vpmu::new(settings, machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");

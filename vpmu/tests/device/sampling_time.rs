@@ -3,7 +3,9 @@
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
-use vpmu::{Engines, Error, ExitReason, Limits, LimitsError, Persist, Settings, Vpmu};
+use vpmu::{
+    Engines, Error, ExitReason, Hardware, Limits, LimitsError, Persist, RawEvents, Settings, Vpmu,
+};
 
 use crate::reader::{Raw, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
@@ -409,9 +411,9 @@ fn share_beyond_the_whole_is_refused() {
                 ..limits()
             },
             engines: Engines::Auto,
-            hardware_events: true,
+            hardware: Hardware::default(),
         };
-        let source = Box::new(FakeSource::new(&world));
+        let source = Box::new(FakeSource::new(&world, &RawEvents::default()));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);
         match made {
             Err(Error::Limits(error)) => assert_eq!(error, refused),

@@ -4,16 +4,18 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 
-use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_SOFTWARE};
+use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE, KIND_HARDWARE, KIND_RAW, KIND_SOFTWARE};
 use vpmu::source::{
     Counter, CounterKey, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded,
     Request, Sampling, Source,
 };
-use vpmu::{GuestRegs, Machine, Refusal, Registers};
+use vpmu::{GuestRegs, Machine, RawEvents, Refusal, Registers};
 
 /// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
 pub(crate) const FAULTS: (u32, u64) = (KIND_SOFTWARE, 2);
+/// The raw event that the host counts; it has no other.
+pub(crate) const RAW: (u32, u64) = (KIND_RAW, 0x11);
 /// Records exits.
 const EXITS: (u32, u64) = (KIND_EXIT_TRACE, EXIT_ALL);
 /// A clock: its count is of nanoseconds.
@@ -58,6 +60,7 @@ struct FakeCounter {
     period: u64,
     frequency: bool,
     pinned: bool,
+    host_excluded: bool,
     /// The host has given it up.
     lost: bool,
     left: u64,
@@ -141,6 +144,15 @@ impl World {
             counter.pinned
         });
         pinned.count()
+    }
+
+    /// Of each counter that there is: whether the host's work is left out.
+    pub(crate) fn host_excluded(&self) -> Vec<bool> {
+        let counters = self.counters.lock().expect("no panic");
+        let excluded = counters
+            .iter()
+            .map(|counter| counter.lock().expect("no panic").host_excluded);
+        excluded.collect()
     }
 
     /// The calling thread is now this one, as far as the device can tell.
@@ -317,6 +329,9 @@ impl Handle {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         world.asked.lock().expect("no panic").push(what.kind);
+        if what.kind == KIND_RAW && (what.kind, what.config) != RAW {
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        }
         match world.denying.load(Ordering::Relaxed) {
             0 => {}
             errno => return Err(io::Error::from_raw_os_error(errno)),
@@ -338,6 +353,7 @@ impl Handle {
                 })
             ),
             pinned: what.pinned,
+            host_excluded: what.exclude_host,
             lost: false,
             left: period,
             overflows: Overflows::default(),
@@ -412,10 +428,11 @@ impl Drop for Handle {
 }
 
 impl FakeSource {
-    pub(crate) fn new(world: &Arc<World>) -> Self {
+    pub(crate) fn new(world: &Arc<World>, raw: &RawEvents) -> Self {
         let offer = |(kind, config), name: &str, shortest_period| Offer {
             kind,
             config,
+            any_config: false,
             name: name.to_owned(),
             unit: "",
             counts: "what the test says",
@@ -423,20 +440,29 @@ impl FakeSource {
             guest_only: true,
             excludes: shortest_period.is_some(),
         };
+        let raw = match raw {
+            RawEvents::All => Some(Offer {
+                any_config: true,
+                ..offer((KIND_RAW, 0), "raw", Some(SHORTEST))
+            }),
+            listed => (listed.allow(RAW.1)).then(|| offer(RAW, "raw-0x11", Some(SHORTEST))),
+        };
+        let mut offers = vec![
+            offer(CYCLES, "cycles", Some(SHORTEST)),
+            offer(FAULTS, "page-faults", None),
+            Offer {
+                unit: "ns",
+                ..offer(CLOCK, "clock", Some(1))
+            },
+            Offer {
+                unit: "bytes",
+                ..offer(EXITS, "exit-trace", None)
+            },
+        ];
+        offers.extend(raw);
         Self {
             world: Arc::clone(world),
-            offers: vec![
-                offer(CYCLES, "cycles", Some(SHORTEST)),
-                offer(FAULTS, "page-faults", None),
-                Offer {
-                    unit: "ns",
-                    ..offer(CLOCK, "clock", Some(1))
-                },
-                Offer {
-                    unit: "bytes",
-                    ..offer(EXITS, "exit-trace", None)
-                },
-            ],
+            offers,
         }
     }
 }

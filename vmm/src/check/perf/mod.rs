@@ -22,7 +22,7 @@ use perf_event_open_sys::bindings::{
 
 use vpmu::Refusal;
 use vpmu::abi::{EXIT_ALL, KIND_EXIT_TRACE};
-use vpmu::host::{PerfSource, host_traces, traces_exits};
+use vpmu::host::{PerfSource, hardware_refusal, host_traces, traces_exits};
 use vpmu::source::{Counter, Request, Source};
 
 use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
@@ -139,9 +139,11 @@ pub(super) fn probe(guests: bool) -> Perf {
         let errno = events.get(plainest).and_then(|event| event.errno)?;
         Some(Refusal::of(&io::Error::from_raw_os_error(errno)).to_string())
     };
-    let hardware_refused = match hardware_names().any(opens) {
-        true => None,
-        false => refused("cycles"),
+    // They open on a host with several core PMUs, but `vmm run` would not have them.
+    let hardware_refused = match (hardware_refusal(), hardware_names().any(opens)) {
+        (Some(refusal), true) => Some(refusal.to_string()),
+        (None, true) => None,
+        (_, false) => refused("cycles"),
     };
     let software_refused = match software_names().any(opens) {
         true => None,
@@ -333,6 +335,7 @@ fn exits_of_one(time: Duration) -> Result<u64, String> {
             sampling: None,
             exclude_user: false,
             exclude_kernel: false,
+            exclude_host: false,
             pinned: false,
         };
         let mut exits = source.open(&request, source.thread()).map_err(text)?;

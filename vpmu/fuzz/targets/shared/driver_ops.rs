@@ -117,9 +117,9 @@ fn open_request(stage: &Stage, input: &mut Unstructured<'_>) -> Result<OpenReque
         0 => u32::from(input.arbitrary::<u16>()?),
         1 => OPEN_ENABLED | OPEN_FREQ,
         2 => OPEN_ENABLED | OPEN_PAUSED,
-        3 => OPEN_ENABLED | 1 << input.int_in_range(0..=15)?,
+        3 => OPEN_ENABLED | 1 << input.int_in_range(0..=16)?,
         4 => OPEN_ENABLED | OPEN_PERSISTENT | OPEN_BACKWARD,
-        5 => 1 << input.int_in_range(0..=15)?,
+        5 => 1 << input.int_in_range(0..=16)?,
         _ => OPEN_ENABLED,
     }
     .into();
@@ -500,7 +500,7 @@ fn post_notices(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
 fn any_request(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
     let bytes = if input.arbitrary()? {
         let event = stage.event(input)?;
-        let op = input.int_in_range(0..=15)?;
+        let op = input.int_in_range(0..=16)?;
         let mut bytes = header(input, op, event)?.as_bytes().to_vec();
         bytes.extend(number(input)?.to_le_bytes());
         bytes.extend(number(input)?.to_le_bytes());

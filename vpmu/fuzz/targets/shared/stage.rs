@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_VCPU};
-use vpmu::{AuxProducer, Engines, ExitReason, Limits, Settings, VcpuSession};
+use vpmu::{AuxProducer, Engines, ExitReason, Hardware, Limits, Settings, VcpuSession};
 
 use super::driver::DriverQueue;
 use super::layout::{self, Memory};
@@ -95,7 +95,7 @@ impl Stage {
             tsc_khz: 1_000_000,
             limits: limits(input)?,
             engines,
-            hardware_events: true,
+            hardware: Hardware::default(),
         };
         let memory = MEMORY.with_borrow_mut(|memory| {
             let memory = memory.get_or_insert_with(|| Rc::new(Memory::new()));

@@ -83,6 +83,7 @@ pub(super) fn offer() -> Offer {
     Offer {
         kind: KIND_EXIT_TRACE,
         config: EXIT_ALL,
+        any_config: false,
         name: "exit-trace".to_owned(),
         unit: "bytes",
         counts: "packets of format 1 (exits): each VM exit, those that the host's kernel handles \

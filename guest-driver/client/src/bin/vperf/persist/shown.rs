@@ -195,7 +195,7 @@ fn line(vpmu: &Vpmu, event: &Persistent) -> EventLine {
         period: event.attr.period,
         freq: event.attr.freq,
         source: entry.map_or_else(String::new, |entry| entry.source.clone()),
-        guest_only: entry.is_some_and(|entry| entry.guest_only),
+        guest_only: entry.is_some_and(vpmu_client::Entry::samples_guest_only),
     }
 }
 

@@ -168,7 +168,7 @@ impl<'a> Recording<'a> {
                 period: event.attr.period,
                 freq: event.attr.freq,
                 source: event.entry.source.clone(),
-                guest_only: event.entry.guest_only,
+                guest_only: event.entry.samples_guest_only(),
             }))?;
         }
         for trace in self.sources.traced {

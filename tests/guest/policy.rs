@@ -1,0 +1,113 @@
+//! What the operator decides about hardware events, on a host that may have none.
+
+use perf_event_open_sys::bindings::perf_event_attr;
+use vpmu_client::Vpmu;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::raw::{Device, How, KIND_SOFTWARE, SW_TASK_CLOCK, refused};
+use crate::{Outcome, Test, os};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "count_mode_of_the_operator_is_reported",
+        count_mode_of_the_operator_is_reported,
+    ),
+    (
+        "hypervisor_is_excluded_where_a_program_asks",
+        hypervisor_is_excluded_where_a_program_asks,
+    ),
+    (
+        "raw_event_of_the_operators_list_is_the_hosts_to_count",
+        raw_event_of_the_operators_list_is_the_hosts_to_count,
+    ),
+    (
+        "raw_event_beyond_the_operators_list_is_refused",
+        raw_event_beyond_the_operators_list_is_refused,
+    ),
+];
+
+const KIND_HARDWARE: u64 = 0;
+const KIND_RAW: u32 = 4;
+const COUNT_VCPU: u32 = 1;
+/// The raw event that the operator allows.
+const RAW: u64 = 0x11;
+
+fn count_mode_of_the_operator_is_reported() -> Outcome {
+    let device = Device::open()?;
+    ensure_eq!(device.info.count_mode, COUNT_VCPU, "the driver's");
+    let vpmu = Vpmu::open()?;
+    ensure!(vpmu.info().host_work_counted, "the library's");
+    for entry in vpmu.catalogue().entries() {
+        let of_hardware = u64::from(entry.kind) == KIND_HARDWARE;
+        ensure!(!(of_hardware && entry.guest_only), "{entry:?}");
+    }
+    Ok(())
+}
+
+/// The device takes the driver's word for it, by both doors, also of an event that cannot tell.
+fn hypervisor_is_excluded_where_a_program_asks() -> Outcome {
+    let device = Device::open()?;
+    let mut clock = device.attr(KIND_SOFTWARE, SW_TASK_CLOCK);
+    clock.set_exclude_hv(1);
+    for attr in [clock, device.marks(5, 1, 0)] {
+        let mut attr: perf_event_attr = attr;
+        attr.set_exclude_hv(1);
+        ensure_eq!(
+            refused(device.open_event(&attr, How::OWN)),
+            None,
+            "/dev/vpmu"
+        );
+        ensure_eq!(refused(os::open_perf_attr(&attr)), None, "perf core");
+    }
+    Ok(())
+}
+
+/// The catalogue lists it if the host opened it; if not, no host event can back it.
+fn raw_event_of_the_operators_list_is_the_hosts_to_count() -> Outcome {
+    let vpmu = Vpmu::open()?;
+    let entries = vpmu.catalogue().entries().iter();
+    let raw: Vec<&str> = entries
+        .filter(|entry| entry.kind == KIND_RAW)
+        .map(|entry| entry.name.as_str())
+        .collect();
+    let errno = match raw[..] {
+        [] => Some(libc::ENOENT),
+        ["raw-0x11"] => None,
+        ref others => return Err(format!("raw events {others:?}").into()),
+    };
+    let device = Device::open()?;
+    let attr = device.attr(KIND_RAW.into(), RAW);
+    ensure_eq!(
+        refused(device.open_event(&attr, How::OWN)),
+        errno,
+        "/dev/vpmu"
+    );
+    ensure_eq!(
+        refused(os::open_perf_attr(&attr)),
+        errno,
+        "vpmu of perf core"
+    );
+    let raw = os::open_perf_event(KIND_RAW, RAW);
+    ensure_eq!(refused(raw), errno, "perf's own type");
+    Ok(())
+}
+
+/// Programs of perf's own type take the errno of a missing event as an answer, and no other.
+fn raw_event_beyond_the_operators_list_is_refused() -> Outcome {
+    let device = Device::open()?;
+    let attr = device.attr(KIND_RAW.into(), RAW + 1);
+    let refusal = Some(libc::EOPNOTSUPP);
+    ensure_eq!(
+        refused(device.open_event(&attr, How::OWN)),
+        refusal,
+        "/dev/vpmu"
+    );
+    ensure_eq!(
+        refused(os::open_perf_attr(&attr)),
+        refusal,
+        "vpmu of perf core"
+    );
+    let raw = os::open_perf_event(KIND_RAW, RAW + 1);
+    ensure_eq!(refused(raw), Some(libc::ENOENT), "perf's own type");
+    Ok(())
+}

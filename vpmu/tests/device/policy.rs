@@ -1,0 +1,316 @@
+//! What an operator decides about events that hardware counts.
+
+use vpmu::abi::*;
+use vpmu::{CountMode, Hardware, Persist, RawEvents};
+
+use crate::rig::{Rig, open_of, sampling, thread};
+use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
+
+fn counting(count_mode: CountMode) -> Rig {
+    Rig::with_hardware(Hardware {
+        count_mode,
+        ..Hardware::default()
+    })
+}
+
+fn cycles() -> OpenRequest {
+    open_of(CYCLES.0, CYCLES.1, 0)
+}
+
+/// Enables it, and says of its host counter, the only one, whether the host's work is left out.
+fn leaves_host_out(rig: &mut Rig, request: &OpenRequest) -> bool {
+    let event = rig.open(request).expect("open");
+    rig.command(0, COMMAND_ENABLE, event);
+    let excluded = rig.world.host_excluded();
+    rig.close(event).expect("closed");
+    assert_eq!(excluded.len(), 1, "{request:?}");
+    excluded[0]
+}
+
+#[test]
+fn count_mode_says_whether_counts_of_hardware_hold_host_work() {
+    for (mode, reported, excluded) in [
+        (CountMode::Guest, COUNT_GUEST, true),
+        (CountMode::Vcpu, COUNT_VCPU, false),
+    ] {
+        let mut rig = counting(mode);
+        assert_eq!(rig.config().count_mode.get(), reported);
+        assert_eq!(leaves_host_out(&mut rig, &cycles()), excluded);
+        // A clock cannot leave it out, so it is not asked to.
+        let clock = open_of(CLOCK.0, CLOCK.1, 0);
+        assert!(!leaves_host_out(&mut rig, &clock));
+    }
+}
+
+#[test]
+fn host_work_is_left_out_of_samples_and_where_the_driver_asks_in_both_modes() {
+    let trace = OpenRequest {
+        period: 100.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
+    };
+    let excluding = OpenRequest {
+        flags: OPEN_EXCLUDE_HOST.into(),
+        ..cycles()
+    };
+    for mode in [CountMode::Guest, CountMode::Vcpu] {
+        let mut rig = counting(mode);
+        for request in [sampling(cycles(), 100), trace, excluding] {
+            assert!(leaves_host_out(&mut rig, &request), "{mode:?}: {request:?}");
+        }
+        // It goes with events that cannot, too.
+        let clock = OpenRequest {
+            flags: OPEN_EXCLUDE_HOST.into(),
+            ..open_of(CLOCK.0, CLOCK.1, 0)
+        };
+        assert!(!leaves_host_out(&mut rig, &clock));
+    }
+}
+
+#[test]
+fn events_that_differ_in_host_work_have_counters_of_their_own() {
+    let mut rig = counting(CountMode::Vcpu);
+    let excluding = OpenRequest {
+        flags: OPEN_EXCLUDE_HOST.into(),
+        ..cycles()
+    };
+    for request in [cycles(), excluding, cycles(), excluding] {
+        let event = rig.open(&request).expect("open");
+        rig.command(0, COMMAND_ENABLE, event);
+    }
+    let mut excluded = rig.world.host_excluded();
+    excluded.sort_unstable();
+    assert_eq!(excluded, [false, true]);
+    assert_eq!(rig.world.running(thread(0)), 2);
+}
+
+#[test]
+fn catalogue_names_whose_work_hardware_counts() {
+    for (mode, flag, says) in [
+        (
+            CountMode::Guest,
+            CATALOGUE_GUEST_ONLY,
+            " while the guest runs",
+        ),
+        (
+            CountMode::Vcpu,
+            0,
+            ", host work for the vCPU included, but not in samples",
+        ),
+    ] {
+        let mut rig = counting(mode);
+        let entries = rig.catalogue();
+        let found = |kind, config: u64| {
+            let is_it =
+                |entry: &&CatalogueEntry| (entry.kind.get(), entry.config.get()) == (kind, config);
+            *entries.iter().find(is_it).expect("listed")
+        };
+        let cycles = found(CYCLES.0, CYCLES.1);
+        assert_eq!(cycles.flags.get() & CATALOGUE_GUEST_ONLY, flag);
+        let counts = String::from_utf8_lossy(&cycles.counts).into_owned();
+        let counts = counts.trim_end_matches('\0');
+        assert!(counts.ends_with(says), "{counts}");
+        // What samples, and what is of the device's own, is the guest's alone.
+        for (kind, config) in [(KIND_SAMPLE_TRACE, PACE_CYCLES), (KIND_MARK, MARK_ANY)] {
+            let flags = found(kind, config).flags.get();
+            assert_ne!(flags & CATALOGUE_GUEST_ONLY, 0, "{mode:?}");
+        }
+    }
+}
+
+fn allowing(raw: RawEvents) -> Rig {
+    Rig::with_hardware(Hardware {
+        raw,
+        ..Hardware::default()
+    })
+}
+
+fn listed(configs: &[u64]) -> RawEvents {
+    RawEvents::Listed(configs.iter().copied().collect())
+}
+
+fn raw(config: u64) -> OpenRequest {
+    open_of(KIND_RAW, config, 0)
+}
+
+/// Names and flags of the raw events of the catalogue.
+fn raw_entries(rig: &mut Rig) -> Vec<(String, u32)> {
+    let entries = rig.catalogue().into_iter();
+    let raw = entries.filter(|entry| entry.kind.get() == KIND_RAW);
+    let name = |entry: &CatalogueEntry| String::from_utf8_lossy(&entry.name).into_owned();
+    raw.map(|entry| {
+        (
+            name(&entry).trim_end_matches('\0').to_owned(),
+            entry.flags.get(),
+        )
+    })
+    .collect()
+}
+
+const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCLUDES;
+
+#[test]
+fn raw_event_without_leave_is_refused_and_the_host_not_asked() {
+    for allowed in [listed(&[]), listed(&[0x8])] {
+        let mut rig = allowing(allowed);
+        for request in [raw(RAW.1), sampling(raw(RAW.1), 100), raw(1 << 47)] {
+            assert_eq!(rig.open(&request), Err(libc::EOPNOTSUPP));
+        }
+        assert_eq!(rig.world.asked(), [0; 0]);
+        assert_eq!(raw_entries(&mut rig), []);
+    }
+}
+
+#[test]
+fn raw_event_that_the_host_does_not_count_is_unknown() {
+    let mut rig = allowing(listed(&[RAW.1, 0x8]));
+    assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
+    assert_eq!(raw_entries(&mut rig), [("raw-0x11".to_owned(), ALL_FLAGS)]);
+    // Where all are allowed, the host is asked.
+    let mut rig = allowing(RawEvents::All);
+    assert_eq!(rig.open(&raw(0x8)), Err(libc::ENOENT));
+    assert_eq!(rig.world.asked(), [KIND_RAW]);
+    let any = ("raw".to_owned(), ALL_FLAGS | CATALOGUE_ANY_CONFIG);
+    assert_eq!(raw_entries(&mut rig), [any]);
+}
+
+#[test]
+fn raw_event_with_leave_counts_and_samples_as_hardware_does() {
+    for allowed in [listed(&[RAW.1]), RawEvents::All] {
+        let mut rig = allowing(allowed);
+        let event = rig.open(&raw(RAW.1)).expect("open");
+        rig.command(0, COMMAND_ENABLE, event);
+        rig.world.work(thread(0), 40, 4);
+        assert_eq!(rig.value(0, event), 40);
+        rig.close(event).expect("closed");
+
+        let user = OpenRequest {
+            flags: OPEN_EXCLUDE_KERNEL.into(),
+            ..raw(RAW.1)
+        };
+        rig.open(&user).expect("one mode alone");
+        let reply = rig.open_reply(&sampling(raw(RAW.1), 10));
+        assert_eq!((reply.status.get(), reply.engine.get()), (0, ENGINE_EXIT));
+        assert_eq!(rig.world.periods(), [10]);
+        // It is as short as the host samples it.
+        let refused = rig.open(&sampling(raw(RAW.1), 9));
+        assert_eq!(refused, Err(libc::EOPNOTSUPP));
+    }
+}
+
+#[test]
+fn raw_samples_are_batched_where_the_host_names_guest_addresses() {
+    let mut rig = allowing(listed(&[RAW.1]));
+    rig.world.know_ips();
+    let request = OpenRequest {
+        engine: ENGINE_BATCHED.into(),
+        sample_type: 0x1.into(),
+        ..sampling(raw(RAW.1), 10)
+    };
+    let reply = rig.open_reply(&request);
+    assert_eq!(
+        (reply.status.get(), reply.engine.get()),
+        (0, ENGINE_BATCHED)
+    );
+}
+
+#[test]
+fn raw_events_go_with_the_rest_of_hardware() {
+    let mut rig = Rig::with_hardware(Hardware {
+        events: false,
+        raw: RawEvents::All,
+        ..Hardware::default()
+    });
+    assert_eq!(rig.open(&raw(RAW.1)), Err(libc::ENOENT));
+    assert_eq!(raw_entries(&mut rig), []);
+    assert_eq!(rig.world.asked(), [0; 0]);
+}
+
+#[test]
+fn operator_names_raw_events_by_their_numbers() {
+    for (allowed, name, spelled) in [
+        (listed(&[RAW.1]), "raw-0x11", "raw-0x11"),
+        (RawEvents::All, "raw=0x11", "raw=17"),
+    ] {
+        let rig = allowing(allowed);
+        let persist = Persist {
+            rate: None,
+            pages: 0,
+            ..crate::persistent::asked(name, 0)
+        };
+        rig.vpmu.persist(&persist).expect("started");
+        let started = rig.vpmu.persistent();
+        let event = started.first().map(|status| status.event.as_str());
+        assert_eq!(event, Some(spelled));
+    }
+}
+
+fn pinning(pinned: bool) -> Rig {
+    Rig::with_hardware(Hardware {
+        pinned,
+        raw: listed(&[RAW.1]),
+        ..Hardware::default()
+    })
+}
+
+#[test]
+fn host_counters_of_hardware_are_pinned_if_the_operator_says_so() {
+    let trace = OpenRequest {
+        period: 100.into(),
+        ..open_of(KIND_SAMPLE_TRACE, PACE_CYCLES, 0)
+    };
+    let hardware = [cycles(), sampling(cycles(), 100), raw(RAW.1), trace];
+    let software = [
+        open_of(FAULTS.0, FAULTS.1, 0),
+        sampling(open_of(CLOCK.0, CLOCK.1, 0), 100_000),
+    ];
+    for pinned in [false, true] {
+        let mut rig = pinning(pinned);
+        let of = |rig: &mut Rig, request: &OpenRequest| {
+            let event = rig.open(request).expect("open");
+            rig.command(0, COMMAND_ENABLE, event);
+            let counters = rig.world.pinned();
+            rig.close(event).expect("closed");
+            counters
+        };
+        for request in &hardware {
+            assert_eq!(of(&mut rig, request), usize::from(pinned), "{request:?}");
+        }
+        for request in &software {
+            assert_eq!(of(&mut rig, request), 0, "{request:?}");
+        }
+    }
+}
+
+#[test]
+fn operators_own_events_of_hardware_are_pinned_too() {
+    let rig = pinning(true);
+    let persist = Persist {
+        rate: None,
+        pages: 0,
+        ..crate::persistent::asked("cycles", 0)
+    };
+    rig.vpmu.persist(&persist).expect("started");
+    assert_eq!(rig.world.pinned(), 1);
+}
+
+#[test]
+fn pinned_hardware_without_a_counter_is_in_error() {
+    for request in [cycles(), sampling(cycles(), 1_000_000)] {
+        let mut rig = pinning(true);
+        let event = rig.open(&request).expect("open");
+        rig.post_notice(0, 16);
+        rig.command(0, COMMAND_ENABLE, event);
+        rig.world.work(thread(0), 40, 4);
+        assert_eq!(rig.value(0, event), 40);
+        // Its place is another's: perf ends the reads of such an event.
+        rig.world.give_up(thread(0));
+        let reply = rig.command(0, COMMAND_DISABLE, event);
+        assert_eq!(reply.status.get(), libc::EIO.unsigned_abs());
+        assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 40));
+        let notice = rig.whole_notice().expect("told");
+        assert_eq!(
+            (notice.kind.get(), notice.event.get(), notice.value.get()),
+            (NOTICE_ERROR, event, REFUSED_NOT.into())
+        );
+    }
+}
