@@ -35,6 +35,10 @@ end
 put alone.list /tmp/alone.list
 put alone.host /tmp/alone.host
 
+boot costly --count-mode vcpu --raw-events 0x8 > /tmp/costly.said &
+until_said costly waiting
+end
+
 boot one > /tmp/one.said &
 boot two > /tmp/two.said &
 until_said one waiting
@@ -100,4 +104,36 @@ fn counter_that_the_host_keeps_shows_in_the_time_running() {
     let waiting: u32 = waiting.parse().expect("a number");
     assert!(waiting > 0, "{contended}");
     ensure_exact("contended");
+}
+
+/// Instructions of KVM and the VMM for an exit that reaches the VMM, at least.
+const LEAST_OF_AN_EXIT: u64 = 500;
+
+fn number(boot: &str, what: &str) -> u64 {
+    let said = said(boot, what);
+    said.parse()
+        .unwrap_or_else(|e| panic!("{e}: {what} {said}"))
+}
+
+#[test]
+fn hosts_work_for_the_guest_counts_in_vcpu_mode_alone() {
+    // A loop of three instructions, 1,000 times out of the guest.
+    let (guest, vcpu) = (number("alone", "writes"), number("costly", "writes"));
+    assert!(guest >= 2_000, "{guest} instructions");
+    assert!(
+        guest < 1_000 * LEAST_OF_AN_EXIT,
+        "{guest} instructions: the host's are among them"
+    );
+    assert!(
+        vcpu > guest + 1_000 * LEAST_OF_AN_EXIT,
+        "{vcpu} instructions with the host's, {guest} without"
+    );
+    ensure_exact("costly");
+}
+
+#[test]
+fn raw_event_counts_where_the_operator_allows_it() {
+    assert_eq!(said("alone", "raw"), "refused");
+    let raw = number("costly", "raw");
+    assert!((20_000..20_064).contains(&raw), "{raw} instructions");
 }

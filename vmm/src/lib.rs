@@ -26,6 +26,7 @@ pub mod devices;
 pub mod event_loop;
 pub mod exit;
 pub mod footprint;
+pub mod host_kernel;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;

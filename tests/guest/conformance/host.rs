@@ -7,13 +7,16 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Duration;
 
+use perf_event_open_sys::bindings;
+
 use super::counting::border_of_the_loop;
-use super::event::{INSTRUCTIONS, Mode, attr};
+use super::event::{INSTRUCTIONS, Mode, What, attr, counted, offered, spin};
 use super::prepare;
 use super::sharing::waiting;
-use crate::Outcome;
 use crate::acts::say;
+use crate::arch::accesses;
 use crate::raw::{Event, How, kernels, kernels_own};
+use crate::{Outcome, cpu};
 
 /// Events of the guest: with those of an operator no more than the lab's PMU counts at once.
 const EVENTS: usize = 6;
@@ -35,10 +38,38 @@ pub(crate) fn counts() -> Outcome {
         "waiting-for-counters {} of {EVENTS}",
         waiting(EVENTS)?
     ));
+    say(&format!("writes {}", of_writes()?));
+    say(&format!("raw {}", of_raw()?));
     say("waiting");
     loop {
         thread::sleep(Duration::from_secs(60));
     }
+}
+
+/// Exits whose cost on the host is counted, or not.
+const WRITES: u64 = 1_000;
+
+/// Instructions in both modes of a loop that leaves the guest [`WRITES`] times.
+fn of_writes() -> Result<u64, Box<dyn Error>> {
+    cpu::allow_ports()?;
+    let mut attr = attr(INSTRUCTIONS, Mode::Both);
+    attr.set_exclude_hv(0);
+    let event = kernels_own(&attr)?;
+    Ok(counted(&event, || accesses::out_loop(WRITES))?.count)
+}
+
+/// Instructions completed, by the number that Armv8 gives this event.
+const INST_RETIRED: What = What {
+    kind: bindings::PERF_TYPE_RAW,
+    config: 0x08,
+};
+
+/// What the raw event counts of a loop of 10,000 rounds, as a word.
+fn of_raw() -> Result<String, Box<dyn Error>> {
+    Ok(match offered(INST_RETIRED, Mode::User)? {
+        None => "refused".to_owned(),
+        Some(event) => counted(&event, || spin(10_000))?.count.to_string(),
+    })
 }
 
 /// `guest-tests count-guests FILE PROGRAM ARGUMENT...`: runs the program, and writes into the file how

@@ -120,7 +120,10 @@ pub struct Perf {
     pub events: BTreeMap<&'static str, Event>,
     /// Why no hardware event opens, with the remedy; `None`: one does.
     pub hardware_refused: Option<String>,
-    /// The same of software events.
+    /// Why KVM may lose counts of hardware events that the host moves between counters; `None`: it does
+    /// not.
+    pub hardware_loses: Option<String>,
+    /// As [`Perf::hardware_refused`], of software events.
     pub software_refused: Option<String>,
     /// Whether `exclude_host` keeps host work out of a software clock; `None`: not observed.
     pub software_excludes_host: Option<bool>,

@@ -135,6 +135,18 @@ fn counters(perf: &Perf) -> Vec<Check> {
                 "nothing that could count guest-only work in hardware",
             ),
         },
+        match &perf.hardware_loses {
+            Some(why) => Check::new(
+                "perf.moved-hw",
+                "loses counts",
+                format!("{why}: use a newer host"),
+            ),
+            None => Check::new(
+                "perf.moved-hw",
+                "counts on",
+                "the host may move hardware events between counters while a guest runs",
+            ),
+        },
     ]
 }
 

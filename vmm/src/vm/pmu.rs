@@ -19,6 +19,7 @@ use crate::ctl::{Server, Socket};
 use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
 use crate::devices::vpmu::{Carrier, Drain, DrainThread, VirtioPmu};
 use crate::event_loop::Queues;
+use crate::host_kernel;
 use crate::kvm;
 use crate::operator::Operator;
 use crate::recording::Recorder;
@@ -66,6 +67,9 @@ impl Opened {
     /// # Errors
     /// [`VmError::Operator`], [`VmError::Socket`].
     pub(super) fn open(config: &Config) -> Result<Self, VmError> {
+        if let Some(why) = host_kernel::lost_counts().filter(|_| config.hardware.events) {
+            log::warn!("{why}; 'vmm check' has perf.moved-hw");
+        }
         let listen = |path| Socket::listen(path, config.user);
         Ok(Self {
             recorder: Operator::recorder(config)?,

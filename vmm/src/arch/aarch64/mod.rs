@@ -15,3 +15,7 @@ pub mod layout;
 pub mod platform;
 mod reg;
 pub(crate) mod registers;
+
+/// The first Linux whose KVM counts on where the host moves an event between counters while the guest
+/// runs; older ones leave the guest's EL0 out of it until the vCPU is loaded again. `None`: each does.
+pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = Some((6, 6));

@@ -27,6 +27,7 @@ use vpmu::source::{Counter, Request, Source};
 
 use super::facts::{AutoEngine, Event, Finding, Perf, Samples};
 use super::{Ring, probes, watch};
+use crate::host_kernel;
 use crate::signal::kick_signal;
 
 /// How a guest's loop is sampled.
@@ -174,6 +175,7 @@ pub(super) fn probe(guests: bool) -> Perf {
         guest_kernel,
         guest_user,
         hardware_refused,
+        hardware_loses: host_kernel::lost_counts(),
         software_refused,
         tracepoints: tracepoints(guests),
         host_traces: host_traces().into_iter().map(Into::into).collect(),

@@ -1,0 +1,54 @@
+//! The host's kernel, as far as its version tells what it gets wrong.
+
+use std::fs;
+
+use crate::arch;
+
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
+
+/// Why this host's KVM may lose counts of hardware events, if it does: those that the host moves between
+/// counters, or whose period it adapts, while the guest runs.
+#[must_use]
+pub fn lost_counts() -> Option<String> {
+    let release = fs::read_to_string(RELEASE).ok()?;
+    lost_by(version(&release)?, arch::FIRST_TO_KEEP_COUNTS)
+}
+
+fn lost_by(version: (u32, u32), first: Option<(u32, u32)>) -> Option<String> {
+    let (major, minor) = first.filter(|first| version < *first)?;
+    Some(format!(
+        "KVM of Linux before {major}.{minor} loses counts of hardware events that share counters or \
+         sample at a frequency"
+    ))
+}
+
+/// The first two numbers of a kernel's release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next()?.parse().ok();
+    Some((next()?, next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_has_a_version() {
+        assert_eq!(version("6.1.0-56-cloud-arm64\n"), Some((6, 1)));
+        assert_eq!(version("6.12.117+deb12-cloud-amd64"), Some((6, 12)));
+        for wrong in ["", "6", "linux", "-6.1"] {
+            assert_eq!(version(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn kernel_before_the_first_good_one_loses_counts() {
+        let first = Some((6, 6));
+        assert!(lost_by((6, 5), first).is_some_and(|why| why.contains("before 6.6")));
+        assert!(lost_by((5, 19), first).is_some());
+        assert_eq!(lost_by((6, 6), first), None);
+        assert_eq!(lost_by((6, 12), first), None);
+        assert_eq!(lost_by((4, 1), None), None);
+    }
+}
