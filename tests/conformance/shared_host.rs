@@ -4,10 +4,6 @@
 use tests::host::SharedSession;
 
 const SCRIPT: &str = r#"
-# Reads of the host what guests run on the machine's threads, beside what the guest reads by itself.
-vmm() {
-	guest-tests count-guests "/tmp/$name.host" /bin/vmm "$@"
-}
 until_said() {
 	tries=0
 	until grep -q "@guest $2" "/tmp/$1.console" 2> /dev/null; do
@@ -27,13 +23,21 @@ end() {
 	rm /tmp/*.said
 }
 ACT=counts
+VCPUS=1
 
-boot alone --persistent instructions:u,size=0,name=all --ctl /tmp/alone.sock > /tmp/alone.said &
+# What guests execute on the machine's threads, counted by the host's perf. It slows the lab down.
+vmm() {
+	guest-tests count-guests /tmp/alone.host /bin/vmm "$@"
+}
+# Where the engine is not given, the VMM runs a small guest first, to find out which one serves.
+boot alone --engine exit --persistent instructions:u,size=0,name=all --ctl /tmp/alone.sock > /tmp/alone.said &
 until_said alone waiting
+sleep 1
 /bin/vmm ctl --socket /tmp/alone.sock --json list > /tmp/alone.list
 end
 put alone.list /tmp/alone.list
 put alone.host /tmp/alone.host
+unset -f vmm
 
 boot costly --count-mode vcpu --raw-events 0x8 > /tmp/costly.said &
 until_said costly waiting
@@ -75,10 +79,7 @@ fn ensure_exact(boot: &str) {
 fn guests_count_is_the_hosts_count_of_the_vcpus_thread() {
     let list = SESSION.get().text("alone.list");
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
-    let events = list["events"].as_array().expect("events");
-    assert_eq!(events.len(), 2, "one of each vCPU: {list}");
-    let counts = events.iter().map(|event| event["count"].as_u64());
-    let ours: u64 = counts.map(|count| count.expect("a count")).sum();
+    let ours = list["events"][0]["count"].as_u64().expect("a count");
     let host: u64 = SESSION
         .get()
         .text("alone.host")
@@ -98,8 +99,8 @@ fn guests_on_one_host_count_their_own_instructions() {
 
 #[test]
 fn counter_that_the_host_keeps_shows_in_the_time_running() {
-    assert_eq!(said("alone", "waiting-for-counters"), "0 of 6");
-    let contended = said("contended", "waiting-for-counters");
+    assert_eq!(said("alone", "without-a-counter"), "0 of 6");
+    let contended = said("contended", "without-a-counter");
     let waiting = contended.split(' ').next().unwrap_or_default();
     let waiting: u32 = waiting.parse().expect("a number");
     assert!(waiting > 0, "{contended}");

@@ -13,7 +13,7 @@ use vpmu_client::error::chain;
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// For the session's script: `put NAME FILE` hands a file over; `boot NAME ARGUMENT...` runs a guest
-/// whose files are called so, which does what `$ACT` says and resets as `$RESET` says; the guest's
+/// whose files are called so, with `$VCPUS` vCPUs, which does what `$ACT` says and resets as `$RESET` says; the guest's
 /// own script is the same, and ends in the first line.
 const PRELUDE: &str = r#"
 [ -e /guest/kernel ] || exec guest-tests act
@@ -25,7 +25,7 @@ put() {
 boot() {
 	name=$1
 	shift
-	vmm run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus 2 --memory 256 \
+	vmm run --kernel /guest/kernel --initramfs /guest/initramfs --vcpus ${VCPUS:-2} --memory 256 \
 		--cmdline "console=ttyS0 quiet nokaslr mitigations=off reboot=${RESET:-t} panic=-1 random.trust_cpu=on cryptomgr.notests act=$ACT" \
 		--report "/tmp/$name.json" --recording "/tmp/$name.data" "$@" \
 		> "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null

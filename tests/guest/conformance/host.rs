@@ -35,7 +35,7 @@ pub(crate) fn counts() -> Outcome {
         false => say(&format!("loops {borders:?}")),
     }
     say(&format!(
-        "waiting-for-counters {} of {EVENTS}",
+        "without-a-counter {} of {EVENTS}",
         waiting(EVENTS)?
     ));
     say(&format!("writes {}", of_writes()?));
