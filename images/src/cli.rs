@@ -1,5 +1,6 @@
 //! The command line, and its translation for the library.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,15 @@ use images::{Arch, Boot, Debug, PlaceChoice, Sources};
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) action: Action,
+}
+
+/// The arguments without the `--` of `cargo demo -- --lab`: cargo's alias ends in one already.
+pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = given.collect();
+    if arguments.get(1..3).is_some_and(|two| two == ["demo", "--"]) {
+        arguments.remove(2);
+    }
+    arguments
 }
 
 const EXAMPLES: &str = "Examples:
@@ -242,6 +252,19 @@ mod tests {
         match cli.map_err(|error| error.to_string())?.action {
             Action::Boot(arguments) => arguments.boot(),
             other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn demo_takes_its_options_behind_the_separator_of_cargo() {
+        let of = |line: &str| arguments(line.split(' ').map(OsString::from));
+        assert_eq!(
+            of("images demo -- --lab aarch64"),
+            of("images demo --lab aarch64")
+        );
+        for same in ["images boot -- true", "images demo", "images"] {
+            let words: Vec<OsString> = same.split(' ').map(OsString::from).collect();
+            assert_eq!(of(same), words);
         }
     }
 

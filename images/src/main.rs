@@ -14,7 +14,7 @@ use images::programs::Programs;
 use images::{Arch, Boot, Outcome, dkms, initramfs, module, style};
 
 fn main() -> ExitCode {
-    match run(Cli::parse().action) {
+    match run(Cli::parse_from(cli::arguments(std::env::args_os())).action) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("images: {}", chain(&*error));

@@ -19,7 +19,7 @@ pub struct RawEvents(vpmu::RawEvents);
 pub enum RawEventsError {
     /// Not a number, nor a range of them.
     #[error(
-        "`{0}` is no raw event: give all, or numbers such as 0x11 and ranges such as 0x40-0x4f"
+        "`{0}` is not a raw event: give all, or numbers such as 0x11 and ranges such as 0x40-0x4f"
     )]
     Number(String),
     /// A list that has no end worth waiting for.
