@@ -44,7 +44,7 @@ fn table(more: &[&str]) -> Result<Table, String> {
         programs: vec!["guest-tests".into()],
         vcpus: 1,
         vmm_args: vmm_args.map(|&argument| argument.into()).collect(),
-        place: PlaceChoice::Lab,
+        place: PlaceChoice::Exact,
         timeout: LIMIT,
         sources: Sources {
             arch: Arch::Aarch64,
@@ -93,10 +93,11 @@ fn check(row: &str) {
     }
 }
 
-/// A test for each row of ours, and one that prints the table.
+/// A test for each row of ours. Beside the row: the tests of kvm-unit-tests and of the kernel's selftests
+/// for KVM that check the same by the registers of an architectural PMU, if there are any.
 macro_rules! rows {
-    ($($row:ident),+ $(,)?) => {
-        const ROWS: &[&str] = &[$(stringify!($row)),+];
+    ($($row:ident: $like:literal),+ $(,)?) => {
+        const ROWS: &[(&str, &str)] = &[$((stringify!($row), $like)),+];
 
         $(
             #[test]
@@ -108,34 +109,34 @@ macro_rules! rows {
 }
 
 rows! {
-    user_loop_counts_its_instructions,
-    kernel_code_counts_its_instructions,
-    loop_counts_its_branches,
-    cycles_fit_the_instructions,
-    trapped_instruction_counts_at_most_once,
-    count_goes_on_past_32_bits,
-    disabled_event_stands_still,
-    reset_while_counting_starts_from_zero,
-    mode_that_is_left_out_counts_nothing,
-    count_in_the_page_is_the_count_read,
-    as_many_events_as_counters_run_all_the_time,
-    one_event_more_than_counters_takes_turns,
-    more_events_than_counters_scale_to_the_count,
-    members_of_a_group_count_at_once,
-    each_period_of_instructions_is_a_sample,
-    each_period_of_cycles_is_a_sample,
-    samples_spread_over_the_loop_as_it_runs,
-    period_changed_while_counting_holds_from_then_on,
-    frequency_settles_at_the_rate_asked_for,
-    region_counts_its_instructions,
-    generic_event_counts_or_is_enoent,
-    generic_events_that_open_are_listed,
-    reserved_bit_is_refused,
+    user_loop_counts_its_instructions: "x86 check_gp_counters, arm pmu-basic-event-count",
+    kernel_code_counts_its_instructions: "x86 check_gp_counters, arm pmu-basic-event-count",
+    loop_counts_its_branches: "x86 check_gp_counters",
+    cycles_fit_the_instructions: "arm check_cpi",
+    trapped_instruction_counts_at_most_once: "x86 check_emulated_instr",
+    count_goes_on_past_32_bits: "arm pmu-chained-counters",
+    disabled_event_stands_still: "arm pmu-event-counter-config",
+    reset_while_counting_starts_from_zero: "x86 check_running_counter_wrmsr",
+    mode_that_is_left_out_counts_nothing: "",
+    count_in_the_page_is_the_count_read: "x86 check_rdpmc",
+    as_many_events_as_counters_run_all_the_time: "x86 check_counters_many",
+    one_event_more_than_counters_takes_turns: "",
+    more_events_than_counters_scale_to_the_count: "",
+    members_of_a_group_count_at_once: "x86 check_counters_many",
+    each_period_of_instructions_is_a_sample: "x86 check_counter_overflow, arm pmu-overflow-interrupt",
+    each_period_of_cycles_is_a_sample: "x86 check_counter_overflow, arm pmu-overflow-interrupt",
+    samples_spread_over_the_loop_as_it_runs: "",
+    period_changed_while_counting_holds_from_then_on: "x86 check_running_counter_wrmsr",
+    frequency_settles_at_the_rate_asked_for: "",
+    region_counts_its_instructions: "",
+    generic_event_counts_or_is_enoent: "arm pmu-event-introspection, selftests pmu_counters_test",
+    generic_events_that_open_are_listed: "arm pmu-event-introspection",
+    reserved_bit_is_refused: "selftests vpmu_counter_access",
 }
 
 #[test]
 fn both_pmus_are_judged_by_the_same_rows() {
-    let mut expected = ROWS.to_vec();
+    let mut expected: Vec<&str> = ROWS.iter().map(|(row, _)| *row).collect();
     expected.sort_unstable();
     for table in [get(&OURS), get(&KVMS)] {
         let judged: Vec<&str> = table.rows.keys().map(String::as_str).collect();
@@ -147,12 +148,17 @@ fn both_pmus_are_judged_by_the_same_rows() {
 fn table_shows_vpmu_beside_kvms_own_pmu() {
     let (ours, kvms) = (get(&OURS), get(&KVMS));
     let mut text = format!("\nOn {}:\n", ours.place);
-    for row in ROWS {
+    for (row, like) in ROWS {
         let cell = |table: &Table| table.rows.get(*row).map(ToString::to_string);
         let (ours, kvms) = (cell(ours), cell(kvms));
         assert!(ours.is_some() && kvms.is_some(), "{row}");
         let (ours, kvms) = (ours.unwrap_or_default(), kvms.unwrap_or_default());
-        let _ = writeln!(text, "{row}\n    vpmu  {ours}\n    KVM   {kvms}");
+        let like = if like.is_empty() {
+            String::new()
+        } else {
+            format!(" (like {like})")
+        };
+        let _ = writeln!(text, "{row}{like}\n    vpmu  {ours}\n    KVM   {kvms}");
     }
     // The test runner keeps what macros print to itself.
     let _ = std::io::stderr().write_all(text.as_bytes());

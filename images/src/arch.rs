@@ -81,9 +81,8 @@ impl Arch {
         }
     }
 
-    /// Whether time in the lab is instructions retired even if nobody asks: QEMU's PMU for aarch64
-    /// has no event for instructions otherwise.
-    pub(crate) fn lab_is_exact(self) -> bool {
+    /// Whether guests with several vCPUs run in the exact lab, too.
+    pub(crate) fn exact_with_vcpus(self) -> bool {
         self == Self::Aarch64
     }
 

@@ -108,7 +108,7 @@ impl Boot {
     /// [`BootError`]. A command that fails is not an error: see [`Outcome::status`].
     pub fn run(&self) -> Result<Outcome, BootError> {
         let arch = self.sources.arch;
-        if self.place == PlaceChoice::Exact && self.vcpus > 1 && !arch.lab_is_exact() {
+        if self.place == PlaceChoice::Exact && self.vcpus > 1 && !arch.exact_with_vcpus() {
             return Err(BootError::ExactVcpus(self.vcpus));
         }
         if self.place == PlaceChoice::Direct && !arch.is_native() {
@@ -269,7 +269,7 @@ impl Boot {
     /// Boots the lab with `run` over its archive.
     fn emulate(&self, parts: &Parts, mark: &str, mut run: Archive) -> Result<Outcome, BootError> {
         let arch = parts.kernel.arch;
-        let exact = self.place == PlaceChoice::Exact || arch.lab_is_exact();
+        let exact = self.place == PlaceChoice::Exact;
         let lab = Lab::get(&parts.cache, arch, exact)?;
         let place = Place::Lab {
             arch,

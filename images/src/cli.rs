@@ -160,8 +160,11 @@ impl PlaceArgs {
         self.lab.unwrap_or_default()
     }
 
+    /// The lab of aarch64 is for its counters, and QEMU's PMU has no event for instructions but in the
+    /// exact lab.
     pub(crate) fn choice(self) -> PlaceChoice {
-        match (self.exact, self.lab.is_some(), self.direct) {
+        let exact = self.exact || self.lab == Some(Arch::Aarch64);
+        match (exact, self.lab.is_some(), self.direct) {
             (true, ..) => PlaceChoice::Exact,
             (_, true, _) => PlaceChoice::Lab,
             (.., true) => PlaceChoice::Direct,
@@ -177,7 +180,7 @@ pub(crate) struct BootArgs {
     kernel: KernelArgs,
     #[command(flatten)]
     place: PlaceArgs,
-    /// Number of vCPUs [default: 2, in the exact lab of x86 1]
+    /// Number of vCPUs [default: 2, in the exact lab 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255))]
     vcpus: Option<u32>,
     /// The guest's memory in MiB
@@ -223,8 +226,7 @@ impl BootArgs {
             files.push((inside.trim_start_matches('/').to_owned(), contents));
         }
         let place = self.place.choice();
-        let one = place == PlaceChoice::Exact && self.place.arch() == Arch::X86_64;
-        let vcpus = if one { 1 } else { 2 };
+        let vcpus = if place == PlaceChoice::Exact { 1 } else { 2 };
         Ok(Boot {
             command: self.command.join(" "),
             vcpus: self.vcpus.unwrap_or(vcpus),

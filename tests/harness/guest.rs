@@ -17,6 +17,8 @@ use crate::wire::{self, Verdict};
 /// Names the one kernel that all groups run on: a series, or a series with a checker, like
 /// `6.12` and `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
+/// Names the architecture that all groups run on, like `aarch64`, instead of their own: in its lab.
+const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
 /// Far above a boot in the lab and the group's tests on a loaded machine.
@@ -216,8 +218,21 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: say a series, like 6.12 or 6.1-kasan"))
 }
 
+/// The architecture of that name, or else the group's own.
+fn arch(wanted: Option<&str>, own: Arch) -> Result<Arch, String> {
+    let known = [("x86_64", Arch::X86_64), ("aarch64", Arch::Aarch64)];
+    let Some(wanted) = wanted else {
+        return Ok(own);
+    };
+    let found = known.into_iter().find(|(name, _)| *name == wanted);
+    found
+        .map(|(_, arch)| arch)
+        .ok_or_else(|| format!("{ARCH}={wanted}: say x86_64 or aarch64"))
+}
+
 fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     let (series, debug) = named(kernel)?;
+    let arch = arch(env::var(ARCH).ok().as_deref(), group.arch)?;
     let files = (group.files)().map_err(|error| chain(&error))?;
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
     // The guest holds them packed beside its root's file system, which takes no more than half of what
@@ -242,7 +257,7 @@ fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
         place: group.place,
         timeout: debug.map_or(LIMIT, |_| LIMIT_WITH_CHECKER),
         sources: Sources {
-            arch: group.arch,
+            arch,
             version: Some(series),
             debug,
             ..Sources::default()
@@ -348,6 +363,13 @@ mod tests {
         for both in [false, true] {
             assert_eq!(kernels(both, Some("6.1-kasan")), ["6.1-kasan"]);
         }
+    }
+
+    #[test]
+    fn arch_of_the_environment_replaces_the_groups_own() {
+        assert_eq!(arch(None, Arch::Aarch64), Ok(Arch::Aarch64));
+        assert_eq!(arch(Some("aarch64"), Arch::X86_64), Ok(Arch::Aarch64));
+        assert!(arch(Some("arm"), Arch::X86_64).unwrap_err().contains(ARCH));
     }
 
     #[test]

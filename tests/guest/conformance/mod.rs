@@ -1,8 +1,7 @@
-//! A PMU held against what its counters must count: the rows of a table, each of which names its
-//! counterpart among kvm-unit-tests' and the kernel's own PMU tests, if it has one.
+//! A PMU held against what its counters must count, row by row.
 //!
-//! The rows know `perf_event_open(2)` alone, so that they judge whatever PMU the guest's processors
-//! have: the driver in that role, or one that KVM emulates.
+//! The rows know `perf_event_open(2)` alone, so that they judge any PMU of the guest's processors: the
+//! driver in that role, or one that KVM emulates.
 
 mod counting;
 mod event;
