@@ -13,7 +13,7 @@ use crate::bucket::Bucket;
 use crate::config::Config;
 use crate::ctl::{Answer, Entry, Recorded, Reply, Request};
 use crate::persistent::{Spec, SpecError};
-use crate::recording::{self, Recorder, RecordingError};
+use crate::recording::{Recorder, RecordingError};
 use crate::report;
 
 /// Where recordings go unless that is said.
@@ -261,7 +261,7 @@ impl Operator {
         if let Err(error) = self.vpmu.flush(None) {
             log::warn!("the recording may lack samples: {}", report::chain(&error));
         }
-        let histories = recording::histories(&self.vpmu, wanted, self.most_of_guests);
+        let histories = vpmu_perfdata::histories(&self.vpmu, wanted, self.most_of_guests);
         // A recorder that panicked has left no half of a file.
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let (path, summary) = match file {

@@ -178,7 +178,7 @@ fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
             ["--symbols", "/nonexistent/System.map"],
             "/nonexistent/System.map",
         ),
-        (["--symbols", symbols], "names no function"),
+        (["--symbols", symbols], "has no function symbols"),
         (["--persistent", "no-such-event"], "vperf list"),
         (["--persistent", "marks,size=4K"], "with name="),
         (["--persistent", "marks,cpu=5,name=five"], "vCPU 5"),

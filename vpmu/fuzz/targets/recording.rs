@@ -11,18 +11,17 @@
 mod shared;
 
 use std::io::{Cursor, Write};
-use std::path::Path;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use linux_perf_data::{PerfFileReader, PerfFileRecord};
-use vmm::recording::{Recorder, Summary, histories};
 use vpmu::abi::{
     KIND_EXIT_TRACE, KIND_HARDWARE, KIND_MARK, KIND_RAW, OPEN_BACKWARD, OPEN_ENABLED, READ_ALLOWED,
     SAMPLE_ALLOWED,
 };
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus};
+use vpmu_perfdata::{Recording, Summary, Symbols, histories};
 
 use crate::shared::input::{number, once_in};
 use crate::shared::stage::{Stage, features};
@@ -44,16 +43,15 @@ ffffffff81000200 D not_code
 ";
 
 thread_local! {
-    static RECORDERS: [Recorder; 2] = recorders();
+    static NAMES: Symbols = names();
 }
 
-/// One that knows the guest's kernel, and one that does not.
-fn recorders() -> [Recorder; 2] {
-    let mut symbols = tempfile::NamedTempFile::new().expect("a file");
-    symbols.write_all(SYMBOLS).expect("written");
-    let recorder = |symbols| Recorder::new(Path::new("unused"), symbols).expect("symbols");
-    // They are read from the open file, which nobody else needs.
-    [recorder(Some(symbols.path())), recorder(None)]
+/// The guest's kernel.
+fn names() -> Symbols {
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(SYMBOLS).expect("written");
+    // The open file outlives its name.
+    Symbols::open(file.path()).expect("symbols")
 }
 
 fn address(input: &mut Unstructured<'_>) -> Result<u64> {
@@ -243,10 +241,11 @@ fn read(file: &[u8], summary: &Summary) {
 
 fn check(histories: &[History], named: bool) {
     let mut file = Vec::new();
-    let summary = RECORDERS.with(|recorders| {
-        let recorder = &recorders[usize::from(!named)];
-        vmm::internals::record(recorder, histories, &mut file).expect("memory takes it all")
-    });
+    let mut recording = Recording::new(histories);
+    if named {
+        NAMES.with(|names| recording.name_functions(names).expect("names"));
+    }
+    let summary = recording.write(&mut file).expect("memory takes it all");
     if summary.events > 0 {
         read(&file, &summary);
     }

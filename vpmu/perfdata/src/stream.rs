@@ -7,27 +7,27 @@ use std::collections::BinaryHeap;
 
 use vpmu::{History, PersistentStatus};
 
-use super::record::{Form, Found, Record, TYPE_LOST};
+use crate::record::{Form, Found, Record, TYPE_LOST};
 
 /// perf's records say their length in 16 bits.
 const RECORD_MAX: usize = 65_528;
 
 /// What one event adds to a file.
 #[derive(Debug)]
-pub(super) struct Stream<'a> {
-    pub(super) event: &'a PersistentStatus,
-    pub(super) form: Form,
+pub(crate) struct Stream<'a> {
+    pub(crate) event: &'a PersistentStatus,
+    pub(crate) form: Form,
     history: &'a History,
     /// Bytes of its records in the file.
-    pub(super) size: u64,
-    pub(super) samples: u64,
-    pub(super) left_out: u64,
+    pub(crate) size: u64,
+    pub(crate) samples: u64,
+    pub(crate) left_out: u64,
 }
 
 impl<'a> Stream<'a> {
     /// The stream of a history, looked through once: `see` is called with each address in the guest's
     /// kernel that its records name.
-    pub(super) fn new(history: &'a History, mut see: impl FnMut(u64)) -> Self {
+    pub(crate) fn new(history: &'a History, mut see: impl FnMut(u64)) -> Self {
         let mut stream = Self {
             event: &history.event,
             form: Form::of(&history.event),
@@ -112,7 +112,7 @@ fn length(form: &Form, record: &Record) -> Option<u64> {
 }
 
 /// Appends a record of these words to `bytes`, if its length can be told.
-pub(super) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -> bool {
+pub(crate) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -> bool {
     let size = 8 + 8 * words.len();
     let Some(size) = u16::try_from(size).ok().filter(|_| size <= RECORD_MAX) else {
         return false;
@@ -128,7 +128,7 @@ pub(super) fn append(bytes: &mut Vec<u8>, kind: u32, misc: u16, words: &[u64]) -
 ///
 /// # Errors
 /// Those of `put`.
-pub(super) fn in_order<E>(
+pub(crate) fn in_order<E>(
     streams: &[Stream<'_>],
     mut put: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -148,7 +148,7 @@ pub(super) fn in_order<E>(
         order.extend(following.as_ref().map(|record| head(at, record)));
         if let Some(record) = std::mem::replace(slot, following) {
             let mut words = record.body;
-            if record.kind != super::record::TYPE_SAMPLE
+            if record.kind != crate::record::TYPE_SAMPLE
                 && let Some(stream) = streams.get(at)
             {
                 words.extend(stream.form.trailer(time));

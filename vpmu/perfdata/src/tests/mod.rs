@@ -9,13 +9,14 @@
 mod hostile;
 mod written;
 
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
 
-use super::{Recorder, Summary, bounded};
+use super::{Recording, Summary, Symbols, SymbolsError, bounded};
 
 /// IDENTIFIER, IP, TID, TIME, ADDR, CPU, PERIOD.
 pub(super) const USUAL: u64 = 1 << 16 | 0x18f;
@@ -83,15 +84,22 @@ pub(super) struct Recorded {
 }
 
 pub(super) fn recorded(histories: &[History], symbols: Option<&str>) -> Recorded {
+    let mut recording = Recording::new(histories);
+    if let Some(text) = symbols {
+        let map = tempfile::NamedTempFile::new().unwrap();
+        fs::write(map.path(), text).unwrap();
+        let symbols = Symbols::open(map.path()).unwrap();
+        recording.name_functions(&symbols).unwrap();
+    }
+    written(&recording)
+}
+
+pub(super) fn written(recording: &Recording<'_>) -> Recorded {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("perf.data");
-    let map = symbols.map(|text| {
-        let map = directory.path().join("System.map");
-        std::fs::write(&map, text).unwrap();
-        map
-    });
-    let recorder = Recorder::new(&path, map.as_deref()).unwrap();
-    let summary = recorder.write(histories).unwrap();
+    let mut file = File::create(&path).unwrap();
+    let summary = recording.write(&mut file).unwrap();
+    assert_eq!(summary.bytes, file.metadata().unwrap().len());
     Recorded {
         _directory: directory,
         path,

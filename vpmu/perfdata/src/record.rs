@@ -8,17 +8,17 @@ use vpmu::source::Rate;
 use vpmu::{PersistentStatus, abi};
 
 /// `PERF_RECORD_LOST`.
-pub(super) const TYPE_LOST: u32 = 2;
+pub(crate) const TYPE_LOST: u32 = 2;
 const TYPE_THROTTLE: u32 = 5;
 const TYPE_UNTHROTTLE: u32 = 6;
 const TYPE_READ: u32 = 8;
-pub(super) const TYPE_SAMPLE: u32 = 9;
+pub(crate) const TYPE_SAMPLE: u32 = 9;
 const TYPE_AUX: u32 = 11;
 const TYPE_ITRACE_START: u32 = 12;
 /// `PERF_RECORD_KSYMBOL`.
-pub(super) const TYPE_KSYMBOL: u32 = 17;
+pub(crate) const TYPE_KSYMBOL: u32 = 17;
 /// `PERF_RECORD_FINISHED_ROUND`.
-pub(super) const TYPE_FINISHED_ROUND: u32 = 68;
+pub(crate) const TYPE_FINISHED_ROUND: u32 = 68;
 
 /// `PERF_RECORD_MISC_CPUMODE_MASK`.
 const MODE_MASK: u16 = 7;
@@ -54,7 +54,7 @@ const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 /// What the records of an event hold.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Form {
+pub(crate) struct Form {
     id: u64,
     vcpu: u32,
     /// In the ring.
@@ -66,29 +66,29 @@ pub(super) struct Form {
 
 /// A record as it goes into the file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// One of `TYPE_*`.
-    pub(super) kind: u32,
+    pub(crate) kind: u32,
     /// The mode that the guest was in.
-    pub(super) misc: u16,
+    pub(crate) misc: u16,
     /// Guest nanoseconds.
-    pub(super) time: u64,
+    pub(crate) time: u64,
     /// Its body but for what ends records that are no samples.
-    pub(super) body: Vec<u64>,
+    pub(crate) body: Vec<u64>,
     /// Addresses in the kernel that it names.
-    pub(super) kernel: Vec<u64>,
+    pub(crate) kernel: Vec<u64>,
 }
 
 impl Record {
     /// Whether it is a sample.
-    pub(super) fn is_sample(&self) -> bool {
+    pub(crate) fn is_sample(&self) -> bool {
         self.kind == TYPE_SAMPLE
     }
 }
 
 /// What a record of a ring turns out to be.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// One for the file.
     Record(Record),
     /// One that tells nothing there: of losses the device knows more, and areas are not recorded.
@@ -99,7 +99,7 @@ pub(super) enum Found {
 
 impl Form {
     /// Of the records of `event`.
-    pub(super) fn of(event: &PersistentStatus) -> Self {
+    pub(crate) fn of(event: &PersistentStatus) -> Self {
         Self {
             id: event.id,
             vcpu: event.vcpu,
@@ -115,12 +115,12 @@ impl Form {
     /// What samples hold in the file. Each begins with its event's id, for perf reads no file
     /// whose events differ in that. Counts are left out: perf would take the differences between
     /// them for periods.
-    pub(super) fn sample_type(&self) -> u64 {
+    pub(crate) fn sample_type(&self) -> u64 {
         self.sample_type & (WORD_FIELDS | CALLCHAIN) | ALWAYS
     }
 
     /// Looks at one record of the ring, header included; the one before it came about at `before`.
-    pub(super) fn look(&self, record: &[u8], before: u64) -> Found {
+    pub(crate) fn look(&self, record: &[u8], before: u64) -> Found {
         let Some((header, body)) = record.split_at_checked(8) else {
             return Found::Foreign;
         };
@@ -228,7 +228,7 @@ impl Form {
     }
 
     /// What ends each record that is no sample: whose it is and when it came about.
-    pub(super) fn trailer(&self, time: u64) -> Vec<u64> {
+    pub(crate) fn trailer(&self, time: u64) -> Vec<u64> {
         let fields = [
             // Nobody's work in particular.
             (TID, 0),

@@ -12,7 +12,7 @@ fn around(between: &[Vec<u8>]) -> Recorded {
 }
 
 #[test]
-fn what_is_no_record_of_the_event_is_left_out_and_counted() {
+fn foreign_record_is_left_out_and_counted() {
     let of = event(5, "marks", 0, USUAL);
     let other = event(6, "other", 0, USUAL);
     let elsewhere = event(5, "marks", 1, USUAL);
@@ -57,7 +57,7 @@ fn what_is_no_record_of_the_event_is_left_out_and_counted() {
 }
 
 #[test]
-fn lengths_that_lie_are_not_followed() {
+fn forged_length_is_not_followed() {
     let counts = 1 << 4;
     let chain = 1 << 5;
     for (sample_type, read_format, words) in [
@@ -85,7 +85,7 @@ fn lengths_that_lie_are_not_followed() {
 }
 
 #[test]
-fn a_record_that_grows_too_long_is_left_out() {
+fn record_that_grows_too_long_is_left_out() {
     // As long as records get, and the file's form adds six words.
     let length = 8_182;
     let mut words = vec![1, length];
@@ -107,7 +107,7 @@ fn a_record_that_grows_too_long_is_left_out() {
 }
 
 #[test]
-fn times_and_places_that_make_no_sense_stop_no_reader() {
+fn senseless_times_and_addresses_stop_no_reader() {
     let event = event(5, "marks", 0, USUAL);
     let samples = [u64::MAX, 0, 1 << 63, 7].map(|time| usual(&event, KERNEL, u64::MAX, time, !0));
     let recorded = recorded(
@@ -128,7 +128,7 @@ fn noise(seed: u64) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn garbage_of_any_kind_leaves_a_file_that_perf_reads() {
+fn garbage_in_a_ring_leaves_a_file_that_perf_reads() {
     for seed in 1..=16 {
         let event = event(5, "marks", 0, abi::SAMPLE_ALLOWED);
         let mut numbers = noise(seed);
@@ -149,7 +149,7 @@ fn garbage_of_any_kind_leaves_a_file_that_perf_reads() {
 }
 
 #[test]
-fn short_records_count_as_what_they_come_to() {
+fn short_records_count_by_their_size_in_the_file() {
     let bare = |id, window| {
         let event = PersistentStatus {
             operator: false,
@@ -174,7 +174,7 @@ fn short_records_count_as_what_they_come_to() {
 }
 
 #[test]
-fn rings_in_guest_memory_take_no_more_than_there_is_room_for() {
+fn rings_in_guest_memory_stay_within_their_limit() {
     let guests = |id| PersistentStatus {
         operator: false,
         window: false,

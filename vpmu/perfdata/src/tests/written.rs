@@ -34,7 +34,7 @@ fn stored(path: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn samples_stand_in_the_order_of_their_times_whatever_their_vcpu() {
+fn samples_of_two_vcpus_are_sorted_by_time() {
     let (first, second) = (
         event(11, "marks-0", 0, USUAL),
         event(12, "marks-1", 1, USUAL),
@@ -65,7 +65,7 @@ fn samples_stand_in_the_order_of_their_times_whatever_their_vcpu() {
 }
 
 #[test]
-fn a_reader_of_others_finds_names_ids_and_records() {
+fn linux_perf_data_reads_names_ids_and_records() {
     let clock = PersistentStatus {
         kind: abi::KIND_SOFTWARE,
         config: 0,
@@ -114,7 +114,7 @@ fn a_reader_of_others_finds_names_ids_and_records() {
 }
 
 #[test]
-fn events_of_any_fields_share_a_file() {
+fn events_with_different_fields_share_a_file() {
     // IP alone; all that a sample can have, counts of a group and a stack included.
     let bare = event(1, "bare", 0, 1);
     let full = PersistentStatus {
@@ -165,7 +165,7 @@ fn events_of_any_fields_share_a_file() {
 }
 
 #[test]
-fn what_one_event_does_not_tell_is_not_kept_from_the_others() {
+fn field_that_one_event_lacks_is_shown_for_the_others() {
     let silent = PersistentStatus {
         rate: Some(Rate::Period(9)),
         ..event(1, "silent", 1, 1 << 6)
@@ -188,7 +188,7 @@ fn what_one_event_does_not_tell_is_not_kept_from_the_others() {
 }
 
 #[test]
-fn losses_are_told_once_by_the_devices_own_count() {
+fn losses_are_counted_once_by_the_device() {
     let event = PersistentStatus {
         lost: 41,
         ..event(5, "marks", 0, USUAL)
@@ -204,7 +204,7 @@ fn losses_are_told_once_by_the_devices_own_count() {
 }
 
 #[test]
-fn times_that_an_event_was_throttled_stay() {
+fn throttle_records_keep_their_times() {
     let event = event(5, "clock", 0, USUAL);
     let records = [
         usual(&event, USER, 1, 10, 1),
@@ -222,7 +222,7 @@ fn times_that_an_event_was_throttled_stay() {
 }
 
 #[test]
-fn a_recording_without_samples_is_read_too() {
+fn recording_without_samples_is_readable() {
     let silent = history(event(5, "silent", 0, USUAL), &[]);
     for histories in [vec![silent], vec![]] {
         let recorded = recorded(&histories, None);
@@ -232,7 +232,7 @@ fn a_recording_without_samples_is_read_too() {
 }
 
 #[test]
-fn events_that_only_count_keep_no_fields_from_the_others() {
+fn counting_events_take_no_field_from_the_others() {
     let counting = PersistentStatus {
         rate: None,
         pages: None,
@@ -248,7 +248,7 @@ fn events_that_only_count_keep_no_fields_from_the_others() {
 }
 
 #[test]
-fn a_name_is_shown_as_a_terminal_can_show_it() {
+fn name_has_no_character_that_a_terminal_acts_on() {
     let event = event(5, "a b\x1b[2J\n\u{fc}-0_9", 0, USUAL);
     let sample = usual(&event, USER, 1, 10, 1);
     let recorded = recorded(&[history(event, &[sample])], None);
@@ -284,50 +284,20 @@ fn reports_name_functions_of_the_guest_and_none_of_the_host() {
 }
 
 #[test]
-fn an_older_recording_is_kept_and_no_half_of_one_stays() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("perf.data");
-    fs::write(&path, "older").unwrap();
-    let recorder = Recorder::new(&path, None).unwrap();
-    recorder.write(&[]).unwrap();
-    let old = directory.path().join("perf.data.old");
-    assert_eq!(fs::read(&old).unwrap(), b"older");
-    let first = fs::read(&path).unwrap();
-    recorder.write(&[]).unwrap();
-    assert_eq!(fs::read(&old).unwrap(), first);
-    let mut names: Vec<_> = fs::read_dir(directory.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
-    names.sort();
-    assert_eq!(names, ["perf.data", "perf.data.old"]);
-}
-
-#[test]
-fn where_nothing_can_be_written_is_told_before_there_is_anything() {
-    let directory = tempfile::tempdir().unwrap();
-    let of = |path: &Path| Recorder::new(path, None).unwrap();
-    of(&directory.path().join("perf.data")).check().unwrap();
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-    let missing = of(Path::new("/nonexistent/perf.data")).check().unwrap_err();
-    assert!(missing.to_string().contains("/nonexistent"), "{missing}");
-    for taken in [directory.path(), Path::new("/dev/null")] {
-        let error = of(taken).check().unwrap_err();
-        assert!(error.to_string().contains("no file"), "{error}");
-    }
-}
-
-#[test]
-fn a_recording_is_written_without_names_when_their_file_is_spoiled() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("perf.data");
-    let map = directory.path().join("System.map");
-    std::fs::write(&map, "ffffffff81000000 T start_kernel\n").unwrap();
-    let recorder = Recorder::new(&path, Some(&map)).unwrap();
-    std::fs::write(&map, "").unwrap();
+fn recording_has_no_names_when_their_file_is_spoiled() {
+    let map = tempfile::NamedTempFile::new().unwrap();
+    fs::write(map.path(), "ffffffff81000000 T start_kernel\n").unwrap();
+    let symbols = Symbols::open(map.path()).unwrap();
+    fs::write(map.path(), "").unwrap();
     let event = event(5, "marks", 0, USUAL);
     let sample = usual(&event, KERNEL, 0xffff_ffff_8100_0000, 10, 1);
-    let summary = recorder.write(&[history(event, &[sample])]).unwrap();
-    assert_eq!(summary.samples, 1);
-    assert_eq!(script(&path).len(), 1);
+    let histories = [history(event, &[sample])];
+    let mut recording = Recording::new(&histories);
+    assert!(matches!(
+        recording.name_functions(&symbols),
+        Err(SymbolsError::None(_))
+    ));
+    let recorded = written(&recording);
+    assert_eq!(recorded.summary.samples, 1);
+    assert_eq!(script(&recorded.path).len(), 1);
 }

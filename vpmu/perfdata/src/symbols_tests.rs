@@ -37,7 +37,7 @@ ffffffffc0000000 t module_function\t[virtio_pmu]
 const BASE: u64 = 0xffff_ffff_8100_0000;
 
 #[test]
-fn functions_reach_to_whatever_stands_next() {
+fn function_ends_at_the_next_symbol() {
     let name = |name: &str, start, size| (name.to_owned(), start, size);
     assert_eq!(
         found(
@@ -61,7 +61,7 @@ fn functions_reach_to_whatever_stands_next() {
 }
 
 #[test]
-fn functions_of_this_very_program_are_found() {
+fn functions_of_an_elf_program_are_found() {
     let own = std::env::current_exe().unwrap();
     let symbols = Symbols::open(&own).unwrap();
     let bytes = fs::read(&own).unwrap();
@@ -77,13 +77,13 @@ fn functions_of_this_very_program_are_found() {
 }
 
 #[test]
-fn files_without_functions_are_refused_with_what_to_do() {
+fn file_without_functions_is_refused_with_a_remedy() {
     let stub = "ffffffffffffffff B The real System.map is in the linux-image-dbg package\n";
     let hidden = "0000000000000000 T _text\n0000000000000000 t helper\n";
     for (contents, words) in [
-        (&b""[..], "not stripped"),
+        (&b""[..], "unstripped"),
         (stub.as_bytes(), "System.map"),
-        (b"\xff\xfe\0", "not stripped"),
+        (b"\xff\xfe\0", "unstripped"),
         (hidden.as_bytes(), "as root"),
         (b"\x7fELF and no more", "ELF"),
     ] {
@@ -96,7 +96,7 @@ fn files_without_functions_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn names_are_shortened_and_stripped_of_what_no_terminal_shows() {
+fn name_is_shortened_and_loses_control_characters() {
     let long = "x".repeat(1000);
     let text = format!("ffffffff81000000 T {long}\nffffffff81000100 T a\x1bb\n");
     let names = found(&text, &[BASE, BASE + 0x100]);

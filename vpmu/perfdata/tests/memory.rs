@@ -5,11 +5,13 @@
 )]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::File;
+use std::io::BufWriter;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use vmm::recording::Recorder;
 use vpmu::source::Rate;
 use vpmu::{History, PersistentStatus, abi};
+use vpmu_perfdata::{Recording, Symbols};
 
 /// Counts what is held, and the most that was.
 struct Counting;
@@ -116,13 +118,18 @@ fn forged_rings_make_a_recording_hold_little_more_than_it_reads() {
     ];
     for symbols in [None, Some(map.as_path())] {
         let path = directory.path().join("perf.data");
-        let recorder = Recorder::new(&path, symbols).expect("a recorder");
+        let file = File::create(&path).expect("a file");
+        let symbols = symbols.map(|path| Symbols::open(path).expect("symbols"));
         let before = HELD.load(Ordering::SeqCst);
         PEAK.store(before, Ordering::SeqCst);
-        let summary = recorder.write(&histories).expect("written");
+        let mut recording = Recording::new(&histories);
+        if let Some(symbols) = &symbols {
+            recording.name_functions(symbols).expect("names");
+        }
+        let summary = recording.write(&mut BufWriter::new(file)).expect("written");
         let more = PEAK.load(Ordering::SeqCst) - before;
         // The file of names is read, too.
-        let read = symbols.map_or(0, |_| names.len());
+        let read = symbols.as_ref().map_or(0, |_| names.len());
         assert!(more <= MOST + read, "{more} bytes, {symbols:?}");
         let least = histories[0].records.len() as u64 / 24;
         assert!(summary.samples > 2 * least, "{summary:?}");

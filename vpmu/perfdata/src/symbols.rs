@@ -1,4 +1,4 @@
-//! Names of the guest kernel's functions, out of what its operator has: a `System.map`, the text of
+//! Names of the guest kernel's functions, from a file that the operator has: a `System.map`, a copy of
 //! `/proc/kallsyms`, or a `vmlinux` with symbols.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSymbol, SymbolKind};
 
-/// Why a file names no functions.
+/// Why a file has no names to give.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbolsError {
     /// The file cannot be read.
@@ -20,8 +20,8 @@ pub enum SymbolsError {
         #[source]
         source: io::Error,
     },
-    /// An ELF file that is damaged.
-    #[error("the symbols {path} are no ELF file that can be read")]
+    /// The ELF file is damaged.
+    #[error("cannot parse the ELF file {path}")]
     Elf {
         /// Which file.
         path: PathBuf,
@@ -29,35 +29,35 @@ pub enum SymbolsError {
         #[source]
         source: object::Error,
     },
-    /// A file without any.
+    /// The file has no functions.
     #[error(
-        "{0} names no function; --symbols takes a System.map, a copy of the guest's /proc/kallsyms, \
-         or a vmlinux that is not stripped"
+        "{0} has no function symbols: use a System.map, a copy of the guest's /proc/kallsyms, or an \
+         unstripped vmlinux"
     )]
     None(PathBuf),
-    /// What the kernel shows to users who may not see addresses.
-    #[error("{0} shows no addresses; copy the guest's /proc/kallsyms as root")]
+    /// All addresses are zero, as the kernel shows them to unprivileged users.
+    #[error("{0} has no addresses: copy the guest's /proc/kallsyms as root")]
     Hidden(PathBuf),
 }
 
 /// A function of the guest's kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Function {
-    pub(super) start: u64,
+pub(crate) struct Function {
+    pub(crate) start: u64,
     /// Bytes.
-    pub(super) size: u32,
-    pub(super) name: String,
+    pub(crate) size: u32,
+    pub(crate) name: String,
 }
 
 /// Most characters of a name.
 const NAME_MAX: usize = 255;
-/// What is taken for the size of a function after which nothing stands.
+/// The assumed size of the last function of a file.
 const LAST_SIZE: u64 = 4096;
 
-/// A file of symbols. It stays open, and is read when names are needed: a kernel has a hundred
-/// thousand, a recording needs a few.
+/// A file of symbols. It stays open and is read again for each recording: a kernel has a hundred thousand
+/// symbols, a recording needs a few.
 #[derive(Debug)]
-pub(super) struct Symbols {
+pub struct Symbols {
     path: PathBuf,
     file: File,
 }
@@ -73,11 +73,11 @@ struct Place<'a> {
 }
 
 impl Symbols {
-    /// A file that names functions.
+    /// Opens a file and checks that it has functions.
     ///
     /// # Errors
     /// [`SymbolsError`].
-    pub(super) fn open(path: &Path) -> Result<Self, SymbolsError> {
+    pub fn open(path: &Path) -> Result<Self, SymbolsError> {
         let file = File::open(path).map_err(|source| SymbolsError::Read {
             path: path.to_owned(),
             source,
@@ -94,7 +94,7 @@ impl Symbols {
     ///
     /// # Errors
     /// [`SymbolsError`].
-    pub(super) fn covering(
+    pub(crate) fn covering(
         &self,
         addresses: &BTreeSet<u64>,
     ) -> Result<Vec<Function>, SymbolsError> {

@@ -11,9 +11,9 @@ use vpmu::source::Rate;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::record::{TYPE_FINISHED_ROUND, TYPE_KSYMBOL};
-use super::stream::{self, Stream};
-use super::symbols::Function;
+use crate::record::{TYPE_FINISHED_ROUND, TYPE_KSYMBOL};
+use crate::stream::{self, Stream};
+use crate::symbols::Function;
 
 const MAGIC: [u8; 8] = *b"PERFILE2";
 /// The feature `HEADER_ARCH`: whose instructions the guest's are.
@@ -108,15 +108,15 @@ fn attr(stream: &Stream<'_>) -> Attr {
     }
 }
 
-/// Writes the file.
+/// Writes the file; its size in bytes.
 ///
 /// # Errors
-/// What `out` says.
-pub(super) fn write(
+/// Those of `out`.
+pub(crate) fn write(
     out: &mut impl Write,
     streams: &[Stream<'_>],
     functions: &[Function],
-) -> io::Result<()> {
+) -> io::Result<u64> {
     let ids: Vec<u64> = streams.iter().map(|stream| stream.event.id).collect();
     let attrs_at = HEADER_SIZE + 8 * ids.len();
     let attrs_size = (ATTR_SIZE + SECTION_SIZE) * streams.len();
@@ -165,7 +165,7 @@ pub(super) fn write(
     for (_, feature) in &features {
         out.write_all(feature)?;
     }
-    Ok(())
+    Ok(at as u64)
 }
 
 /// Calls `put` with each function as a record; they come before all others.

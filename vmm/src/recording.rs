@@ -1,0 +1,198 @@
+//! The file of the flight recorder: where it is written, and what happens to the one before it. Its content is
+//! `vpmu-perfdata`'s.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+
+use vpmu::History;
+use vpmu_perfdata::{Recording, Summary, Symbols, SymbolsError};
+
+use crate::place::Place;
+use crate::report;
+
+/// Why a recording is not written.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordingError {
+    /// No file can be made in the directory.
+    #[error("cannot write a recording in {directory}; choose another path with --recording")]
+    Directory {
+        /// Where.
+        directory: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The path is taken by a directory or a device.
+    #[error("{0} is not a regular file; choose another path with --recording")]
+    NotFile(PathBuf),
+    /// The older file cannot be moved.
+    #[error("cannot keep the older recording as {path}")]
+    Keep {
+        /// Its new name.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the recording {path}")]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The symbols of the guest's kernel.
+    #[error(transparent)]
+    Symbols(#[from] SymbolsError),
+}
+
+/// Writes recordings to one file, the last one staying.
+#[derive(Debug)]
+pub struct Recorder {
+    place: Place,
+    symbols: Option<Symbols>,
+}
+
+impl Recorder {
+    /// Recordings go to `path`, whose directory is opened now; names of the guest's kernel functions come
+    /// from the file `symbols`, which is opened and looked into now.
+    ///
+    /// # Errors
+    /// [`RecordingError::Symbols`].
+    pub fn new(path: &Path, symbols: Option<&Path>) -> Result<Self, RecordingError> {
+        Ok(Self {
+            place: Place::open(path),
+            symbols: symbols.map(Symbols::open).transpose()?,
+        })
+    }
+
+    /// Tries whether a recording can be written, leaving nothing behind: where one is expected,
+    /// the end of a guest is no time to find a mistake.
+    ///
+    /// # Errors
+    /// [`RecordingError`].
+    pub fn check(&self) -> Result<(), RecordingError> {
+        if self.place.is_taken() {
+            return Err(RecordingError::NotFile(self.place.path().to_owned()));
+        }
+        match self.place.create_temporary() {
+            Ok(_) => Ok(()),
+            Err(source) => Err(RecordingError::Directory {
+                directory: self.place.directory().to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// Where recordings go.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// The descriptor of the directory of recordings, if it could be opened.
+    #[must_use]
+    pub fn directory(&self) -> Option<RawFd> {
+        self.place.descriptor()
+    }
+
+    /// Writes a recording. An older one is kept as the same name with `.old`.
+    ///
+    /// # Errors
+    /// [`RecordingError`]; no half of a file stays.
+    pub fn write(&self, histories: &[History]) -> Result<Summary, RecordingError> {
+        self.check()?;
+        let path = self.place.path();
+        let failed = |source| RecordingError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let temporary = self.place.create_temporary().map_err(failed)?;
+        let summary = self.write_to(temporary.file(), path, histories)?;
+        keep(&self.place)?;
+        temporary.persist().map_err(failed)?;
+        Ok(summary)
+    }
+
+    /// Writes a recording to a file that is open, called `path`.
+    ///
+    /// # Errors
+    /// [`RecordingError`].
+    pub fn write_to(
+        &self,
+        file: &File,
+        path: &Path,
+        histories: &[History],
+    ) -> Result<Summary, RecordingError> {
+        let failed = |source| RecordingError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let mut recording = Recording::new(histories);
+        // The file was readable when the guest began: its samples are worth more than their names.
+        if let Some(symbols) = &self.symbols
+            && let Err(error) = recording.name_functions(symbols)
+        {
+            log::warn!("the recording has no names: {}", report::chain(&error));
+        }
+        let mut out = BufWriter::new(file);
+        let summary = recording.write(&mut out).map_err(failed)?;
+        out.flush().map_err(failed)?;
+        Ok(summary)
+    }
+}
+
+/// Keeps the recording that is at `place`.
+pub(crate) fn keep(place: &Place) -> Result<(), RecordingError> {
+    place.keep_older().map_err(|source| RecordingError::Keep {
+        path: place.older(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn recording_keeps_the_older_one_and_leaves_no_temporary() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("perf.data");
+        fs::write(&path, "older").unwrap();
+        let recorder = Recorder::new(&path, None).unwrap();
+        recorder.write(&[]).unwrap();
+        let old = directory.path().join("perf.data.old");
+        assert_eq!(fs::read(&old).unwrap(), b"older");
+        let first = fs::read(&path).unwrap();
+        recorder.write(&[]).unwrap();
+        assert_eq!(fs::read(&old).unwrap(), first);
+        let mut names: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["perf.data", "perf.data.old"]);
+    }
+
+    #[test]
+    fn check_refuses_a_path_that_cannot_be_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let of = |path: &Path| Recorder::new(path, None).unwrap();
+        of(&directory.path().join("perf.data")).check().unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        let missing = of(Path::new("/nonexistent/perf.data")).check().unwrap_err();
+        assert!(missing.to_string().contains("/nonexistent"), "{missing}");
+        for taken in [directory.path(), Path::new("/dev/null")] {
+            let error = of(taken).check().unwrap_err();
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Writes the records of a device's persistent events as a `perf.data` file, which stock perf reads without
+//! an option.
+//!
+//! [`histories`] takes the records off the device; [`Recording`] checks them and writes the file. A guest can
+//! write to its rings, so no record is copied: each is checked and built anew. The file holds what the guest
+//! did and nothing of the host, so it may be given away.
+//!
+//! ```no_run
+//! # fn dump(vpmu: &vpmu::Vpmu) -> std::io::Result<()> {
+//! let histories = vpmu_perfdata::histories(vpmu, |_| true, 64 << 20);
+//! let mut file = std::fs::File::create("perf.data")?;
+//! let summary = vpmu_perfdata::Recording::new(&histories).write(&mut file)?;
+//! println!("{} samples of {} events", summary.samples, summary.events);
+//! # Ok(())
+//! # }
+//! ```
+
+mod layout;
+mod record;
+mod stream;
+mod symbols;
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use vpmu::{History, PersistError, PersistentStatus, Vpmu, abi};
+
+use crate::stream::Stream;
+use crate::symbols::Function;
+
+pub use crate::symbols::{Symbols, SymbolsError};
+
+/// Most kernel addresses that get a name: a guest can forge any number of them.
+const MOST_NAMED: usize = 16_384;
+/// Bytes that the shortest record takes, in the file and in memory on the way there.
+const LEAST_OF_RECORD: usize = 64;
+
+/// What a recording holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Persistent events that sample; events that only count are left out.
+    pub events: usize,
+    /// Samples of these events.
+    pub samples: u64,
+    /// Overflows without a record, by the device's count.
+    pub lost: u64,
+    /// Records that the guest damaged, or that are of events that are not persistent.
+    pub left_out: u64,
+    /// Bytes written.
+    pub bytes: u64,
+}
+
+/// The content of one `perf.data` file.
+#[derive(Debug)]
+pub struct Recording<'a> {
+    streams: Vec<Stream<'a>>,
+    /// Addresses in the guest's kernel that records hold.
+    addresses: BTreeSet<u64>,
+    functions: Vec<Function>,
+}
+
+impl<'a> Recording<'a> {
+    /// Looks through the histories of events that sample. perf prints no field that one event of a file
+    /// lacks, so events that only count have no place in it.
+    #[must_use]
+    pub fn new(histories: &'a [History]) -> Self {
+        let mut addresses = BTreeSet::new();
+        let mut see = |address| {
+            if addresses.len() < MOST_NAMED {
+                addresses.insert(address);
+            }
+        };
+        let sampling = histories
+            .iter()
+            .filter(|history| history.event.rate.is_some());
+        let streams = sampling
+            .map(|history| Stream::new(history, &mut see))
+            .collect();
+        Self {
+            streams,
+            addresses,
+            functions: Vec::new(),
+        }
+    }
+
+    /// Takes the names of the guest's kernel functions that records point to into the file.
+    ///
+    /// # Errors
+    /// [`SymbolsError`]; the recording is whole without names.
+    pub fn name_functions(&mut self, symbols: &Symbols) -> Result<(), SymbolsError> {
+        self.functions = symbols.covering(&self.addresses)?;
+        Ok(())
+    }
+
+    /// Writes the file from its first byte on.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<Summary> {
+        let bytes = layout::write(out, &self.streams, &self.functions)?;
+        let streams = self.streams.iter();
+        Ok(Summary {
+            events: self.streams.len(),
+            samples: streams.clone().map(|stream| stream.samples).sum(),
+            lost: streams.clone().map(|stream| stream.event.lost).sum(),
+            left_out: streams.map(|stream| stream.left_out).sum(),
+            bytes,
+        })
+    }
+}
+
+/// The `wanted` persistent events of `vpmu` with the records in their rings; without records where a ring
+/// cannot be read. Rings in guest memory yield `most` bytes together at most: any number of rings can name
+/// the same pages, and a short record becomes a longer one in the file. A ring larger than that is not read.
+#[must_use]
+pub fn histories(
+    vpmu: &Vpmu,
+    wanted: impl Fn(&PersistentStatus) -> bool,
+    most: u64,
+) -> Vec<History> {
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let events = vpmu.persistent().into_iter().filter(|event| wanted(event));
+    let history = |event: PersistentStatus| {
+        let pages = event.pages.filter(|_| !event.window).unwrap_or(0);
+        if pages as usize * abi::PAGE_SIZE > most {
+            too_much(&event);
+            return Some(without_records(event));
+        }
+        match vpmu.history(event.id) {
+            Ok(history) => Some(history),
+            // Ended since the list was made.
+            Err(PersistError::NoSuch(_)) => None,
+            Err(PersistError::NoRing(_)) => Some(without_records(event)),
+            Err(error) => {
+                log::warn!("`{}` is recorded without samples: {error}", event.name);
+                Some(without_records(event))
+            }
+        }
+    };
+    bounded(events.filter_map(history), most)
+}
+
+fn without_records(event: PersistentStatus) -> History {
+    History {
+        event,
+        records: Vec::new(),
+    }
+}
+
+fn too_much(event: &PersistentStatus) {
+    log::warn!(
+        "`{}` is recorded without samples: the limit on records in guest memory is reached",
+        event.name
+    );
+}
+
+/// Bytes of an event's records in the file beyond the ring in the window, which its operator gave them.
+fn beyond_the_window(history: &History) -> usize {
+    let pages = history.event.pages.filter(|_| history.event.window);
+    let given = pages.map_or(0, |pages| pages as usize * abi::PAGE_SIZE);
+    let records = history.iter();
+    let in_file: usize = records
+        .map(|record| record.len().max(LEAST_OF_RECORD))
+        .sum();
+    in_file.saturating_sub(given)
+}
+
+/// The histories, with their records until these exceed the rings in the window by `most` bytes together.
+fn bounded(histories: impl Iterator<Item = History>, most: usize) -> Vec<History> {
+    let mut room = most;
+    let kept = histories.map(|history| {
+        let Some(left) = room.checked_sub(beyond_the_window(&history)) else {
+            too_much(&history.event);
+            return without_records(history.event);
+        };
+        room = left;
+        history
+    });
+    kept.collect()
+}
+
+#[cfg(test)]
+mod tests;
