@@ -16,7 +16,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Ledger, exits};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, EXIT_IO, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE,
+    Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, KIND_MARK, KIND_SAMPLE_TRACE, PACE_EXITS, PAGE,
     aux_watermark, kernels, refused, sampling, silent,
 };
 use crate::{Outcome, Test, cpu};
@@ -150,7 +150,7 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(kernels(attr, How::OWN));
     ensure_eq!(
-        open(&attr(&device, KIND_EXIT_TRACE, EXIT_IO)?),
+        open(&attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?),
         None,
         "a trace"
     );
@@ -160,7 +160,7 @@ fn each_pmu_takes_its_own_events() -> Outcome {
         "marks of the PMU of traces"
     );
     ensure_eq!(
-        open(&device.attr(KIND_EXIT_TRACE, EXIT_IO)),
+        open(&device.attr(KIND_EXIT_TRACE, EXIT_PORT)),
         Some(libc::ENOENT),
         "a trace of the other PMU"
     );
@@ -176,7 +176,7 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     frequency.set_freq(1);
     ensure!(open(&frequency).is_some(), "a frequency");
     // perf core gives events that have no area nothing to write to: they never run.
-    let event = kernels(&attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, How::OWN)?;
+    let event = kernels(&attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?, How::OWN)?;
     cpu::allow_ports()?;
     event.enable(0)?;
     ports(10);
@@ -189,7 +189,7 @@ fn perf_traces_a_task() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
     cpu::allow_ports()?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     let mut kept = Kept::open(attr, How::OWN, 32, READ_WRITE)?;
     // Off: nothing.
     ports(3);
@@ -227,7 +227,7 @@ fn perf_traces_a_task() -> Outcome {
 fn perf_traces_a_cpu() -> Outcome {
     const MADE: u64 = 300;
     let device = Device::open()?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     let mut both = [
         Kept::open(attr, How::on_cpu(0), 32, READ_WRITE)?,
         Kept::open(attr, How::on_cpu(1), 32, READ_WRITE)?,
@@ -268,7 +268,7 @@ fn perf_traces_a_cpu() -> Outcome {
 
 fn perfs_maps_are_refused_as_ever() -> Outcome {
     let device = Device::open()?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     let event = kernels(&attr, How::OWN)?;
     ensure_eq!(
         refused(Area::map_raw(&event, PAGE, READ_WRITE, 2 * P)),
@@ -312,7 +312,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
 
 fn perfs_area_goes_while_the_host_writes() -> Outcome {
     let device = Device::open()?;
-    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_IO)?, 512);
+    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?, 512);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| -> Outcome {
         let maker = scope.spawn(|| -> std::io::Result<()> {

@@ -10,7 +10,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{CUT, Exit, HAS_IP, USER};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    Device, EXIT_ALL, EXIT_IO, EXIT_MMIO, EXIT_USER, How, KIND_EXIT_TRACE, refused, sampling,
+    Device, EXIT_ALL, EXIT_MMIO, EXIT_PORT, EXIT_USER, How, KIND_EXIT_TRACE, refused, sampling,
     silent,
 };
 use crate::traced::start;
@@ -86,7 +86,7 @@ fn each_port_write_stands_in_the_trace_once() -> Outcome {
     };
     let mut at = before;
     for (number, exit) in (0..).zip(&exits) {
-        is(exit, EXIT_IO, &access, 1).map_err(|error| format!("{error}: {exit:x?}"))?;
+        is(exit, EXIT_PORT, &access, 1).map_err(|error| format!("{error}: {exit:x?}"))?;
         ensure_eq!(exit.sequence, number, "the number");
         ensure!(
             exit.time > at && exit.time + exit.outside <= after,
@@ -104,7 +104,7 @@ fn accesses_are_told_as_made() -> Outcome {
     let mut io = start(&device, io_trace(&device), 2, READ_WRITE)?;
     let made = accesses::ports();
     io.event.disable(0)?;
-    compare(&io.take()?, EXIT_IO, &made)?;
+    compare(&io.take()?, EXIT_PORT, &made)?;
     let memory = IdleMemory::map()?;
     // The page is there before anything is traced.
     memory.access();
@@ -213,7 +213,7 @@ fn a_trace_of_all_is_the_traces_of_each() -> Outcome {
     const VALUE: u64 = 7;
     let device = Device::open()?;
     let mut all = start(&device, trace(&device, EXIT_USER), 16, READ_WRITE)?;
-    let mut one = start(&device, trace(&device, EXIT_IO), 16, READ_WRITE)?;
+    let mut one = start(&device, trace(&device, EXIT_PORT), 16, READ_WRITE)?;
     let mut other = start(&device, trace(&device, EXIT_MMIO), 16, READ_WRITE)?;
     for _ in 0..100 {
         ports(1);
@@ -229,8 +229,8 @@ fn a_trace_of_all_is_the_traces_of_each() -> Outcome {
         own.map(|e| (e.time, e.ip, e.qualification)).collect()
     };
     ensure_eq!(
-        alike(&all, EXIT_IO),
-        alike(&one, EXIT_IO),
+        alike(&all, EXIT_PORT),
+        alike(&one, EXIT_PORT),
         "port writes of all"
     );
     let (wide, narrow) = (alike(&all, EXIT_MMIO), alike(&other, EXIT_MMIO));
@@ -259,19 +259,19 @@ fn traces_that_cannot_be_are_refused() -> Outcome {
         "an exit of no kind"
     );
     ensure_eq!(
-        open(&sampling(trace(&device, EXIT_IO), 100, 0)),
+        open(&sampling(trace(&device, EXIT_PORT), 100, 0)),
         Some(libc::EOPNOTSUPP),
         "a period"
     );
-    let mut frequency = sampling(trace(&device, EXIT_IO), 100, 0);
+    let mut frequency = sampling(trace(&device, EXIT_PORT), 100, 0);
     frequency.set_freq(1);
     ensure!(open(&frequency).is_some(), "a frequency");
-    let mut output = trace(&device, EXIT_IO);
+    let mut output = trace(&device, EXIT_PORT);
     output.set_aux_output(1);
     ensure!(open(&output).is_some(), "aux_output");
     let sampled = perf_event_attr {
         aux_sample_size: 4096,
-        ..trace(&device, EXIT_IO)
+        ..trace(&device, EXIT_PORT)
     };
     ensure!(open(&sampled).is_some(), "aux_sample_size");
     let marks = perf_event_attr {

@@ -7,7 +7,7 @@ use std::fs;
 use crate::aux_core::attr;
 use crate::ensure::ensure_eq;
 use crate::raw::{
-    Device, EXIT_IO, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, kernels, refused,
+    Device, EXIT_PORT, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, kernels, refused,
     sampling,
 };
 use crate::{Outcome, Test, os};
@@ -22,7 +22,7 @@ const SECURITY: &CStr = c"/sys/kernel/security";
 fn a_locked_down_kernel_tells_no_registers() -> Outcome {
     let device = Device::open()?;
     let registers = sampling(attr(&device, KIND_SAMPLE_TRACE, PACE_EXITS)?, 1, 0);
-    let exits = attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let exits = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     ensure_eq!(
         refused(kernels(&registers, How::OWN)),
         None,

@@ -9,7 +9,7 @@ use crate::areas::{self, Area, announce};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::exits;
 use crate::pages::{AUX_OFFSET, AUX_SIZE, Pages, READ_WRITE};
-use crate::raw::{Device, EXIT_IO, Event, How, KIND_EXIT_TRACE, PAGE, refused, silent};
+use crate::raw::{Device, EXIT_PORT, Event, How, KIND_EXIT_TRACE, PAGE, refused, silent};
 use crate::{Outcome, Test, cpu, os};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -41,7 +41,7 @@ const P: u64 = PAGE as u64;
 
 /// Port I/O, traced; never a wakeup by records.
 pub(crate) fn io_trace(device: &Device) -> perf_event_attr {
-    silent(device.attr(KIND_EXIT_TRACE, EXIT_IO))
+    silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT))
 }
 
 /// A trace of this thread's port I/O, off.

@@ -11,7 +11,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, SYNC_RESUME, SYNC_START, exits, syncs};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_IO, EXIT_MMIO, Event, How, KIND_EXITS,
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, EXIT_PORT, Event, How, KIND_EXITS,
     acting, refused, sampling,
 };
 use crate::traced::Traced;
@@ -183,7 +183,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     };
     // The third port write resumes; every fifth after the first pauses.
     let member = |period, action| {
-        let attr = device.attr(KIND_EXITS, EXIT_IO);
+        let attr = device.attr(KIND_EXITS, EXIT_PORT);
         let mut attr = acting(sampling(attr, period, 0), action);
         attr.set_disabled(0);
         device.open_event(&attr, how)

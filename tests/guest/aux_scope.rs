@@ -10,7 +10,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, USER};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    Device, EXIT_IO, EXIT_MMIO, EXIT_SIGNAL, EXIT_USER, How, KIND_EXITS, aux_watermark,
+    Device, EXIT_MMIO, EXIT_PORT, EXIT_SIGNAL, EXIT_USER, How, KIND_EXITS, aux_watermark,
 };
 use crate::traced::{Traced, start};
 use crate::{Outcome, Test, cpu};
@@ -195,7 +195,7 @@ fn a_trace_follows_its_task() -> Outcome {
 
 /// Exits of CPU 1 by kind while `body` runs there.
 fn counted(device: &Device, body: impl FnOnce()) -> Result<[u64; 3], Box<dyn std::error::Error>> {
-    let counters = [EXIT_IO, EXIT_MMIO, EXIT_SIGNAL]
+    let counters = [EXIT_PORT, EXIT_MMIO, EXIT_SIGNAL]
         .map(|exits| device.start(&device.attr(KIND_EXITS, exits), How::on_cpu(1)));
     let [io, mmio, signal] = counters;
     let counters = [io?, mmio?, signal?];
@@ -222,7 +222,7 @@ fn a_trace_makes_no_exits() -> Outcome {
     ensure_eq!(without[0], MADE, "exits of port writes");
     ensure_eq!(with, without, "exits (I/O, MMIO, signals) with the trace");
     let exits = traced.take()?;
-    let io = exits.iter().filter(|e| u64::from(e.reason) == EXIT_IO);
+    let io = exits.iter().filter(|e| u64::from(e.reason) == EXIT_PORT);
     ensure_eq!(io.count() as u64, MADE, "exits in the trace");
     Ok(())
 }
@@ -246,7 +246,7 @@ fn a_mode_that_is_left_out_is_not_traced() -> Outcome {
             exits.iter().all(|exit| (exit.flags & USER != 0) == user),
             "an exit of the mode that was left out"
         );
-        let reason = if user { EXIT_IO } else { EXIT_MMIO };
+        let reason = if user { EXIT_PORT } else { EXIT_MMIO };
         let of = exits.iter().filter(|e| u64::from(e.reason) == reason);
         let least = if user { 50 } else { 51 };
         ensure_eq!(of.count(), least, "exits, user {user}");

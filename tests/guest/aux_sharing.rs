@@ -10,7 +10,7 @@ use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{EXIT_BYTES, Exit, exits, syncs};
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{Device, EXIT_IO, EXIT_MMIO, FORMAT_LOST, How, KIND_EXIT_TRACE, silent};
+use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, FORMAT_LOST, How, KIND_EXIT_TRACE, silent};
 use crate::traced::start;
 use crate::{Outcome, Test, cpu};
 
@@ -53,7 +53,7 @@ fn traces_write_into_anothers_area() -> Outcome {
         let own = exits.iter().filter(|exit| u64::from(exit.reason) == reason);
         own.copied().collect()
     };
-    for (reason, least) in [(EXIT_IO, 50), (EXIT_MMIO, 51)] {
+    for (reason, least) in [(EXIT_PORT, 50), (EXIT_MMIO, 51)] {
         let numbers: Vec<u64> = of(reason).iter().map(|exit| exit.sequence).collect();
         let all: Vec<u64> = (0..numbers.len() as u64).collect();
         ensure_eq!(numbers, all, "numbers of exits of reason {reason}");

@@ -7,7 +7,7 @@ use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{EXIT_BYTES, SYNC_LOSS, SYNC_PAGE, SYNC_START, exits, syncs};
 use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
-use crate::raw::{Device, EXIT_IO, FORMAT_LOST, How, PAGE};
+use crate::raw::{Device, EXIT_PORT, FORMAT_LOST, How, PAGE};
 use crate::traced::start;
 use crate::{Outcome, Test, cpu};
 
@@ -308,7 +308,7 @@ fn a_trace_that_starts_anew_says_so() -> Outcome {
             (1, 1, id),
             "format, vCPU and event of the sync"
         );
-        ensure_eq!(first.config, EXIT_IO, "the config that it tells");
+        ensure_eq!(first.config, EXIT_PORT, "the config that it tells");
         ensure_eq!(device.time_of(first.tsc), first.time, "its time by its TSC");
         ensure!(
             (before..=after).contains(&first.time),

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::arch;
-pub(crate) use crate::arch::{IDLE_PORT, port_write, ticks as tsc};
+pub(crate) use crate::arch::{COMMAND_EXITS, IDLE_PORT, PORT_EXITS, port_write, ticks as tsc};
 
 /// Lets the calling thread run on `cpu` alone, from now.
 pub(crate) fn pin(cpu: usize) -> io::Result<()> {

@@ -652,6 +652,7 @@ fn rings_and_traces_end_with_a_hibernation() -> Outcome {
     for event in [&open.sampling, &open.trace] {
         ensure_eq!(event.read()?, [0_u64; 0], "what has a ring");
         ensure_eq!(refused(event.enable(0)), Some(libc::EIO), "enabling it");
+        ensure_eq!(refused(event.flush(0)), Some(libc::EIO), "flushing it");
     }
     ensure_eq!(open.ring.take()?.len(), 5, "samples left");
     open.device.place(VALUE, 2)?;

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use vpmu_client::Vpmu;
 use vpmu_client::perf::PerfPmu;
 
+use crate::cpu;
 use crate::ensure::{ensure, ensure_eq};
 use crate::kernel_log;
 use crate::sampling::{drain, sampling};
@@ -55,7 +56,7 @@ fn unloading_waits_for_the_last_user() -> Outcome {
     }
     {
         let pmu = PerfPmu::open()?;
-        let event = pmu.open_event(&pmu.attr("exits-io")?)?;
+        let event = pmu.open_event(&pmu.attr(cpu::PORT_EXITS)?)?;
         event.enable()?;
         ensure!(
             !module("rmmod", "virtio_pmu")?,

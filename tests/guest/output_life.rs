@@ -13,8 +13,8 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, CPU, ID, IP, PERIOD, READ, READ_RECORD, SAMPLE, STREAM_ID, TID, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, EXIT_IO, Event, FORMAT_ENABLED, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK,
-    Later, refused, sampling, silent,
+    Device, EXIT_PORT, Event, FORMAT_ENABLED, FORMAT_ID, FORMAT_RUNNING, How, KIND_EXITS,
+    KIND_MARK, Later, refused, sampling, silent,
 };
 use crate::{Outcome, Test, cpu};
 
@@ -315,7 +315,7 @@ fn the_mode_that_is_left_out_does_not_count() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     // Marks are the kernel's, on the program's behalf; port writes are the program's own.
-    for (kind, what) in [(KIND_MARK, VALUE), (KIND_EXITS, EXIT_IO)] {
+    for (kind, what) in [(KIND_MARK, VALUE), (KIND_EXITS, EXIT_PORT)] {
         for (user, kernel) in [(false, false), (true, false), (false, true)] {
             let mut attr = silent(sampling(device.attr(kind, what), 1, IP));
             attr.set_exclude_user(user.into());

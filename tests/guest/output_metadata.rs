@@ -14,7 +14,7 @@ use crate::pages::{
     WIDTH_SHIFT_MULT,
 };
 use crate::raw::{
-    Device, EXIT_IO, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE,
+    Device, EXIT_PORT, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE,
     silent,
 };
 use crate::{Outcome, Test, cpu};
@@ -166,7 +166,7 @@ fn the_page_equals_read() -> Outcome {
 fn the_page_follows_exits() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
-    let (event, page) = counting(&device, KIND_EXITS, EXIT_IO, How::OWN)?;
+    let (event, page) = counting(&device, KIND_EXITS, EXIT_PORT, How::OWN)?;
     for written in 1..=100 {
         cpu::port_write();
         ensure_eq!(page.face().count, written, "port writes, as the page tells");

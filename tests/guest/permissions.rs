@@ -12,7 +12,7 @@ use crate::fields::{CALLCHAIN, IP, REGS_INTR, TIME};
 use crate::pages::{Pages, READ};
 use crate::persisting::{fresh, persistent, sequence};
 use crate::raw::{
-    Device, EXIT_IO, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels,
+    Device, EXIT_PORT, Event, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_MARK, PAGE, kernels,
     refused, sampling,
 };
 use crate::{Outcome, Test, cpu, os};
@@ -143,7 +143,7 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
     let device = Device::open()?;
     let marks = mark(&device);
     // Most kinds cannot leave the kernel out; a trace of exits can.
-    let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let mut user_exits = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     user_exits.set_exclude_kernel(1);
     let init = How { pid: 1, ..How::OWN };
     let here = How::on_cpu(0);
@@ -194,7 +194,7 @@ fn open_by_nobody_at_each_level_answers_as_perf_does() -> Outcome {
 
 fn kernel_sampled_without_perfmon_at_level_2_is_refused() -> Outcome {
     let device = Device::open()?;
-    let trace = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_IO)?;
+    let trace = aux_core::attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
     let telling = [
         ("addresses", device.marks(VALUE, 1, IP)),
         ("call chains", device.marks(VALUE, 1, CALLCHAIN)),

@@ -19,6 +19,10 @@ pub(crate) const TESTS: &[Test] = &[
         stat_of_a_group_counts_at_once,
     ),
     (
+        "stat_of_more_events_than_counters_scales_each",
+        stat_of_more_events_than_counters_scales_each,
+    ),
+    (
         "record_of_cycles_samples_the_loop",
         record_of_cycles_samples_the_loop,
     ),
@@ -107,6 +111,45 @@ fn stat_of_a_group_counts_at_once() -> Outcome {
             .all(|(value, share)| *value >= 20_000_000 && *share == "100.00"),
         "{said}"
     );
+    Ok(())
+}
+
+fn stat_of_more_events_than_counters_scales_each() -> Outcome {
+    /// In user mode and in both the loop is nearly all that they count.
+    const KINDS: [&str; 4] = [
+        "instructions",
+        "cycles",
+        "stalled-cycles-frontend",
+        "stalled-cycles-backend",
+    ];
+    const ROUNDS: u64 = 50_000_000;
+    // Events that differ in nothing would share a counter.
+    let events: Vec<String> = ["u", "k", "uk"]
+        .iter()
+        .flat_map(|mode| KINDS.map(|kind| format!("{kind}:{mode}")))
+        .collect();
+    let rounds = ROUNDS.to_string();
+    let list = events.join(",");
+    let output = perf(&["stat", "-x,", "-e", &list, "workload", "loop", &rounds])?;
+    let said = text(&output.stderr);
+    let mut shares = Vec::new();
+    for line in said.lines() {
+        let fields: Vec<&str> = line.split(',').collect();
+        let [value, _, event, _, share, ..] = fields[..] else {
+            continue;
+        };
+        shares.push(share.parse::<f64>()?);
+        if event == "instructions:u" {
+            let (value, expected): (u64, u64) = (value.parse()?, ROUNDS * PER_ROUND);
+            ensure!(
+                value.abs_diff(expected) * 50 <= expected,
+                "{value} instructions of {expected}: {said}"
+            );
+        }
+    }
+    ensure_eq!(shares.len(), events.len(), "events in {said}");
+    ensure!(shares.iter().all(|share| *share > 0.0), "{said}");
+    ensure!(shares.iter().any(|share| *share < 100.0), "{said}");
     Ok(())
 }
 

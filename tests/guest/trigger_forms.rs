@@ -10,7 +10,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{SYNC_RESUME, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    Device, Doorbell, ENGINE_EXIT, EXIT_IO, Event, FLAG_ON_STARTER, How, KIND_EXITS, KIND_MARK,
+    Device, Doorbell, ENGINE_EXIT, EXIT_PORT, Event, FLAG_ON_STARTER, How, KIND_EXITS, KIND_MARK,
     KIND_SOFTWARE, SW_CPU_CLOCK, sampling, silent,
 };
 use crate::traced::Traced;
@@ -190,7 +190,7 @@ fn exits_bound_regions() -> Outcome {
     let target = waiting(&device, &marks_inside(&device), here)?;
     // The third port write starts, and every third after it; each fifth stops.
     let exits = |period| -> std::io::Result<Event> {
-        let attr = sampling(device.attr(KIND_EXITS, EXIT_IO), period, 0);
+        let attr = sampling(device.attr(KIND_EXITS, EXIT_PORT), period, 0);
         device.start(&attr, here.by(ENGINE_EXIT))
     };
     let (starter, stopper) = (exits(3)?, exits(5)?);

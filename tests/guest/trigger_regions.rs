@@ -9,7 +9,7 @@ use crate::fields::{self, ADDR, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::values;
 use crate::raw::{
-    Device, Doorbell, EXIT_IO, How, KIND_EXITS, KIND_MARK, KIND_TSC, MARK_ANY, silent,
+    Device, Doorbell, EXIT_PORT, How, KIND_EXITS, KIND_MARK, KIND_TSC, MARK_ANY, silent,
 };
 use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
 use crate::{Outcome, Test, cpu};
@@ -78,7 +78,7 @@ fn regions_hold_exactly_their_exits() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    let inside = device.attr(KIND_EXITS, EXIT_IO);
+    let inside = device.attr(KIND_EXITS, EXIT_PORT);
     let region = Region::of(&device, &inside, How::OWN)?;
     let mut expected = 0;
     for number in 0..REGIONS {
@@ -135,7 +135,7 @@ fn a_tasks_region_follows_it() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    let region = Region::of(&device, &device.attr(KIND_EXITS, EXIT_IO), How::OWN)?;
+    let region = Region::of(&device, &device.attr(KIND_EXITS, EXIT_PORT), How::OWN)?;
     let mut expected = 0;
     for number in 0..160 {
         cpu::pin(number % 2)?;
@@ -277,7 +277,7 @@ fn the_page_stands_still_outside() -> Outcome {
     let bell = Doorbell::map(&device)?;
     for attr in [
         device.attr(KIND_MARK, INSIDE.into()),
-        device.attr(KIND_EXITS, EXIT_IO),
+        device.attr(KIND_EXITS, EXIT_PORT),
     ] {
         let region = Region::of(&device, &attr, How::on_cpu(1))?;
         let page = Pages::map(&region.target, 0, READ_WRITE)?;

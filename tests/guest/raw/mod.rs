@@ -33,7 +33,8 @@ pub(crate) const KIND_HOST_TRACE: u64 = 0x107;
 pub(crate) const MARK_ANY: u64 = 1 << 32;
 pub(crate) const EXIT_ALL: u64 = 0;
 pub(crate) const EXIT_USER: u64 = 1;
-pub(crate) const EXIT_IO: u64 = 2;
+/// The exits of [`port_write`](crate::cpu::port_write).
+pub(crate) const EXIT_PORT: u64 = crate::arch::EXIT_PORT;
 pub(crate) const EXIT_MMIO: u64 = 3;
 pub(crate) const EXIT_SIGNAL: u64 = 5;
 pub(crate) const EXIT_OTHER: u64 = 6;

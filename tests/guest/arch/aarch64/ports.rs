@@ -9,6 +9,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::pages::map_physical;
 
+/// The reason of its exits, and the event that counts them.
+pub(crate) const EXIT_PORT: u64 = 3;
+/// As above.
+pub(crate) const PORT_EXITS: &str = "exits-mmio";
+/// Exits for the same reason that a command makes which ends or reads an event: its notification.
+pub(crate) const COMMAND_EXITS: u64 = 1;
 /// An address that no device of the machine answers to: a write is an exit and nothing else.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
 

@@ -7,7 +7,9 @@ mod ports;
 pub(crate) mod stubs;
 
 pub(crate) use attacks::ATTACKS;
-pub(crate) use ports::{IDLE_PORT, allow_ports, port_write, ticks};
+pub(crate) use ports::{
+    COMMAND_EXITS, EXIT_PORT, IDLE_PORT, PORT_EXITS, allow_ports, port_write, ticks,
+};
 
 use crate::Test;
 

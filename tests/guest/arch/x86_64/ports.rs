@@ -4,6 +4,12 @@
 use std::arch::{asm, x86_64::_rdtsc};
 use std::io;
 
+/// The reason of its exits, and the event that counts them.
+pub(crate) const EXIT_PORT: u64 = 2;
+/// As above.
+pub(crate) const PORT_EXITS: &str = "exits-io";
+/// Exits for the same reason that a command makes which ends or reads an event: none.
+pub(crate) const COMMAND_EXITS: u64 = 0;
 /// A port that no device of the machine answers to: a write is an exit and nothing else.
 pub(crate) const IDLE_PORT: u16 = 0x80;
 
