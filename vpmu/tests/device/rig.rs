@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Registers, Settings, VcpuSession,
-    Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Registers, Settings, Turn,
+    VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -76,6 +76,14 @@ impl Vcpus {
 
     pub(crate) fn kick(&self, vcpu: u32, queue: u16) {
         self.with(vcpu, |session| session.kick(queue));
+    }
+
+    /// The turns that a notification left, which a VMM takes before the vCPU enters again.
+    pub(crate) fn resume(&self, vcpu: u32) {
+        self.with(
+            vcpu,
+            |session| while session.resume() == Turn::Unfinished {},
+        );
     }
 
     pub(crate) fn wants_registers(&self, vcpu: u32) -> bool {
@@ -398,7 +406,9 @@ impl Rig {
         let room = size_of_val(commands) / size_of::<Command>() * size_of::<Reply>();
         self.queues[index].request(commands.as_bytes(), room);
         self.vcpus.kick(by, u16::try_from(index).expect("small"));
-        let answer = self.queues[index].answer().expect("answered at once");
+        self.vcpus.resume(by);
+        let answer = self.queues[index].answer();
+        let answer = answer.expect("answered before the vCPU enters again");
         self.vcpus.enter(by);
         structs(&answer)
     }
