@@ -67,7 +67,7 @@ fn code(path: &Path) -> String {
 }
 
 #[test]
-fn the_device_knows_neither_kvm_nor_event_loops_nor_command_lines() {
+fn device_depends_on_neither_kvm_nor_event_loop_nor_cli() {
     let found = dependencies("vpmu");
     for forbidden in ["kvm-ioctls", "kvm-bindings", "event-manager", "clap", "vmm"] {
         assert!(!found.contains(forbidden), "vpmu depends on {forbidden}");
@@ -75,7 +75,7 @@ fn the_device_knows_neither_kvm_nor_event_loops_nor_command_lines() {
 }
 
 #[test]
-fn the_guest_half_shares_nothing_but_the_wire_with_the_device() {
+fn client_depends_on_no_host_crate() {
     let found = dependencies("vpmu-client");
     for forbidden in ["vpmu", "vmm", "images", "kvm-ioctls"] {
         assert!(
@@ -86,7 +86,7 @@ fn the_guest_half_shares_nothing_but_the_wire_with_the_device() {
 }
 
 #[test]
-fn the_tests_drive_programs_and_import_no_internals() {
+fn tests_import_no_internals() {
     let found = dependencies("tests");
     for forbidden in ["vpmu", "vmm"] {
         assert!(!found.contains(forbidden), "tests depends on {forbidden}");

@@ -117,7 +117,7 @@ fn samples(guest: Sampled) -> (Marked, [Vec<u64>; 2]) {
 }
 
 #[test]
-fn the_chain_of_kernel_and_program_to_the_last_address() {
+fn call_chain_has_every_address_of_kernel_and_program() {
     let (at, [of_kernel, of_user]) = samples(guest(IP | CALLCHAIN, 0, SAVED));
     let kernel = [IN_KERNEL, at.kernel, 0x10_0111, 0x10_0222];
     let entered = [IN_USER, ENTERED, 0x2222, 0x3333];
@@ -127,7 +127,7 @@ fn the_chain_of_kernel_and_program_to_the_last_address() {
 }
 
 #[test]
-fn a_thread_of_the_kernels_has_no_program() {
+fn chain_of_kernel_thread_has_no_user_part() {
     let (at, [of_kernel, _]) = samples(guest(CALLCHAIN | REGS_USER | STACK_USER, 0, 0));
     let chain = [IN_KERNEL, at.kernel, 0x10_0111, 0x10_0222];
     assert_eq!(of_kernel, [&[4], &chain[..], &[0, 0]].concat());

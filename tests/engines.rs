@@ -80,7 +80,7 @@ fn check_records(ran: &Ran, at: &Looping, least: u32) {
 }
 
 #[test]
-fn the_batched_engine_makes_samples_without_a_single_exit() {
+fn batched_engine_samples_without_exits() {
     let runs = [20, 80].map(|samples| {
         let (ran, at) = sampled(samples, 0, &["--engine", "batched"]);
         check_records(&ran, &at, samples);
@@ -95,7 +95,7 @@ fn the_batched_engine_makes_samples_without_a_single_exit() {
 }
 
 #[test]
-fn the_exit_engine_costs_one_exit_a_sample() {
+fn exit_engine_costs_one_exit_per_sample() {
     let (ran, at) = sampled(80, 0, &["--engine", "exit"]);
     check_records(&ran, &at, 80);
     let overflows = pmu(&ran, "samples_written") + pmu(&ran, "samples_lost");
@@ -109,7 +109,7 @@ fn the_exit_engine_costs_one_exit_a_sample() {
 }
 
 #[test]
-fn the_guest_has_the_engine_that_it_asks_for_or_none() {
+fn requested_engine_is_used_or_refused() {
     const EXIT: u64 = 1;
     const BATCHED: u64 = 2;
     let (ran, _) = sampled(20, EXIT, &[]);

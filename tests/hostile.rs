@@ -537,7 +537,7 @@ mod kernels {
     }
 
     #[test]
-    fn no_end_of_a_guest_is_a_failure_of_the_vmm() {
+    fn every_end_of_a_guest_has_its_own_status() {
         let bad = for_ever(Code::new(), &Code::new().store(REGISTERS + 0x50, 0xffff));
         let kernels = [
             Code::new().die(),

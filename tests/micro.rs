@@ -138,7 +138,7 @@ fn halts_stay_in_the_kernel_and_are_counted_there() {
 }
 
 #[test]
-fn the_kernels_own_count_holds_at_least_the_vmms() {
+fn kvm_exit_count_is_at_least_that_of_vmm() {
     let ran = run(&kernel(&[port_writes(200)]), 1, &[]);
     powered_off(&ran);
     let all = ran.statistic(0, "exits");
@@ -158,7 +158,7 @@ fn without_the_device_nobody_answers() {
 }
 
 #[test]
-fn a_triple_fault_on_another_vcpu_ends_the_run_too() {
+fn triple_fault_on_other_vcpu_ends_run() {
     // Memory that the boot vCPU sets once its writes are done.
     const FLAG: u32 = 0x84_0000;
     let programs = [

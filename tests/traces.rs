@@ -330,7 +330,7 @@ fn two_vcpus_are_traced_at_once() {
 }
 
 #[test]
-fn what_a_stalled_reader_leaves_no_room_for_is_counted_to_the_byte() {
+fn trace_loss_by_stalled_reader_is_counted_in_bytes() {
     /// More than the area holds, then as much again once there is room.
     const EXITS: u32 = 300;
     let (mut device, boot) = Device::bring_up(1);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_runs_where_the_vmm_ran() {
+    fn post_run_command_runs_where_vmm_ran() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("left"), "by the guest\n").unwrap();
         let afterwards = Afterwards {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_labs_job_keeps_the_vmms_exit_code() {
+    fn post_run_command_keeps_exit_code_of_vmm() {
         let job = job("sh -c 'echo vmm; exit 5'");
         let output = Command::new("sh")
             .args(["-c", &job])

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exact_lab_refuses_what_it_cannot_run() {
+    fn exact_lab_refuses_several_vcpus() {
         let boot = Boot {
             place: PlaceChoice::Exact,
             vcpus: 2,
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shell_reads_back_what_was_quoted() {
+    fn quoted_words_survive_the_shell() {
         let word = "it's \"$HOME\" `x` \\ \n;";
         let script = format!("printf %s {}", quote(word));
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_name_can_be_opened_by_a_child() {
+    fn unnamed_file_opens_in_child() {
         let file = Unnamed::new(b"contents").unwrap();
         let output = Command::new("cat").arg(file.path()).output().unwrap();
         assert_eq!(output.stdout, b"contents");

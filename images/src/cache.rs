@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_made_once_per_key() {
+    fn result_is_made_once_per_key() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().join("cache"));
         let mut made = 0;

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn lab_is_of_the_architecture_that_follows_it_and_that_of_aarch64_is_exact() {
+    fn lab_option_takes_architecture_and_aarch64_is_exact() {
         let arch = |arguments: &[&str]| {
             let boot = boot(arguments).unwrap();
             (boot.place, boot.sources.arch)

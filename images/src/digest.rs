@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_its_names_and_contents() {
+    fn digest_of_tree_covers_names_and_contents() {
         let directory = tempfile::tempdir().unwrap();
         let hex = || Key::new("t").tree("t", directory.path()).unwrap().hex();
         fs::create_dir(directory.path().join("sub")).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn digest_of_missing_file_names_it() {
         let error = Key::new("t")
             .file("f", Path::new("/no/such/file"))
             .unwrap_err();

@@ -204,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_missing_is_named() {
+    fn missing_library_is_named() {
         let list = "\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\tlibgone.so.3 => not found\n";
         assert_eq!(libraries(list).unwrap_err(), "libgone.so.3");
     }
 
     #[test]
-    fn a_program_brings_its_libc_and_loader() {
+    fn dynamic_program_brings_libc_and_loader() {
         let files = with_libraries("shell", &host::find("sh").unwrap()).unwrap();
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names[0], "bin/shell");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_c_program_comes_alone() {
+    fn c_program_compiles_to_one_file() {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("x.c");
         fs::write(&source, "#include \"x.h\"\nint main(void) { return X; }\n").unwrap();

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_come_apart_however_they_arrive() {
+    fn frames_split_at_any_byte_parse() {
         for chunk in [1, 2, 3, 7, 1000] {
             let (live, transcript) = parsed(chunk);
             assert_eq!(

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exact_lab_counts_instructions() {
+    fn exact_lab_has_icount() {
         for arch in [Arch::X86_64, Arch::Aarch64] {
             assert!(arguments(arch, true).contains("icount"));
             assert!(!arguments(arch, false).contains("icount"));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_knows_the_tsc_and_the_console() {
+    fn lab_command_line_has_tsc_and_console() {
         let exact = arguments(Arch::X86_64, true);
         assert!(exact.contains(" tsc_early_khz=1000000\""), "{exact}");
         let plain = arguments(Arch::X86_64, false);

@@ -1,31 +1,31 @@
-//! Unpacks the LZ4 "legacy" stream that kernels are compressed with. Decompression only: only kernel images
-//! have this format here.
+//! Unpacks the LZ4 "legacy" stream that kernels are compressed with: a magic number, then chunks, each an LZ4 block
+//! of its own behind its length.
 
+use lz4_flex::block::{DecompressError, decompress_into};
 use thiserror::Error;
 
 /// First four bytes of such a stream.
 pub const MAGIC: [u8; 4] = 0x184c_2102_u32.to_le_bytes();
 
-/// A chunk unpacks to at most this much.
+/// A chunk unpacks to at most this many bytes.
 const CHUNK: usize = 8 << 20;
-const SHORTEST_MATCH: usize = 4;
 
 /// Why a stream does not unpack.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Error)]
 pub enum Lz4Error {
     /// The first bytes are not [`MAGIC`].
     #[error("not an LZ4 legacy stream")]
     Magic,
-    /// The stream ends too early.
+    /// The stream ends inside a chunk.
     #[error("the LZ4 stream is cut short")]
     Truncated,
-    /// A reference to bytes before the beginning, or a chunk beyond its limit.
+    /// A chunk is not an LZ4 block of at most 8 MiB.
     #[error("the LZ4 stream is damaged")]
-    Damaged,
+    Damaged(#[source] DecompressError),
 }
 
-/// Unpacks `input` up to its end, or up to the first chunk that cannot be one: kernels carry
-/// their unpacked size there, four bytes that are no part of the stream.
+/// Unpacks `input` up to its end, or to its last four bytes: kernels carry their unpacked size there, outside the
+/// stream.
 ///
 /// # Errors
 /// [`Lz4Error`].
@@ -36,66 +36,16 @@ pub fn unpack(input: &[u8]) -> Result<Vec<u8>, Lz4Error> {
         if after.is_empty() {
             break;
         }
-        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| Lz4Error::Damaged)?;
+        let length =
+            usize::try_from(u32::from_le_bytes(*length)).map_err(|_| Lz4Error::Truncated)?;
         let (chunk, after) = after.split_at_checked(length).ok_or(Lz4Error::Truncated)?;
-        block(chunk, &mut output)?;
+        let start = output.len();
+        output.resize(start + CHUNK, 0);
+        let unpacked = decompress_into(chunk, &mut output[start..]).map_err(Lz4Error::Damaged)?;
+        output.truncate(start + unpacked);
         rest = after;
     }
     Ok(output)
-}
-
-fn block(mut input: &[u8], output: &mut Vec<u8>) -> Result<(), Lz4Error> {
-    let start = output.len();
-    while let Some((&token, rest)) = input.split_first() {
-        input = rest;
-        let literals = length(token >> 4, &mut input)?;
-        let (bytes, rest) = input
-            .split_at_checked(literals)
-            .ok_or(Lz4Error::Truncated)?;
-        output.extend_from_slice(bytes);
-        input = rest;
-        if input.is_empty() {
-            break; // the last sequence has no match
-        }
-        let (offset, rest) = input.split_first_chunk::<2>().ok_or(Lz4Error::Truncated)?;
-        input = rest;
-        let offset = usize::from(u16::from_le_bytes(*offset));
-        let size = length(token & 15, &mut input)? + SHORTEST_MATCH;
-        if offset == 0 || offset > output.len() - start || output.len() - start + size > CHUNK {
-            return Err(Lz4Error::Damaged);
-        }
-        repeat(output, offset, size);
-    }
-    if output.len() - start > CHUNK {
-        Err(Lz4Error::Damaged)
-    } else {
-        Ok(())
-    }
-}
-
-fn length(nibble: u8, input: &mut &[u8]) -> Result<usize, Lz4Error> {
-    let mut length = usize::from(nibble);
-    if nibble == 15 {
-        loop {
-            let (&more, rest) = input.split_first().ok_or(Lz4Error::Truncated)?;
-            *input = rest;
-            length += usize::from(more);
-            if more != 255 {
-                break;
-            }
-        }
-    }
-    Ok(length)
-}
-
-/// Appends `size` bytes from `offset` back; they may overlap what they produce.
-fn repeat(output: &mut Vec<u8>, offset: usize, mut size: usize) {
-    let from = output.len() - offset;
-    while size > 0 {
-        let available = (output.len() - from).min(size);
-        output.extend_from_within(from..from + available);
-        size -= available;
-    }
 }
 
 #[cfg(test)]
@@ -112,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn literals_overlapping_matches_and_long_lengths() {
+    fn overlapping_match_with_long_length_repeats_literals() {
         // "ab", then 4 + 15 + 3 bytes from 2 back, then "z".
         let packed = stream(&[&[0x2f, b'a', b'b', 2, 0, 3, 0x10, b'z']]);
         let expected = format!("{}z", "ab".repeat(12));
@@ -120,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_join_and_the_size_at_the_end_is_ignored() {
+    fn chunks_join_and_trailing_size_is_ignored() {
         let mut packed = stream(&[&[0x10, b'x'], &[0x10, b'y']]);
         packed.extend(2_u32.to_le_bytes());
         assert_eq!(unpack(&packed).unwrap(), b"xy");
@@ -128,12 +78,28 @@ mod tests {
 
     #[test]
     fn damage_and_truncation_are_different_errors() {
-        assert_eq!(unpack(b"ELF"), Err(Lz4Error::Magic));
-        assert_eq!(
-            unpack(&stream(&[&[0x10, b'x', 9, 0]])),
-            Err(Lz4Error::Damaged)
-        );
+        assert!(matches!(unpack(b"ELF"), Err(Lz4Error::Magic)));
+        // A match of 9 bytes back, where only one precedes it.
+        let damaged = unpack(&stream(&[&[0x10, b'x', 9, 0, 0x10, b'y']]));
+        assert!(matches!(
+            damaged,
+            Err(Lz4Error::Damaged(DecompressError::OffsetOutOfBounds))
+        ));
         let whole = stream(&[&[0x30, b'x', b'y', b'z']]);
-        assert_eq!(unpack(&whole[..whole.len() - 1]), Err(Lz4Error::Truncated));
+        let truncated = unpack(&whole[..whole.len() - 1]);
+        assert!(matches!(truncated, Err(Lz4Error::Truncated)));
+    }
+
+    #[test]
+    fn chunk_beyond_eight_mebibytes_is_damaged() {
+        // One literal, then a match of 4 + 15 + 255 * n bytes from 1 back.
+        let mut chunk = vec![0x1f, b'x', 1, 0];
+        chunk.resize(chunk.len() + CHUNK / 255 + 1, 255);
+        chunk.extend([0, 0x10, b'y']);
+        let long = unpack(&stream(&[&chunk]));
+        assert!(matches!(
+            long,
+            Err(Lz4Error::Damaged(DecompressError::OutputTooSmall { .. }))
+        ));
     }
 }

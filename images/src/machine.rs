@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_does_not_end_is_ended() {
+    fn machine_beyond_its_timeout_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
         let mut command = shell(&format!(

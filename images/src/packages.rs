@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_release_of_a_series_by_number() {
+    fn newest_release_of_series_compares_numbers() {
         let of = |arch| move |name| release(arch, name);
         let names = || NAMES.iter().copied();
         let releases: Vec<&str> = names().filter_map(of(Arch::X86_64)).collect();

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vmm_that_does_not_answer_is_an_error() {
+    fn silent_vmm_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path().join("cache"));
         for script in ["true", "echo '{}'", "echo broken"] {

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_is_an_outcome() {
+    fn failing_guest_command_is_an_outcome() {
         let outcome = outcome_of(good()).unwrap();
         assert_eq!((outcome.status, outcome.output.as_str()), (3, "hello\n"));
         assert_eq!(outcome.report["a"], 1);

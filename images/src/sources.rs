@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rebuilt_package_has_another_version_than_its_source() {
+    fn rebuilt_package_version_differs_from_source() {
         let text = "Package: a\nSource: s (1:7.2-7)\nVersion: 1:7.2-7+b3\n";
         assert_eq!(source(text).as_deref(), Some("1:7.2-7"));
         let text = "Package: a\nSource: s\nVersion: 1:7.2-7\n";

@@ -91,7 +91,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn a_lock_is_held_by_one_at_a_time() {
+    fn file_lock_has_one_holder() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let first = Lock::take(&path, || panic!("nobody has it")).unwrap();

@@ -140,7 +140,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_lz4_kernel_and_a_plain_one() {
+    fn lz4_and_plain_kernels_unpack() {
         let lz4 = [
             2, 0x21, 0x4c, 0x18, 6, 0, 0, 0, 0x50, 0x7f, b'E', b'L', b'F', b'!', 5, 0, 0, 0,
         ];
@@ -149,7 +149,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_gzip_kernel_with_its_trailer() {
+    fn gzip_kernel_with_trailer_unpacks() {
         let mut packed = pipe_through_gzip(b"\x7fELFgz");
         packed.extend([6, 0, 0, 0]);
         assert_eq!(extract(&image(&packed)).unwrap(), b"\x7fELFgz");

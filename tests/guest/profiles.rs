@@ -252,7 +252,7 @@ fn wrong_arguments_name_the_remedy() -> Outcome {
         (&["record", "-F", "1000000", "true"], "at most"),
         (
             &["record", "-g", "--engine", "batched", "true"],
-            "leave --engine",
+            "omit --engine",
         ),
         (&["record", "-e", "{mark=1,mark=2}", "true"], "vperf stat"),
         (&["stat", "-e", "{mark=1", "true"], "{a,b}"),

@@ -341,12 +341,12 @@ macro_rules! guest_tests {
         )+
 
         #[test]
-        fn the_guest_ran_these_tests_and_no_other() {
+        fn guest_ran_exactly_the_listed_tests() {
             GROUP.check_names(&[$(stringify!($test)),+]);
         }
 
         #[test]
-        fn the_guests_kernel_reported_no_fault() {
+        fn guest_kernel_log_has_no_fault() {
             GROUP.check($crate::guest::KERNEL_LOG);
         }
     };

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_is_read_from_its_console() {
+    fn host_session_parses_from_console() {
         let output = "noise\n@file a.data 00ff7f\n@exit a 5\n@file a.text 4067756573742068690a\n@file none \nmore\n";
         let session = Session::read(output.to_owned());
         assert_eq!(session.file("a.data"), [0, 0xff, 0x7f]);

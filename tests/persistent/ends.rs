@@ -171,7 +171,7 @@ fn whole(name: &str, status: i32) {
 }
 
 #[test]
-fn a_panics_recording_has_every_mark() {
+fn recording_after_panic_has_every_mark() {
     whole("panic", 5);
     let report = SESSION.get().text("panic.report");
     assert_eq!(SESSION.get().exit("report"), 0, "{report}");
@@ -184,19 +184,19 @@ fn a_panics_recording_has_every_mark() {
 }
 
 #[test]
-fn a_triple_faults_recording_has_every_mark() {
+fn recording_after_triple_fault_has_every_mark() {
     whole("triple", 4);
 }
 
 #[test]
-fn a_resets_recording_has_every_mark() {
+fn recording_after_reset_has_every_mark() {
     whole("reset", 3);
 }
 
 /// Its own event is found with its id and records, and the operator's go on; the recording is that of
 /// the power-off, and holds both boots.
 #[test]
-fn a_guest_that_boots_again_finds_its_events() {
+fn rebooted_guest_finds_persistent_events() {
     let session = SESSION.get();
     let said = session.said("twice");
     let log = session.text("twice.log");
@@ -228,7 +228,7 @@ fn a_guest_that_boots_again_finds_its_events() {
 }
 
 #[test]
-fn a_signals_recording_has_every_mark() {
+fn recording_after_signal_has_every_mark() {
     let session = SESSION.get();
     let said = session.said("wait");
     assert_eq!(
@@ -259,7 +259,7 @@ fn a_signals_recording_has_every_mark() {
 }
 
 #[test]
-fn a_dump_on_demand_has_every_mark_so_far() {
+fn dump_on_demand_has_every_mark_so_far() {
     let session = SESSION.get();
     let said = session.text("ctl-dump");
     assert_eq!(session.exit("ctl-dump"), 0, "{said}");
@@ -281,13 +281,13 @@ fn a_dump_on_demand_has_every_mark_so_far() {
 }
 
 #[test]
-fn an_event_that_the_host_ends_is_over_for_who_has_it_open() {
+fn event_ended_by_host_is_over_for_its_readers() {
     let said = SESSION.get().said("wait");
     assert!(said.contains(&"flight-1 is over".to_owned()), "{said:?}");
 }
 
 #[test]
-fn the_socket_lists_starts_flushes_and_ends() {
+fn control_socket_lists_starts_flushes_and_ends() {
     let session = SESSION.get();
     assert_eq!(session.text("mode").trim(), "600", "who may use the socket");
     for done in ["list", "table", "flush", "start", "end", "list-2"] {

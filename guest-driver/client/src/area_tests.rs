@@ -73,7 +73,7 @@ fn expected(first: u64, end: u64) -> Vec<u8> {
 }
 
 #[test]
-fn an_area_is_announced_before_it_is_mapped() {
+fn area_size_is_announced_before_map() {
     let host = Host::new(4);
     assert_eq!(host.area().size(), 4 * PAGE);
     assert_eq!(host.get(AUX_OFFSET), BEFORE);
@@ -81,7 +81,7 @@ fn an_area_is_announced_before_it_is_mapped() {
 }
 
 #[test]
-fn what_is_read_is_given_back_and_the_end_leads_to_the_beginning() {
+fn area_read_advances_tail_and_wraps() {
     let mut host = Host::new(1);
     let mut area = host.area();
     let mut chunk = Chunk::default();
@@ -120,7 +120,7 @@ fn much_comes_in_parts_that_end_with_a_page() {
 }
 
 #[test]
-fn a_head_that_cannot_be_is_an_error_until_it_is_skipped() {
+fn impossible_area_head_is_error_until_skipped() {
     let mut host = Host::new(1);
     let mut area = host.area();
     let mut chunk = Chunk::default();
@@ -140,7 +140,7 @@ fn a_head_that_cannot_be_is_an_error_until_it_is_skipped() {
 }
 
 #[test]
-fn a_lie_about_the_tail_is_not_believed_here() {
+fn area_reader_keeps_its_own_tail() {
     let mut host = Host::new(1);
     let mut area = host.area();
     area.set_tail_raw(0x1000);
@@ -153,7 +153,7 @@ fn a_lie_about_the_tail_is_not_believed_here() {
 }
 
 #[test]
-fn a_snapshot_holds_the_newest_from_a_page_on() {
+fn snapshot_holds_newest_bytes_from_page_boundary() {
     let mut host = Host::new(2);
     let place = host.place();
     let chunk = take(&place, || Ok(())).unwrap();
@@ -169,7 +169,7 @@ fn a_snapshot_holds_the_newest_from_a_page_on() {
 }
 
 #[test]
-fn what_is_written_while_a_snapshot_is_copied_costs_the_oldest() {
+fn writes_during_snapshot_drop_oldest_bytes() {
     let mut host = Host::new(4);
     let place = host.place();
     host.write(256);

@@ -1,7 +1,7 @@
 //! What this host can count: the events by name, and the finding of them. Opens nothing.
 
 use crate::attr::{AttrError, EventAttr};
-use crate::near::{near, suggestion};
+use crate::suggest::{near, suggestion};
 use crate::sys::RawEntry;
 use crate::trace::Format;
 
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_named_as_it_was_asked_for() {
+    fn event_keeps_its_requested_name() {
         let catalogue = catalogue();
         for spec in [
             "task-clock",
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn catalogue_error_names_event_and_value() {
         let catalogue = catalogue();
         let error = |spec: &str| catalogue.attr(9, spec).unwrap_err();
         assert_eq!(error("cycles=1"), CatalogueError::NoValue("cycles".into()));

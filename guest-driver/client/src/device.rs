@@ -295,13 +295,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_driver_is_named_with_its_remedy() {
+    fn missing_driver_error_names_remedy() {
         let error = Vpmu::open_at(Path::new("/nonexistent/vpmu")).unwrap_err();
         assert!(error.to_string().contains("modprobe virtio_pmu"), "{error}");
     }
 
     #[test]
-    fn what_is_not_a_vpmu_is_refused() {
+    fn open_of_other_device_is_refused() {
         let error = Vpmu::open_at(Path::new("/dev/null")).unwrap_err();
         assert!(matches!(error, DeviceError::Info(_)), "{error}");
     }

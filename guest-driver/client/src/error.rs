@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chain_names_every_cause_once() {
+    fn chain_names_each_cause_once() {
         let error = Error::from(event::EventError::Read(std::io::Error::other("gone")));
         assert_eq!(chain(&error), "reading the event: gone");
     }

@@ -1,4 +1,4 @@
-//! An open event, whichever door it came through: switching, reading, mapping, waiting.
+//! An open event of either door: switch it on and off, read it, map it, wait for it.
 
 mod error;
 
@@ -9,6 +9,8 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::PollFlags;
+
 use crate::area::{Area, AreaError, Snapshot};
 use crate::attr::{Engine, EventAttr, FORMAT_GROUP};
 use crate::history::{History, HistoryError};
@@ -18,23 +20,23 @@ use crate::record::{Layout, Words};
 use crate::ring::{Ring, RingError};
 use crate::sys::{self, Scope, Switch};
 
-/// Bytes of the largest group's reading that is asked for: 1 MiB, tens of thousands of events.
+/// The largest reading of a group: 1 MiB, for tens of thousands of events.
 const MOST_BYTES: usize = 1 << 20;
 
-/// What a wait came back with.
+/// The result of a wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ready {
     /// The ring has crossed its wakeup mark since the last wait.
     pub readable: bool,
-    /// Nothing will come any more: the task has gone or the backing was lost.
+    /// The event makes no more records: its task has ended, or the host lost its counter.
     pub closed: bool,
 }
 
 impl Ready {
-    fn from_revents(revents: i16) -> Self {
+    fn from_revents(revents: PollFlags) -> Self {
         Self {
-            readable: revents & libc::POLLIN != 0,
-            closed: revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0,
+            readable: revents.contains(PollFlags::IN),
+            closed: revents.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
         }
     }
 }
@@ -338,8 +340,8 @@ impl Event {
         Snapshot::new(self, ring, pages_log2)
     }
 
-    /// Waits until the ring has crossed its wakeup mark; `None` waits without end. A signal
-    /// or the timeout ends the wait with nothing ready.
+    /// Waits until the ring has crossed its wakeup mark, without a `timeout` for as long as it takes. A signal or
+    /// the timeout ends the wait with nothing ready.
     ///
     /// # Errors
     /// [`EventError::Poll`].

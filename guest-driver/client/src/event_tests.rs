@@ -18,7 +18,7 @@ fn event(content: &[u8], read_format: u64) -> Event {
 }
 
 #[test]
-fn a_reading_follows_its_format() {
+fn reading_follows_read_format() {
     let words: Vec<u8> = [7u64, 100, 50, 3]
         .iter()
         .flat_map(|w| w.to_ne_bytes())
@@ -50,7 +50,7 @@ fn a_reading_follows_its_format() {
 }
 
 #[test]
-fn a_groups_reading_has_every_member_and_its_own_call() {
+fn group_reading_has_every_member() {
     let words: Vec<u8> = [2u64, 100, 50, 7, 3, 8, 4]
         .iter()
         .flat_map(|w| w.to_ne_bytes())
@@ -85,7 +85,7 @@ fn only_what_is_written_backwards_is_read_while_it_overwrites() {
 }
 
 #[test]
-fn a_short_answer_is_an_error() {
+fn short_read_is_an_error() {
     assert!(matches!(
         event(&[], FORMAT_ALL).read(),
         Err(EventError::Dead)

@@ -85,7 +85,7 @@ fn quiet() -> Result<(), EventError> {
 }
 
 #[test]
-fn the_newest_records_come_oldest_first_and_once() {
+fn history_has_newest_records_once_oldest_first() {
     let (mut writer, mapping) = Writer::new(true);
     let mut seen = Vec::new();
     let mut position = 0;
@@ -109,7 +109,7 @@ fn the_newest_records_come_oldest_first_and_once() {
 }
 
 #[test]
-fn what_was_written_over_before_is_told_in_bytes() {
+fn overwritten_history_is_counted_in_bytes() {
     let (mut writer, mapping) = Writer::new(true);
     writer.records(0..10);
     let first = newest(&mapping, &LAYOUT, None, quiet).unwrap();
@@ -132,7 +132,7 @@ fn after_copy(then: impl Fn()) -> impl Fn() -> Result<(), EventError> {
 }
 
 #[test]
-fn what_is_written_over_while_it_is_copied_is_left_out() {
+fn record_overwritten_during_copy_is_omitted() {
     for later in [0, 1, 7, 169, 170, 171, 1000] {
         let (mut writer, mapping) = Writer::new(true);
         writer.records(0..500);
@@ -150,7 +150,7 @@ fn what_is_written_over_while_it_is_copied_is_left_out() {
 }
 
 #[test]
-fn what_is_being_written_and_not_yet_told_is_waited_for() {
+fn copy_waits_for_unpublished_write() {
     let (mut writer, mapping) = Writer::new(true);
     writer.records(0..500);
     // Stands in the ring, over the oldest, before the copy; the head tells it after a flush.
@@ -187,7 +187,7 @@ fn unread_records_are_shown_and_stay() {
 }
 
 #[test]
-fn what_others_take_out_meanwhile_is_left_out() {
+fn record_consumed_during_copy_is_omitted() {
     let (mut writer, mapping) = Writer::new(false);
     writer.records(0..100);
     let writer = RefCell::new(writer);
@@ -231,7 +231,7 @@ fn nonsense_ends_the_reading() {
 }
 
 #[test]
-fn a_failed_flush_is_told_but_for_an_event_in_error() {
+fn failed_flush_is_reported_unless_event_is_in_error() {
     let (_, mapping) = Writer::new(true);
     let fail = |errno| Err(EventError::Flush(std::io::Error::from_raw_os_error(errno)));
     let past = |errno| newest(&mapping, &LAYOUT, None, || settled(fail(errno)));

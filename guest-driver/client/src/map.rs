@@ -172,7 +172,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn a_register_is_written_at_the_pages_beginning() {
+    fn register_store_writes_first_word_of_page() {
         let file = tempfile::tempfile().unwrap();
         assert!(Register::new(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
         file.set_len(4096).unwrap();

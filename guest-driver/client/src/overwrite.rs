@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_records_come_oldest_first() {
+    fn overwrite_ring_yields_latest_records_oldest_first() {
         let (mut writer, mapping) = Writer::new();
         assert!(ips(&mapping).is_empty());
         // 24 bytes each, of which a page holds 170 and a part of one.

@@ -80,7 +80,7 @@ fn formats_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn the_kernels_own_door_opens_here_too() {
+fn perf_software_event_opens_and_counts() {
     // The CPU's own software clock, through the same code; every kernel has it.
     let attr = EventAttr::new(1, 1);
     let pmu = PerfPmu {
@@ -101,7 +101,7 @@ fn the_kernels_own_door_opens_here_too() {
 }
 
 #[test]
-fn the_kernels_own_ring_reads_here_too() {
+fn perf_software_ring_reads_records() {
     let pmu = PerfPmu {
         path: PathBuf::new(),
         pmu_type: 1,
@@ -163,7 +163,7 @@ fn spin() {
 }
 
 #[test]
-fn the_kernels_own_groups_read_here_too() {
+fn perf_software_group_reads_members() {
     let (pmu, attr) = clock(0);
     let attr = EventAttr {
         sample_type: 0,
@@ -190,7 +190,7 @@ fn the_kernels_own_groups_read_here_too() {
 }
 
 #[test]
-fn the_kernels_own_samples_of_everything_are_taken_apart() {
+fn perf_software_sample_with_every_field_parses() {
     use crate::arch::{IP, SP};
     let (pmu, attr) = clock(100_000);
     let attr = attr
@@ -233,7 +233,7 @@ fn the_kernels_own_samples_of_everything_are_taken_apart() {
 }
 
 #[test]
-fn the_kernels_own_backward_ring_holds_the_latest() {
+fn perf_software_backward_ring_holds_latest() {
     let (pmu, attr) = clock(20_000);
     let attr = EventAttr {
         backward: true,

@@ -11,7 +11,7 @@ use crate::attr::{Engine, EventAttr};
 use crate::catalogue::text;
 use crate::device::Vpmu;
 use crate::event::Event;
-use crate::near::{near, suggestion};
+use crate::suggest::{near, suggestion};
 use crate::sys::{self, NAME_BYTES, RawPersistentEntry};
 
 /// Most entries read at once.

@@ -20,7 +20,7 @@ fn raw(id: u64, name: &str, flags: u32) -> RawPersistentEntry {
 }
 
 #[test]
-fn an_entry_tells_what_the_event_is() {
+fn persistent_entry_describes_its_event() {
     let event = Persistent::from_raw(&raw(5, "boot-0", OPERATOR | WINDOW));
     assert_eq!((event.id, event.name.as_str(), event.cpu), (5, "boot-0", 1));
     assert_eq!(event.data_pages, Some(64));

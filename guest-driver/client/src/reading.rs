@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_group_ends_with_the_words() {
+    fn forged_group_size_has_no_reading() {
         assert_eq!(
             parse(FORMAT_GROUP, &mut Words::new(&[u64::MAX, 1, 2])),
             None

@@ -151,7 +151,7 @@ fn sizes_that_cannot_be_are_told_and_skipped() {
 }
 
 #[test]
-fn a_head_out_of_reach_is_told() {
+fn ring_head_out_of_reach_is_reported() {
     let (mut writer, mut ring) = Writer::new(1);
     for head in [4096 + 8, u64::MAX - 7] {
         writer.put(DATA_HEAD, head);
@@ -173,7 +173,7 @@ fn a_head_out_of_reach_is_told() {
 }
 
 #[test]
-fn a_record_too_short_for_its_fields_is_passed_over() {
+fn record_too_short_for_its_fields_is_skipped() {
     let (mut writer, mut ring) = Writer::new(1);
     writer.words(&[16 << 48 | 9, 1]);
     writer.sample(2);
@@ -185,7 +185,7 @@ fn a_record_too_short_for_its_fields_is_passed_over() {
 }
 
 #[test]
-fn a_lie_about_the_tail_is_the_shared_words_alone() {
+fn ring_reader_ignores_forged_tail() {
     let (mut writer, mut ring) = Writer::new(1);
     writer.sample(1);
     writer.sample(2);
@@ -196,7 +196,7 @@ fn a_lie_about_the_tail_is_the_shared_words_alone() {
 }
 
 #[test]
-fn the_metadata_page_alone_has_no_records() {
+fn map_of_metadata_page_alone_has_no_records() {
     let (writer, mut ring) = Writer::new(0);
     assert_eq!(ring.size(), 0);
     assert!(ring.next_record().unwrap().is_none());
@@ -239,7 +239,7 @@ fn metadata_is_read_between_writes_only() {
 }
 
 #[test]
-fn a_mapping_that_cannot_be_is_an_error() {
+fn impossible_mapping_is_an_error() {
     let file = tempfile::tempfile().unwrap();
     let error = Ring::new(file.as_fd(), usize::MAX, LAYOUT).unwrap_err();
     assert!(matches!(error, RingError::Map { .. }), "{error}");

@@ -1,5 +1,5 @@
-//! The system calls, each behind a safe function: device and event ioctls, perf_event_open,
-//! poll. Knows the layout of the driver's structs and nothing of their meaning.
+//! System calls behind safe functions: ioctls of the device and of events, perf_event_open(2), poll(2). This file
+//! knows the layout of the driver's structs, not their meaning.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
 mod lasting;
@@ -11,6 +11,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `struct vpmu_info`.
@@ -94,7 +97,7 @@ pub(crate) enum Switch {
     Reset,
 }
 
-/// Whom they concern.
+/// Whether such an ioctl acts on one event or its group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Scope {
     Event,
@@ -147,7 +150,7 @@ pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// What is opened beside the attributes.
+/// The arguments of an open besides the attributes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) pid: i32,
@@ -263,37 +266,27 @@ pub(crate) fn id(event: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(id)
 }
 
-/// poll(2) for input on all of `fds`; `None` waits without end. The answer stands in the
-/// order of `fds`: what each returned in `revents`. A signal ends the wait with nothing set.
-pub(crate) fn poll(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Vec<i16>> {
-    let mut polled: Vec<libc::pollfd> = fds
+/// poll(2) for input on all of `fds`; without a `timeout` it waits for as long as it takes. Returns `revents` of each
+/// in the order of `fds`. A signal ends the wait with none set.
+pub(crate) fn poll(
+    fds: &[BorrowedFd<'_>],
+    timeout: Option<Duration>,
+) -> io::Result<Vec<PollFlags>> {
+    let mut polled: Vec<PollFd<'_>> = fds
         .iter()
-        .map(|fd| libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        })
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    // Rounded up: a wait that ends early would have callers spin.
-    let millis = timeout.map_or(-1, |timeout| {
-        i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX)
-    });
-    // SAFETY: `polled` is an array of as many pollfd as is said.
-    let result = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
-    match checked(result) {
-        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-        _ => Ok(polled.iter().map(|fd| fd.revents).collect()),
+    // A timeout beyond the kernel's range is as good as none.
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    match rustix::event::poll(&mut polled, timeout.as_ref()) {
+        Err(error) if error != Errno::INTR => Err(error.into()),
+        _ => Ok(polled.iter().map(PollFd::revents).collect()),
     }
 }
 
 /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
 pub(crate) fn monotonic_raw() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes one timespec; the clock exists in every Linux, so it cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut now) };
+    let now = clock_gettime(ClockId::MonotonicRaw);
     let (seconds, nanoseconds) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
     seconds
         .wrapping_mul(1_000_000_000)
@@ -307,7 +300,7 @@ mod tests {
 
     // The numbers are those of vpmu_uapi.h on a 64-bit machine.
     #[test]
-    fn layouts_are_the_drivers() {
+    fn struct_layouts_match_the_header() {
         assert_eq!(size_of::<RawInfo>(), 64);
         assert_eq!(offset_of!(RawInfo, time_zero), 24);
         assert_eq!(offset_of!(RawInfo, time_mult), 32);
@@ -326,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn ioctl_numbers_are_the_drivers() {
+    fn ioctl_numbers_match_the_header() {
         assert_eq!(IOC_INFO, 0x8040_b600);
         assert_eq!(IOC_OPEN, 0x4020_b601);
         assert_eq!(IOC_CATALOGUE, 0x4010_b602);

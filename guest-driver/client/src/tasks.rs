@@ -216,7 +216,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_short_lived_child_is_known_by_name_and_program() {
+    fn short_lived_child_has_name_and_program() {
         let own = i32::try_from(std::process::id()).unwrap();
         // Of this very thread, which is the one that forks.
         let mut followed: Vec<Tasks> = (0..).map_while(|cpu| Tasks::follow(0, cpu).ok()).collect();

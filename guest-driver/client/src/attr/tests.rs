@@ -17,7 +17,7 @@ fn modifiers_exclude_the_other_mode() {
 }
 
 #[test]
-fn the_kernels_form_keeps_every_field() {
+fn perf_event_attr_keeps_every_field() {
     let raw = EventAttr {
         inherit: true,
         enable_on_exec: true,
@@ -42,7 +42,7 @@ fn the_kernels_form_keeps_every_field() {
 }
 
 #[test]
-fn what_a_sample_shall_hold_is_asked_for() {
+fn requested_sample_fields_set_their_bits() {
     let attr = EventAttr {
         sample_id_all: true,
         backward: true,
@@ -100,7 +100,7 @@ fn traces_have_their_watermark_and_what_pauses_them() {
 }
 
 #[test]
-fn the_kernels_bytes_tell_what_was_asked_for() {
+fn attr_from_kernel_bytes_equals_request() {
     let some = EventAttr {
         pid: -1,
         cpu: 3,
@@ -152,7 +152,7 @@ fn the_kernels_bytes_tell_what_was_asked_for() {
 }
 
 #[test]
-fn what_perf_has_no_bits_for_goes_beside() {
+fn options_without_perf_bit_become_flags() {
     let attr = EventAttr::new(9, 7);
     assert_eq!(attr.door_flags(), 0);
     assert_eq!(attr.clone().persistent().door_flags(), 1 << 32);

@@ -40,7 +40,7 @@ fn everything() -> Layout {
 }
 
 #[test]
-fn a_header_is_type_misc_size() {
+fn record_header_is_type_misc_size() {
     let header = Header::from_word(0x0018_0002_0000_0009);
     assert_eq!((header.record_type, header.misc, header.size), (9, 2, 24));
 }
@@ -91,7 +91,7 @@ fn traces_tell_where_their_bytes_stand() {
 }
 
 #[test]
-fn a_sample_has_its_fields_in_perfs_order() {
+fn sample_fields_are_in_perf_order() {
     let body = [0x1000, 8 << 32 | 7, 99, 42, 1, 50];
     let record = parse(9, &body, &plain(SAMPLE_DEFAULT)).unwrap();
     let sample = Sample {
@@ -109,7 +109,7 @@ fn a_sample_has_its_fields_in_perfs_order() {
 }
 
 #[test]
-fn a_sample_of_everything_is_taken_apart() {
+fn sample_with_every_field_parses() {
     let body = [
         5,
         0x1000,
@@ -168,7 +168,7 @@ fn a_sample_of_everything_is_taken_apart() {
 }
 
 #[test]
-fn what_a_task_does_not_have_takes_no_room() {
+fn absent_registers_and_stack_take_no_room() {
     let layout = Layout {
         sample_type: SAMPLE_REGS_USER | SAMPLE_STACK_USER | SAMPLE_REGS_INTR,
         ..everything()
@@ -206,7 +206,7 @@ fn chains_name_the_mode_of_each_address() {
 }
 
 #[test]
-fn an_identifier_stands_for_a_missing_id() {
+fn identifier_substitutes_missing_id() {
     let record = parse(9, &[5], &plain(SAMPLE_IDENTIFIER)).unwrap();
     let Record::Sample(sample) = record else {
         panic!("{record:?}")
@@ -296,7 +296,7 @@ fn throttling_names_the_event_and_the_time() {
 }
 
 #[test]
-fn the_end_of_a_child_tells_its_own_counts_even_of_a_group() {
+fn read_record_of_child_has_counts_of_group() {
     let layout = Layout {
         sample_type: SAMPLE_TIME,
         sample_id_all: true,
@@ -320,7 +320,7 @@ fn the_end_of_a_child_tells_its_own_counts_even_of_a_group() {
 proptest! {
     /// Whatever stands in a ring: taking it apart ends, and hands out no more than is there.
     #[test]
-    fn no_record_panics_or_grows(
+    fn random_record_neither_panics_nor_grows(
         record_type in 0u32..12,
         misc: u16,
         body in prop::collection::vec(prop_oneof![any::<u64>(), 0u64..20], 0..40),

@@ -54,7 +54,7 @@ fn layouts_are_the_drivers() {
 }
 
 #[test]
-fn an_exit_says_all_it_has() {
+fn exit_packet_has_every_field() {
     let bytes = composed::Exit {
         flags: 1 | 2 | 4,
         reason: 2,
@@ -210,7 +210,7 @@ fn after_garbage_the_next_page_is_read() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error() {
+fn impossible_packet_is_an_error() {
     let mut no_magic = sync(1, 0, 0);
     no_magic[8] ^= 1;
     assert_eq!(shapes(64, &no_magic), [Err(64)]);

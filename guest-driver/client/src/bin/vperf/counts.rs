@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_how_each_count_came_about() {
+    fn table_names_source_of_each_count() {
         assert_eq!(
             counts().to_table(),
             "\nCounts of 'true':\n\n\

@@ -3,7 +3,7 @@
 use clap::Args;
 use vpmu_client::{Catalogue, Entry, Error, EventAttr, Vpmu};
 
-/// The events of stat where nobody names any, in this order, as far as the host has them.
+/// The default events of stat, in this order; those that the host lacks are left out.
 const TO_COUNT: [&str; 16] = [
     "task-clock",
     "cycles",
@@ -23,7 +23,7 @@ const TO_COUNT: [&str; 16] = [
     "halts",
 ];
 
-/// The event of record where nobody names any: the first that samples.
+/// The default events of record: the first of them that samples.
 const TO_SAMPLE: [&str; 3] = ["cycles", "task-clock", "cpu-clock"];
 
 #[derive(Debug, Args)]
@@ -31,8 +31,8 @@ pub(crate) struct EventArgs {
     /// Events, as `vperf list` names them; may be given several times.
     ///
     /// `mark=7` counts marks of the value 7; `cycles:u` counts user mode only, `cycles:k`
-    /// the kernel only, where the list's source can tell them apart. `{a,b}` is a group: its
-    /// events are counted over the very same time.
+    /// the kernel only, if the event's source can exclude modes. `{a,b}` is a group: its
+    /// events count over the same time.
     #[arg(
         short = 'e',
         long = "event",
@@ -52,17 +52,17 @@ pub(crate) struct Chosen {
     pub(crate) leader: Option<usize>,
 }
 
-/// Why events cannot be had.
+/// Why events cannot be chosen.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EventsError {
     #[error(transparent)]
     Client(#[from] Error),
-    #[error("-e {0}: a group is written {{a,b}}, one not inside another")]
+    #[error("-e {0}: write a group as {{a,b}}; groups do not nest")]
     Braces(String),
 }
 
 impl EventArgs {
-    /// A person named them: what cannot be done then is an error, not a gap.
+    /// The user named them: a refusal is an error then, not a gap.
     pub(crate) fn explicit(&self) -> bool {
         !self.specs.is_empty()
     }

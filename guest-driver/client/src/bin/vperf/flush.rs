@@ -6,10 +6,10 @@ use vpmu_client::event::EventError;
 use vpmu_client::persistent::PersistentError;
 use vpmu_client::{Error, Vpmu};
 
-/// Have the host write what it still holds back of persistent events.
+/// Have the host write pending samples of persistent events to their rings.
 ///
-/// When it returns, everything that was sampled and traced before stands in the events' rings
-/// and AUX areas, and their readers are awake.
+/// On return, everything sampled and traced before is in the events' rings and AUX areas, and
+/// their readers have been woken.
 #[derive(Debug, Args)]
 pub(crate) struct FlushArgs {
     /// Ids or names, as `vperf persist ls` shows them. [default: all]
@@ -17,7 +17,7 @@ pub(crate) struct FlushArgs {
     events: Vec<String>,
 }
 
-/// Why not all of it is written.
+/// Why a flush failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FlushError {
     #[error(transparent)]

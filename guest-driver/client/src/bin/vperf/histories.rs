@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_what_it_was_at_the_time() {
+    fn process_has_its_name_of_the_sample_time() {
         let shell = Process {
             pid: 1,
             comm: "sh".into(),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_nobody_known_has_its_number() {
+    fn child_of_unknown_parent_is_named_by_number() {
         let histories = Histories::new(&[], &[task(2, 100, Action::Fork(1))]);
         assert_eq!(histories.at(2, 100).unwrap().comm, "[pid 2]");
     }

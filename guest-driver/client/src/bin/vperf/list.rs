@@ -11,12 +11,12 @@ use crate::format::{Align, table};
 
 /// Show what this host can count.
 ///
-/// The table names each event as it is written after -e, says what exactly it counts, what
-/// counts it, what can be recorded of it (samples: vperf record; every exit: vperf exits), and whether work of the host for
-/// this machine is left out or counted, too. What is not in the table cannot be counted here.
+/// The table has each event's name for -e, its source, what exactly it counts, what can be recorded
+/// (samples: vperf record; every exit: vperf exits), and whether the host's work for this machine is
+/// left out or counted too. An event that is not in the table cannot be counted here.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// As one JSON object: "device", and "events" with their names, units, sources.
+    /// Print one JSON object: "device", and "events" with their names, units, sources.
     #[arg(long)]
     json: bool,
 }

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_holds_what_came_since_the_last() {
+    fn frame_holds_samples_since_last_frame() {
         let mut live = Live::new();
         for _ in 0..3 {
             live.record(&sample(0x10));

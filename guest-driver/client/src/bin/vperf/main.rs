@@ -36,11 +36,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use vpmu_client::error::chain;
 
-/// vperf's own failures. Not a code that a workload is likely to end with: stat and record
-/// pass the workload's on.
+/// The exit code of vperf's own failures. Workloads seldom have it: stat and record return the workload's.
 const FAILED: u8 = 125;
 
-/// Count and sample what this virtual machine does, by the counters of its host.
+/// Count and sample this virtual machine by the counters of its host.
 ///
 /// Examples:
 ///   vperf list                          what this host can count
@@ -48,7 +47,7 @@ const FAILED: u8 = 125;
 ///   vperf stat -e exits,halts -a        ... of all CPUs, until Ctrl-C
 ///   vperf record -- make                samples of a command, into vperf.data
 ///   vperf report                        its hot functions
-///   vperf record -g -- make             ... with who called whom
+///   vperf record -g -- make             ... with their callers
 ///   vperf report --call-graph
 ///   vperf top                           hot functions of the whole machine, live
 ///   vperf exits -- make                 what the host had to do for it, and how long it took
@@ -56,9 +55,9 @@ const FAILED: u8 = 125;
 ///   vperf persist new -F 100            a flight recorder: samples from now on, for ever
 ///   vperf persist dump                  what it holds
 ///
-/// Exit codes: stat, record, top and exits end with their workload's own (128 + N if signal N ended
-/// it, 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf itself,
-/// of a wrong option too.
+/// Exit codes: stat, record, top and exits return their workload's (128 + N if signal N ended it,
+/// 126 if it cannot be run, 127 if it is not found); 125 is a failure of vperf, a wrong option
+/// included.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 struct Cli {
@@ -66,7 +65,7 @@ struct Cli {
     command: Command,
 }
 
-// Each is described where its arguments are.
+// The description of each command is beside its arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
     List(list::ListArgs),
@@ -168,12 +167,12 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_passes_clap_checks() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn a_workload_keeps_its_own_options() {
+    fn workload_keeps_its_options() {
         for line in [
             "vperf stat -e a,b ls -l --json",
             "vperf stat -e a,b -- ls -l --json",

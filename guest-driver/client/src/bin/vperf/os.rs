@@ -1,27 +1,19 @@
-//! The three things that std has no word for: signals as a descriptor, processes as
-//! descriptors, and a signal mask set back.
-#![expect(unsafe_code, reason = "the edge to the kernel")]
+//! Signals and processes as descriptors, and the signal mask of a new program: std has none of them.
+#![expect(
+    unsafe_code,
+    reason = "signal masks and signalfd(2) are in neither std nor rustix"
+)]
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Asks a recording for a snapshot.
 pub(crate) const SNAPSHOT: libc::c_int = libc::SIGUSR2;
 
-fn checked(result: libc::c_long) -> io::Result<RawFd> {
-    match RawFd::try_from(result) {
-        Ok(value) if value >= 0 => Ok(value),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass a descriptor that the kernel has just returned to them alone.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// The signals that ask a program to end, and `more`, in a set.
+/// A set of the signals that ask a program to end, and `more`.
 fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: a sigset_t is plain numbers, for which zeros are valid.
     let mut set = unsafe { std::mem::zeroed() };
@@ -33,13 +25,13 @@ fn signals(more: &[libc::c_int]) -> libc::sigset_t {
     set
 }
 
-/// SIGINT, SIGTERM, SIGHUP, SIGQUIT and others, kept from ending this process and to be read
-/// instead.
+/// Signals that are read from a descriptor instead of ending this process: SIGINT, SIGTERM, SIGHUP, SIGQUIT and
+/// others.
 #[derive(Debug)]
 pub(crate) struct Signals(File);
 
 impl Signals {
-    /// Those and `more`. To be called before any thread is started: threads inherit the mask.
+    /// Blocks those and `more`. Call it before the first thread starts: threads inherit the mask.
     pub(crate) fn catch(more: &[libc::c_int]) -> io::Result<Self> {
         let set = signals(more);
         // SAFETY: reads the set, changes this thread's mask alone.
@@ -50,10 +42,14 @@ impl Signals {
         }
         // SAFETY: reads the set; -1 asks for a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
-        Ok(Self(owned(checked(fd.into())?).into()))
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just returned the descriptor, and nothing else has it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }.into()))
     }
 
-    /// The next signal's number; waits for it.
+    /// Waits for the next signal and returns its number.
     pub(crate) fn next(&self) -> io::Result<i32> {
         let mut info = [0; size_of::<libc::signalfd_siginfo>()];
         (&self.0).read_exact(&mut info)?;
@@ -68,7 +64,7 @@ impl AsFd for Signals {
     }
 }
 
-/// Gives the calling thread the mask that programs expect. Async-signal-safe.
+/// Unblocks these signals for the calling thread, as programs expect them. Async-signal-safe.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     let set = signals(&[SNAPSHOT]);
     // SAFETY: reads the set, changes this thread's mask alone.
@@ -87,25 +83,15 @@ pub(crate) struct Process(OwnedFd);
 
 impl Process {
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
-        // SAFETY: takes two numbers.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        Ok(Self(owned(checked(fd)?)))
+        let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Sends a signal; to a process that has ended, none.
+    /// Sends a signal; a process that has ended gets none, which is not an error.
     pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
-        // SAFETY: takes numbers and a null pointer, which stands for "as from kill(2)".
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.0.as_raw_fd(),
-                signal,
-                std::ptr::null::<libc::siginfo_t>(),
-                0,
-            )
-        };
-        match checked(result) {
-            Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
+        let signal = Signal::from_named_raw(signal).ok_or(io::ErrorKind::InvalidInput)?;
+        match pidfd_send_signal(&self.0, signal) {
+            Err(error) if error != rustix::io::Errno::SRCH => Err(error.into()),
             _ => Ok(()),
         }
     }

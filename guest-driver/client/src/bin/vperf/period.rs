@@ -26,7 +26,7 @@ pub(crate) struct PeriodArgs {
 /// What is wrong with it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PeriodError {
-    #[error("-F: the host makes at most {0} samples a second of an event")]
+    #[error("-F: the host takes at most {0} samples of an event per second")]
     TooOften(u32),
 }
 

@@ -187,7 +187,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn a_process_is_told_when_it_is_new_and_when_it_changes() {
+    fn process_is_reported_when_new_or_changed() {
         let proc = tempfile::tempdir().unwrap();
         let dir = proc.path().join("7");
         fs::create_dir(&dir).unwrap();

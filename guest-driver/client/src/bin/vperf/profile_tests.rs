@@ -145,7 +145,7 @@ fn chains() -> Recording {
 }
 
 #[test]
-fn a_call_tree_joins_what_was_called_alike() {
+fn call_tree_merges_equal_callers() {
     let view = |direction| View {
         children: false,
         calls: Some(direction),

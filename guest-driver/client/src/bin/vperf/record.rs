@@ -17,18 +17,17 @@ use crate::workload::WorkloadError;
 
 /// Sample where a command, tasks, or CPUs spend an event.
 ///
-/// Every so many of the event (-c), a record of where the machine was goes to a ring in its
-/// memory, and from there to a file, which `vperf report` shows. Records for which a ring
-/// had no room are counted: then give it more pages (-m) or sample more seldom (-c).
+/// At each period of the event (-c) the host writes a sample to a ring in this machine's memory, and
+/// vperf copies it to a file, which `vperf report` shows. Samples that a ring had no room for are
+/// counted as lost: give it more pages (-m) or a longer period (-c).
 ///
-/// With -g each sample also tells who called, as far as frame pointers are kept (Rust:
+/// With -g each sample has its callers, found by frame pointers (Rust:
 /// -C force-frame-pointers=yes, C: -fno-omit-frame-pointer). Few distributions build their
-/// kernel so: of such a kernel the innermost function alone is known.
+/// kernel with them: elsewhere only the innermost function of the kernel is known.
 ///
-/// With --aux a trace is recorded beside the samples, of the same command, tasks or CPUs;
-/// `vperf exits report` shows it. What the traces' AUX areas have no room for is told in bytes.
-/// With --snapshot nothing is taken until the end, or until vperf gets the signal USR2: then
-/// the newest that the areas hold.
+/// With --aux a trace of the same command, tasks or CPUs is recorded beside the samples; `vperf exits
+/// report` shows it. Packets that the traces' AUX areas had no room for are counted in bytes.
+/// With --snapshot the areas are read at the end, and at each signal USR2: their newest packets then.
 ///
 /// Examples:
 ///   vperf record -- make -j2
@@ -44,8 +43,8 @@ pub(crate) struct RecordArgs {
     events: EventArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Record call chains; how they are found is written after =, fp (by frame pointers) is
-    /// the one way.
+    /// Record call chains; METHOD after = is how callers are found: only fp, by frame pointers, is
+    /// supported.
     #[arg(short = 'g', long, value_enum, value_name = "HOW", num_args = 0..=1,
           require_equals = true, default_missing_value = "fp")]
     call_graph: Option<CallGraph>,
@@ -53,18 +52,18 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "N", requires = "call_graph",
           value_parser = clap::value_parser!(u16).range(1..=127))]
     max_stack: Option<u16>,
-    /// Traces to record, too, as `vperf list` names them; may be given several times. -c
-    /// and -F are also those of a trace of samples.
+    /// Traces to record too, as `vperf list` names them; may be given several times. -c and -F
+    /// apply to a trace of samples as well.
     #[arg(long, value_name = "TRACE,...", value_delimiter = ',')]
     aux: Vec<String>,
-    /// Bytes of each trace's AUX area, a power of two: 64K, 4M. [default: 4M, or the most that
-    /// the device allows]
+    /// Bytes of each trace's AUX area, a power of two: 64K, 4M. [default: 4M, or the device's
+    /// limit]
     #[arg(long, value_name = "SIZE", value_parser = tracing::area_size, requires = "aux")]
     aux_size: Option<u32>,
-    /// Of traces, take the newest alone: at the end, and at each signal USR2.
+    /// Keep only the newest packets of traces: at the end, and at each signal USR2.
     #[arg(long, requires = "aux")]
     snapshot: bool,
-    /// The file to write; one that is there is kept as FILE.old.
+    /// The file to write; an existing one is kept as FILE.old.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     output: PathBuf,
     #[command(flatten)]
@@ -79,7 +78,7 @@ pub(crate) enum CallGraph {
     Fp,
 }
 
-/// Why there is no recording.
+/// Why recording failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error(transparent)]

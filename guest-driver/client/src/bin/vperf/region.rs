@@ -13,15 +13,15 @@ pub(crate) struct RegionArgs {
     /// Measure only from this mark on: a number that the program places (0 to 4294967295, or
     /// 0x and hexadecimal digits).
     ///
-    /// The host has the events count from the instruction after the mark on, and with --to up
-    /// to the mark that ends the region, that mark's own exit included: exact for marks, exits
-    /// and whatever the device counts; what the host's counters count comes within its skid.
-    /// Each thread is in and out of the region by its own marks, a new one begins outside; with
-    /// -a and -C each CPU by those placed on it. Without --to it is measured from the first
-    /// such mark on. The same mark for both begins a region at every other one.
+    /// The host starts the events at the instruction after the mark. With --to it stops them
+    /// at the mark that ends the region, that mark's own exit included. Marks, exits and other
+    /// events of the device are exact; events of the host's counters are late by their skid.
+    /// Each thread enters and leaves the region by its own marks, and begins outside; with
+    /// -a and -C each CPU by the marks placed on it. Without --to the region has no end.
+    /// The same mark for both enters at one and leaves at the next.
     #[arg(long, value_name = "MARK", value_parser = mark)]
     from: Option<u32>,
-    /// Measure only up to this mark; without --from, up to the first one.
+    /// Measure only up to this mark; without --from, from the beginning to the first such mark.
     #[arg(long, value_name = "MARK", value_parser = mark)]
     to: Option<u32>,
 }
@@ -34,15 +34,15 @@ fn mark(text: &str) -> Result<u32, String> {
     value.ok_or_else(|| "not a mark: a number from 0 to 4294967295".into())
 }
 
-/// Why there is no region.
+/// Why a region cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegionError {
-    #[error("mark {mark}, which --from and --to need")]
+    #[error("opening mark {mark}, which --from and --to need")]
     Open {
         mark: u32,
         source: vpmu_client::Error,
     },
-    #[error("having mark {mark} start or stop what is measured")]
+    #[error("linking mark {mark} to the measured events")]
     Link { mark: u32, source: TriggerError },
     #[error("counting regions")]
     Read(#[source] vpmu_client::event::EventError),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_from_a_mark_on_waits_for_it() {
+    fn event_of_region_opens_paused() {
         let apply = |from, to| RegionArgs { from, to }.apply(EventAttr::new(9, 7));
         assert!(apply(Some(1), Some(2)).enable_on_starter);
         assert!(apply(Some(1), None).enable_on_starter);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heading_names_the_marks() {
+    fn heading_names_region_marks() {
         let place = |from, to| RegionArgs { from, to }.place();
         assert_eq!(place(Some(7), Some(8)), ", from mark 7 to mark 8");
         assert_eq!(place(Some(7), None), ", from mark 7");

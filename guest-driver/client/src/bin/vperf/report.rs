@@ -11,15 +11,15 @@ use crate::format::{Align, grouped, table};
 use crate::names::{Key, name};
 use crate::profile::{Profile, Recording, Row, TraceBytes, View};
 
-/// Show the functions in which the samples of `vperf record` lie.
+/// Show the functions that the samples of `vperf record` hit.
 ///
-/// `[.]` is a function of a program, whose file is looked into for names, `[k]` one of the kernel.
-/// An address that has no name shows as the page it lies in. Run it where it was recorded:
-/// that is where the programs are.
+/// `[.]` is a function of a program, named by the program's file, `[k]` one of the kernel.
+/// An address without a name shows as its page. Run the report on the machine of the recording,
+/// which has the programs' files.
 ///
-/// With --call-graph, of a recording made with -g, each function hangs from the one that called
-/// it, with its share and that of all it called (CHILDREN) beside its own (SELF); with
-/// --call-graph=up each hangs from those that it called.
+/// With --call-graph, for a recording made with -g, each function is shown below its caller, with its
+/// own share (SELF) and that with all it called (CHILDREN); with --call-graph=up below the functions
+/// that it called.
 ///
 /// Examples:
 ///   vperf report
@@ -29,39 +29,39 @@ use crate::profile::{Profile, Recording, Row, TraceBytes, View};
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ReportArgs {
-    /// The recording.
+    /// The recording to read.
     #[arg(short, long, value_name = "FILE", default_value = "vperf.data")]
     input: PathBuf,
-    /// What samples are told apart by.
+    /// Group samples by these fields.
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',',
           default_values = ["comm", "object", "symbol"])]
     sort: Vec<Key>,
-    /// Show the call tree instead: down, from where programs begin to what they call, or up,
-    /// from the functions in which samples lie to who called them.
+    /// Show the call tree instead: down, from the programs' entries to the functions that they call,
+    /// or up, from the sampled functions to their callers.
     #[arg(short = 'g', long, value_enum, value_name = "DIRECTION", num_args = 0..=1,
           require_equals = true, default_missing_value = "down")]
     call_graph: Option<Direction>,
-    /// Show also, and sort by, each line's share with all that was called from there.
+    /// Show each line's share including its callees too, and sort by it.
     #[arg(long, conflicts_with = "call_graph")]
     children: bool,
-    /// Leave calls with less than so many percent out of the tree; JSON has all.
+    /// Omit calls below this percentage from the tree; JSON has all.
     #[arg(long, value_name = "PERCENT", default_value_t = 0.5, value_parser = percent)]
     least: f64,
-    /// Show so many lines of each event.
+    /// Show at most this many lines of each event.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// As one JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Why there is no report.
+/// Why a report failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     #[error("{}{}", path.display(), hint(source))]
     Data { path: PathBuf, source: DataError },
     #[error(
-        "{}: it has no call chains: record them with `vperf record -g`", .0.display()
+        "{}: the recording has no call chains: record them with `vperf record -g`", .0.display()
     )]
     NoChains(PathBuf),
     #[error("writing the report")]

@@ -45,7 +45,7 @@ fn recording() -> Recording {
 }
 
 #[test]
-fn the_report_says_what_it_rests_on() {
+fn report_heading_shows_event_period_and_loss() {
     let recording = recording();
     let keys = [Key::Pid, Key::Symbol];
     assert_eq!(
@@ -74,7 +74,7 @@ fn json_names_the_keys() {
 }
 
 #[test]
-fn a_call_tree_is_indented_and_says_what_it_leaves_out() {
+fn call_tree_is_indented_and_counts_omitted_calls() {
     let call = |depth, name: &str, percent, self_percent| Call {
         depth,
         name: name.into(),

@@ -16,12 +16,11 @@ const DEFAULT_PAGES_LOG2: u32 = 6;
 pub(crate) struct SamplingArgs {
     #[command(flatten)]
     period: PeriodArgs,
-    /// Who makes the samples: the host on its own, a batch at a time (batched), or a VM exit
-    /// for each one (exit). auto is batched where the host can.
+    /// How samples are taken: by the host in batches while the machine runs (batched), or by a VM exit
+    /// each (exit). auto is batched where the host supports it.
     #[arg(long, value_enum, value_name = "ENGINE", default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
-    /// Data pages of 4 KiB of each ring, a power of two. [default: 64, or the most that the
-    /// device allows]
+    /// Data pages of 4 KiB of each ring, a power of two. [default: 64, or the device's limit]
     #[arg(short = 'm', long, value_name = "PAGES", value_parser = power_of_two)]
     pages: Option<u32>,
 }
@@ -36,20 +35,20 @@ enum EngineChoice {
 /// Each with the index of its event.
 pub(crate) type Rings = Vec<(usize, Ring)>;
 
-/// Why nothing can be sampled.
+/// Why events cannot be sampled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SamplingError {
     #[error(transparent)]
     Events(#[from] EventsError),
     #[error(
-        "no event that samples is among the defaults on this host: name one with -e, `vperf list` shows which can"
+        "no default event samples on this host: name one with -e; `vperf list` shows which can"
     )]
     NoDefault,
     #[error(
         "event {0:?} counts, but takes no samples: `vperf list` shows which do, `vperf stat` counts it"
     )]
     NoSamples(String),
-    #[error("event {0:?} is a trace, not sampled: `vperf record --aux {0}` records it")]
+    #[error("event {0:?} is a trace and takes no samples: `vperf record --aux {0}` records it")]
     Trace(String),
     #[error("event {0:?} is in a group: groups are counted (`vperf stat`), not sampled")]
     Group(String),
@@ -57,7 +56,7 @@ pub(crate) enum SamplingError {
     Period(#[from] PeriodError),
     #[error("-m: a ring of this device has at most {0} data pages")]
     Pages(u32),
-    #[error("call chains are made on VM exits alone: leave --engine batched or -g away")]
+    #[error("the batched engine has no call chains: omit --engine batched or -g")]
     BatchedChains,
     #[error("event {name:?}")]
     Open {

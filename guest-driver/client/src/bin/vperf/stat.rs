@@ -18,10 +18,9 @@ use crate::workload::WorkloadError;
 
 /// Count events of a command, of tasks, or of CPUs.
 ///
-/// The table goes to standard error, where it does not mix with what the command prints; JSON
-/// and separated lines go to standard output, where programs look. A count that was not taken
-/// all the time shows for which share of it, and what it would be for the whole; events whose
-/// source cannot leave the host's work out have a star.
+/// The table goes to standard error, apart from the command's output; JSON and separated lines go to
+/// standard output, for programs. A count that was taken for part of the time shows that share, and is
+/// scaled to the whole; a star marks events whose source cannot exclude the host's work.
 ///
 /// Examples:
 ///   vperf stat -- make -j2
@@ -34,11 +33,11 @@ use crate::workload::WorkloadError;
 pub(crate) struct StatArgs {
     #[command(flatten)]
     pub(crate) events: EventArgs,
-    /// As one line of JSON.
+    /// Print one line of JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// As lines of count, unit, event, time counted in ns, and its share in percent, with
-    /// this between them.
+    /// Print lines of count, unit, event, time counted in ns, and its share in percent, separated by
+    /// this text.
     #[arg(short = 'x', long, value_name = "SEPARATOR", conflicts_with = "json")]
     separator: Option<String>,
     /// Write the counts to a file instead.
@@ -50,7 +49,7 @@ pub(crate) struct StatArgs {
     pub(crate) target: TargetArgs,
 }
 
-/// Why there are no counts.
+/// Why counting failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StatError {
     #[error(transparent)]
@@ -63,7 +62,7 @@ pub(crate) enum StatError {
     #[error(transparent)]
     Events(#[from] EventsError),
     #[error(
-        "none of the default events can be counted here: name some with -e; the last one said: {0}"
+        "none of the default events can be counted here: name some with -e; the last refusal: {0}"
     )]
     NoDefault(String),
     #[error(transparent)]

@@ -29,23 +29,23 @@ pub(crate) struct TargetArgs {
         conflicts_with = "all_cpus"
     )]
     cpus: Option<String>,
-    /// Measure these processes, with the threads and children they will have.
+    /// Measure these processes, with the threads and children that they start later.
     #[arg(short, long, value_name = "PID", value_delimiter = ',',
           value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["all_cpus", "cpus"])]
     pid: Vec<i32>,
-    /// A command to run. Alone, it is what is measured, its children included; with -a, -C or
-    /// -p it says for how long. Without it, Ctrl-C (or the processes' end) does.
+    /// A command to run. Alone, it is measured with its children; with -a, -C or -p the measurement
+    /// lasts as long as it runs. Without a command, Ctrl-C (or the processes' end) ends it.
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
-/// CPUs alone.
+/// The CPUs to measure.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CpuArgs {
-    /// All CPUs; so it is without -C, too.
+    /// Measure all CPUs, which is the default.
     #[arg(short = 'a', long)]
     all_cpus: bool,
-    /// These CPUs: 0 or 0,2-3.
+    /// Measure these CPUs: 0 or 0,2-3.
     #[arg(
         short = 'C',
         long = "cpu",
@@ -62,14 +62,14 @@ impl CpuArgs {
     }
 }
 
-/// Why nothing can be measured.
+/// Why a target cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
     #[error("nothing to measure: give a command, -p PID, -C CPU or -a for all CPUs")]
     Nothing,
     #[error("{0:?} is not a list of CPUs such as 0 or 0,2-3")]
     CpuList(String),
-    #[error("CPU {cpu} is not online: {online} are")]
+    #[error("CPU {cpu} is not online; online are {online}")]
     Offline { cpu: u32, online: String },
     #[error("reading {ONLINE}")]
     Online(#[source] io::Error),

@@ -52,7 +52,7 @@ fn args(command: &[&str]) -> TargetArgs {
 }
 
 #[test]
-fn a_command_is_measured_with_its_children() {
+fn command_is_measured_with_children() {
     let line = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
     let (code, own) = measure(&args(&["sh", "-c", &format!("{line}; exit 3")]), || ());
     assert_eq!(code, 3);
@@ -69,7 +69,7 @@ fn a_command_is_measured_with_its_children() {
 }
 
 #[test]
-fn what_a_command_runs_is_followed_however_short_it_lives() {
+fn short_lived_child_of_command_is_followed() {
     let target = args(&["sh", "-c", "/bin/true; exit 0"]).prepare().unwrap();
     let shell = target.held.as_ref().unwrap().pid().unsigned_abs();
     let mut processes = Processes::new(Path::new("/proc"), target.follow().unwrap());
@@ -109,7 +109,7 @@ fn what_a_command_runs_is_followed_however_short_it_lives() {
 }
 
 #[test]
-fn a_running_process_is_measured_as_long_as_the_command_runs_or_it_lives() {
+fn process_is_measured_until_command_or_process_ends() {
     let mut sleeper = std::process::Command::new("sleep")
         .arg("1000")
         .spawn()
@@ -140,7 +140,7 @@ fn a_running_process_is_measured_as_long_as_the_command_runs_or_it_lives() {
 }
 
 #[test]
-fn a_command_that_is_ended_early_is_no_failure() {
+fn command_ended_early_is_not_an_error() {
     let end = |command: &[&str]| {
         let target = args(command).prepare().unwrap();
         let mut measuring = target.start(&[]).unwrap();

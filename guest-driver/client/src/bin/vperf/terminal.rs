@@ -1,10 +1,13 @@
-//! The terminal while a live view has it: its own screen, keys as they are pressed, and all of
-//! that undone on every way out.
-#![expect(unsafe_code, reason = "the edge to the terminal")]
+//! The terminal of a live view: a screen of its own, and keys without a line's end. Dropping it restores the
+//! terminal.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
 
 const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
@@ -12,15 +15,18 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// Where its size cannot be asked for.
+/// Rows and columns where the terminal does not report them.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
-/// A terminal in live mode. Dropped, it is as before.
+/// Disables the signal of a special key.
+const NO_KEY: u8 = 0;
+
+/// A terminal in live mode; its drop restores the mode before.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     input: File,
     output: File,
-    before: libc::termios,
+    before: Termios,
 }
 
 impl Terminal {
@@ -36,20 +42,19 @@ impl Terminal {
     }
 
     fn take_over(input: File, output: File) -> io::Result<Self> {
-        let before = attributes(&input)?;
+        let before = tcgetattr(&input)?;
         let mut terminal = Self {
             input,
             output,
-            before,
+            before: before.clone(),
         };
         let mut live = before;
-        // Ctrl-C stays a signal, which is waited for; those that would stop or dump this
-        // program where it stands do not.
-        live.c_lflag &= !(libc::ICANON | libc::ECHO);
-        for key in [libc::VSUSP, libc::VQUIT] {
-            live.c_cc[key] = libc::_POSIX_VDISABLE;
+        // Ctrl-C stays a signal: the view waits for it. A stop or a core dump would leave the screen as it is.
+        live.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO);
+        for key in [SpecialCodeIndex::VSUSP, SpecialCodeIndex::VQUIT] {
+            live.special_codes[key] = NO_KEY;
         }
-        set_attributes(&terminal.input, &live)?;
+        tcsetattr(&terminal.input, OptionalActions::Drain, &live)?;
         terminal.output.write_all(ENTER)?;
         Ok(terminal)
     }
@@ -65,8 +70,7 @@ impl Terminal {
         size(&self.output).0
     }
 
-    /// Takes the keys that were pressed; true if one of them asks for the end. To be called
-    /// when a key was pressed: it waits for one.
+    /// Takes the keys that were pressed; true if one of them quits. Waits for a key if none was pressed.
     pub(crate) fn wants_end(&mut self) -> io::Result<bool> {
         let mut keys = [0; 64];
         let got = self.input.read(&mut keys)?;
@@ -83,9 +87,9 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Where the terminal is gone there is nothing to restore.
+        // A terminal that is gone needs no restoring.
         let _ = self.output.write_all(LEAVE);
-        let _ = set_attributes(&self.input, &self.before);
+        let _ = tcsetattr(&self.input, OptionalActions::Drain, &self.before);
     }
 }
 
@@ -102,38 +106,9 @@ fn frame(text: &str, (rows, columns): (usize, usize)) -> String {
     format!("{HOME}{}{CLEAR_BELOW}", lines.join("\r\n"))
 }
 
-fn checked(result: libc::c_int) -> io::Result<()> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
-}
-
-fn attributes(terminal: &File) -> io::Result<libc::termios> {
-    // SAFETY: a termios is plain numbers, for which zeros are valid.
-    let mut attributes = unsafe { std::mem::zeroed() };
-    // SAFETY: writes one termios, which `attributes` has room for.
-    checked(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut attributes) })?;
-    Ok(attributes)
-}
-
-fn set_attributes(terminal: &File, attributes: &libc::termios) -> io::Result<()> {
-    // SAFETY: reads one termios.
-    checked(unsafe { libc::tcsetattr(terminal.as_raw_fd(), libc::TCSADRAIN, attributes) })
-}
-
 fn size(terminal: &File) -> (usize, usize) {
-    let mut size = libc::winsize {
-        ws_row: 0,
-        ws_col: 0,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
-    // SAFETY: the request writes one winsize, which `size` has room for.
-    let result = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
-    match (result, size.ws_row, size.ws_col) {
-        (0, rows @ 1.., columns @ 1..) => (rows.into(), columns.into()),
+    match tcgetwinsize(terminal).map(|size| (size.ws_row, size.ws_col)) {
+        Ok((rows @ 1.., columns @ 1..)) => (rows.into(), columns.into()),
         _ => USUAL_SIZE,
     }
 }
@@ -141,10 +116,10 @@ fn size(terminal: &File) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
+    use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 
     #[test]
-    fn frames_fit_the_screen_and_control_nothing() {
+    fn frame_fits_screen_without_control_characters() {
         let text = "12345\na\x1b[31mb\nthird\n";
         assert_eq!(
             frame(text, (2, 4)),
@@ -154,54 +129,45 @@ mod tests {
         assert_eq!(frame("", (2, 4)), "\x1b[H\x1b[J");
     }
 
-    /// A pseudo terminal: its master, and it.
+    /// Both ends of a pseudo terminal, the master's first.
     fn pty() -> (File, File) {
-        let (mut master, mut slave) = (0, 0);
-        // SAFETY: writes two descriptors; the null pointers ask for nothing more.
-        let result = unsafe {
-            libc::openpty(
-                &raw mut master,
-                &raw mut slave,
-                std::ptr::null_mut(),
-                std::ptr::null(),
-                std::ptr::null(),
-            )
-        };
-        checked(result).unwrap();
-        // SAFETY: both descriptors are new and nobody else's.
-        [master, slave]
-            .map(|fd| unsafe { File::from_raw_fd(fd) })
-            .into()
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        unlockpt(&master).unwrap();
+        let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        (master.into(), slave.into())
     }
 
-    fn flags(terminal: &File) -> (libc::tcflag_t, libc::cc_t) {
-        let attributes = attributes(terminal).unwrap();
-        (attributes.c_lflag, attributes.c_cc[libc::VSUSP])
+    fn flags(terminal: &File) -> (LocalModes, u8) {
+        let attributes = tcgetattr(terminal).unwrap();
+        (
+            attributes.local_modes,
+            attributes.special_codes[SpecialCodeIndex::VSUSP],
+        )
     }
 
     #[test]
-    fn the_terminal_is_given_back_as_it_was() {
+    fn dropped_terminal_restores_its_mode() {
         let (mut master, slave) = pty();
         let before = flags(&slave);
-        assert_ne!(before.0 & libc::ICANON, 0);
+        assert!(before.0.contains(LocalModes::ICANON));
         let take = || Terminal::take_over(slave.try_clone().unwrap(), slave.try_clone().unwrap());
         let mut terminal = take().unwrap();
         let live = flags(&slave);
-        assert_eq!(live.0 & (libc::ICANON | libc::ECHO), 0);
-        assert_eq!(live.1, libc::_POSIX_VDISABLE);
-        assert_ne!(live.0 & libc::ISIG, 0, "Ctrl-C stays a signal");
+        assert!(!live.0.intersects(LocalModes::ICANON | LocalModes::ECHO));
+        assert_eq!(live.1, NO_KEY);
+        assert!(live.0.contains(LocalModes::ISIG), "Ctrl-C stays a signal");
         terminal.show("hello\n").unwrap();
         drop(terminal);
         assert_eq!(flags(&slave), before);
         let expected = [ENTER, b"\x1b[Hhello\x1b[K\x1b[J", LEAVE].concat();
-        // What was written at once need not come so.
+        // One write may arrive in pieces.
         let mut shown = vec![0; expected.len()];
         master.read_exact(&mut shown).unwrap();
         assert_eq!(shown, expected);
     }
 
     #[test]
-    fn q_ends_and_other_keys_do_not() {
+    fn only_q_ends_the_view() {
         let (mut master, slave) = pty();
         let mut terminal = Terminal::take_over(slave.try_clone().unwrap(), slave).unwrap();
         let mut ends = |keys: &[u8]| {

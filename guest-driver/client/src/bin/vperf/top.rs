@@ -29,9 +29,9 @@ const USUAL_ROWS: usize = 20;
 /// Lines of a frame that are no rows of its table.
 const HEAD_LINES: usize = 4;
 
-/// Show live in which functions the machine spends an event.
+/// Show live which functions an event samples.
 ///
-/// Without a target it is all CPUs. Each refresh shows what came since the last. On a
+/// Measures all CPUs without a target. Each refresh shows the samples since the last. On a
 /// terminal q ends it; elsewhere, or with --batch, one table follows the other.
 ///
 /// Examples:
@@ -51,14 +51,14 @@ pub(crate) struct TopArgs {
     /// Write one table after the other, also on a terminal.
     #[arg(long)]
     batch: bool,
-    /// End after so many refreshes.
+    /// End after this many refreshes.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     frames: Option<u64>,
-    /// What samples are told apart by.
+    /// Group samples by these fields.
     #[arg(long, value_enum, value_name = "KEY,...", value_delimiter = ',',
           default_values = ["comm", "object", "symbol"])]
     sort: Vec<Key>,
-    /// Show so many lines. [default: what the terminal holds, else 20]
+    /// Show at most this many lines. [default: the terminal's height, else 20]
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Write each refresh as one line of JSON.
@@ -68,7 +68,7 @@ pub(crate) struct TopArgs {
     pub(crate) target: TargetArgs,
 }
 
-/// Why there is no view.
+/// Why the view failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TopError {
     #[error(transparent)]

@@ -25,18 +25,18 @@ const KIND_SAMPLE_TRACE: u32 = 0x106;
 const PACE_CPU_CLOCK: u64 = 0;
 const PACE_EXITS: u64 = 1;
 
-/// Why nothing can be traced.
+/// Why events cannot be traced.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TracingError {
     #[error(transparent)]
     Events(#[from] EventsError),
-    #[error("event {0:?} is no trace: `vperf list` shows which are")]
+    #[error("event {0:?} is not a trace; `vperf list` shows which are")]
     NoTrace(String),
     #[error(transparent)]
     Period(#[from] PeriodError),
-    #[error("this device has no AUX areas, which traces are written to")]
+    #[error("this device has no AUX areas, which traces need")]
     NoAreas,
-    #[error("an AUX area of this device has at most {0} bytes: take less")]
+    #[error("an AUX area of this device has at most {0} bytes")]
     Size(u64),
     #[error("trace {name:?}")]
     Open {

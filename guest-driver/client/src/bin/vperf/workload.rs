@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_child_runs_when_released_and_not_before() {
+    fn held_child_runs_only_after_release() {
         let held = Held::start(&words("/bin/true")).unwrap();
         let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid())).unwrap();
         assert_eq!(exe, std::env::current_exe().unwrap());
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_child_never_runs() {
+    fn dropped_held_child_never_runs() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ran");
         let held = Held::start(&["touch".into(), file.clone().into()]).unwrap();

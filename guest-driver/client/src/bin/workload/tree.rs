@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_leaves_its_callers_registers_alone() {
+    fn round_preserves_callee_saved_registers() {
         let before: u64 = std::hint::black_box(7);
         for _ in 0..3 {
             round();

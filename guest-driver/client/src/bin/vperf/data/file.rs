@@ -11,7 +11,7 @@ use super::{Header, Line, OLDEST, VERSION};
 pub(crate) enum DataError {
     #[error("creating the file")]
     Create(#[source] io::Error),
-    #[error("keeping the file that was there as {0:?}")]
+    #[error("renaming the existing file to {0:?}")]
     Keep(std::path::PathBuf, #[source] io::Error),
     #[error("writing the file")]
     Write(#[source] io::Error),
@@ -19,13 +19,13 @@ pub(crate) enum DataError {
     Open(#[source] io::Error),
     #[error("reading the file")]
     Read(#[source] io::Error),
-    #[error("it was not written by `vperf record` or `vperf exits`")]
+    #[error("not a recording of `vperf record` or `vperf exits`")]
     NotOurs,
     #[error(
-        "it has format {0}, this vperf reads {OLDEST} to {VERSION}: take the vperf that recorded it"
+        "format {0} of the recording is unknown; this vperf reads {OLDEST} to {VERSION}: use the vperf that recorded it"
     )]
     Version(u32),
-    #[error("the bytes after line {0} are not as many as it says")]
+    #[error("line {0} announces another number of bytes than follow it")]
     Aux(usize),
     #[error("line {line} cannot be read")]
     Line {

@@ -14,7 +14,7 @@ const CHAIN: &str = "{\"sample\":[0,4096,1,2,3,0,1000,true,[[],[4096,8192]]]}\n"
 const SAMPLE: &str = "{\"sample\":[0,4096,1,2,3,0,1000,true]}\n";
 
 #[test]
-fn what_is_written_can_be_read() {
+fn written_recording_reads_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vperf.data");
     fs::write(&path, "before").unwrap();
@@ -52,7 +52,7 @@ fn what_is_written_can_be_read() {
 }
 
 #[test]
-fn a_file_that_was_cut_off_is_read_as_far_as_it_goes() {
+fn truncated_recording_reads_up_to_the_cut() {
     let cut = format!("{HEADER}{SAMPLE}{}", &SAMPLE[..20]);
     let (lines, cut) = lines(&cut).unwrap();
     assert!(cut);
@@ -96,7 +96,7 @@ fn other_files_are_refused() {
 }
 
 #[test]
-fn the_bytes_of_a_trace_may_be_any() {
+fn trace_with_any_bytes_reads_back() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut writer = Writer::create(file.path(), "'x'").unwrap();
     let aux = Aux {

@@ -9,13 +9,12 @@ mod timeline;
 
 use clap::{Args, Subcommand};
 
-/// See every exit: why and for whom the machine was stopped, and for how long.
+/// Show every VM exit: its reason, the task that caused it, and how long the host took.
 ///
-/// A CPU of a virtual machine leaves the guest whenever its host has to do something: an access
-/// to a device, a halt, a page that has to be found. The host writes each such exit, with
-/// when, why, at which instruction and for how long, straight into pages of this machine.
-/// Alone, `vperf exits COMMAND` records a command and shows the report; `record`, `report` and
-/// `timeline` do one thing each.
+/// A CPU of a virtual machine leaves the guest whenever its host must act: an access to a device, a
+/// halt, a page that is not mapped yet. The host writes the time, reason, instruction and duration of
+/// each exit straight into pages of this machine. `vperf exits COMMAND` records a command and
+/// shows the report; `record`, `report` and `timeline` do one step each.
 ///
 /// Examples:
 ///   vperf exits -- dd if=/dev/vda of=/dev/null count=1000

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hardwares_reasons_have_their_makers_names() {
+    fn hardware_reasons_have_vendor_names() {
         let of = |number, processor, first, second| {
             words(exit(HARDWARE, number, first, second), processor)
         };

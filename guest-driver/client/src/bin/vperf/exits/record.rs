@@ -77,7 +77,7 @@ enum Reason {
 pub(crate) enum RecordError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    #[error("this device traces no exits: `vperf list` shows what it can")]
+    #[error("this device cannot trace exits; `vperf list` shows its events")]
     NoTrace,
     #[error("--reason: this host cannot trace exits of {reason:?}, only of: {}", there.join(", "))]
     NoReason { reason: String, there: Vec<String> },
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_keeps_its_own_options() {
+    fn command_after_exits_keeps_its_options() {
         let line =
             Line::try_parse_from("record --reason io,hlt -m 64K -o f ls --reason x".split(' '));
         let args = line.unwrap().args;

@@ -17,7 +17,7 @@ pub(crate) enum RecordedError {
     #[error("{}{}", path.display(), hint(source))]
     Data { path: PathBuf, source: DataError },
     #[error(
-        "{}: it has no trace of exits: record one with `vperf exits record -- COMMAND` or `vperf record --aux exit-trace-user`", .0.display()
+        "{}: the recording has no trace of exits: record one with `vperf exits record -- COMMAND` or `vperf record --aux exit-trace-user`", .0.display()
     )]
     NoTrace(PathBuf),
 }

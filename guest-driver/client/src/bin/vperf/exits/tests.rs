@@ -136,7 +136,7 @@ fn json(line: &str, input: &std::path::Path) -> Value {
 }
 
 #[test]
-fn a_report_says_why_and_for_whom_and_how_long() {
+fn exits_report_shows_reason_task_and_time() {
     let (_dir, path) = recorded(true, &[(Format::Exits, packets())]);
     let text = report::render(&args("", &path)).unwrap();
     assert_eq!(
@@ -194,7 +194,7 @@ fn json_has_every_row_and_the_bytes() {
 }
 
 #[test]
-fn of_a_cut_off_recording_the_packets_tell_the_loss() {
+fn truncated_recording_takes_loss_from_packets() {
     let (_dir, path) = recorded(false, &[(Format::Exits, packets())]);
     let report = json("--json", &path);
     assert_eq!(report["complete"], false);
@@ -230,7 +230,7 @@ fn recordings_without_exits_name_what_to_do() {
 }
 
 #[test]
-fn a_timeline_is_what_its_viewers_read() {
+fn timeline_is_chrome_trace_json() {
     let traces = [
         (Format::Exits, packets()),
         (Format::Samples, Vec::new()),

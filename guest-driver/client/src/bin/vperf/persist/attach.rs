@@ -22,13 +22,13 @@ use crate::target::{TargetError, is_away};
 /// How long samples may lie in a ring before they are shown.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Read a persistent event to its end, which is Ctrl-C.
+/// Take over a persistent event and read it until Ctrl-C.
 ///
-/// It is no longer persistent then: what it holds and what comes is shown, as by `vperf persist
-/// dump`, and with this program the event ends, unless others have it open.
+/// The event is no longer persistent: its records so far and its new ones are shown as by `vperf
+/// persist dump`, and it ends with this program unless others have it open.
 #[derive(Debug, Args)]
 pub(super) struct AttachArgs {
-    /// Its id or name, as `vperf persist ls` shows them.
+    /// Id or name of the event, as `vperf persist ls` shows them.
     #[arg(value_name = "ID|NAME")]
     event: String,
     /// Write a file for `vperf report -i FILE` at the end instead of lines as they come.

@@ -16,16 +16,16 @@ use crate::symbols::Programs;
 
 /// Show what persistent events recorded.
 ///
-/// The rings are read while they are written: nothing stops, nothing is taken out, and others
-/// may read at the same time. A line says which program ran (by its name now, if it still
-/// lives), thread, CPU, seconds of the guest's clock, how much of the event the sample stands
-/// for, the event's name, of marks which one it was, and where the CPU was; callers follow.
+/// The rings are read while the host writes them: nothing stops, nothing is taken out, and others
+/// may read at the same time. A line has the program (its present name, if it still runs), thread,
+/// CPU, seconds of the guest's clock, the sample's period, the event's name, the value of a
+/// mark, and the address; its callers follow.
 #[derive(Debug, Args)]
 pub(super) struct DumpArgs {
     /// Ids or names, as `vperf persist ls` shows them. [default: all that have a ring]
     #[arg(value_name = "ID|NAME")]
     events: Vec<String>,
-    /// Write a file for `vperf report -i FILE` instead; one that is there is kept as FILE.old.
+    /// Write a file for `vperf report -i FILE` instead; an existing one is kept as FILE.old.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -12,11 +12,11 @@ const PAGE: u64 = 4096;
 
 /// List persistent events.
 ///
-/// RING is how much of its newest samples, or of those nobody has read, an event holds; a ring
-/// in the host's memory outlives a reset of this machine. COUNT needs CAP_PERFMON.
+/// RING is the size of an event's ring, and whether it keeps the newest samples or the unread ones; a
+/// ring in the host's memory outlives a reset of this machine. COUNT needs CAP_PERFMON.
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
-    /// As one JSON array.
+    /// Print one JSON array.
     #[arg(long)]
     json: bool,
 }

@@ -20,18 +20,18 @@ use crate::data::DataError;
 use crate::sampling::SamplingError;
 use crate::target::TargetError;
 
-/// Events that live on when the program that made them ends: make, list, read and end them.
+/// Make, list, read and end events that outlive the program that made them.
 ///
 /// A persistent event counts and samples a CPU until somebody ends it, and any number of programs
-/// can open it. Its ring holds the newest samples and outlives a reset of this machine where
-/// the host has memory for it. The host's operator may have started some before this machine
-/// booted: those can be read here and ended there (`vmm ctl`). /sys/bus/event_source/devices/
-/// persistent/events lists them all. To make, read and end them takes CAP_PERFMON.
+/// can open it. Its ring holds the newest samples and outlives a reset of this machine if
+/// the host has memory for it. The host's operator may have started events before this machine
+/// booted: read them here, end them on the host (`vmm ctl`). /sys/bus/event_source/devices/
+/// persistent/events lists them all. Making, reading and ending events takes CAP_PERFMON.
 ///
 /// Examples:
 ///   vperf persist new -e task-clock -F 100 --name flight   from now on, on each CPU
 ///   vperf persist ls
-///   vperf persist dump                  what all of them hold, as text
+///   vperf persist dump                  the records of all of them, as text
 ///   vperf persist dump flight-0 -o flight.data && vperf report -i flight.data
 ///   vperf persist attach flight-0       its samples as they come; Ctrl-C ends it
 ///   vperf persist rm flight-0 flight-1
@@ -62,7 +62,7 @@ struct RmArgs {
     events: Vec<String>,
 }
 
-/// Whatever ends it before its work is done.
+/// Why the command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PersistError {
     #[error(transparent)]
@@ -75,12 +75,10 @@ pub(crate) enum PersistError {
         "{name:?} is the operator's: it ends on the host, by `vmm ctl --socket PATH end {name}`"
     )]
     Operators { name: String },
-    #[error(
-        "{name:?} has no ring that anybody mapped: it only counts, `vperf persist ls` shows how much"
-    )]
+    #[error("{name:?} has no ring: it only counts, and `vperf persist ls` shows the count")]
     NoRing { name: String },
     #[error(
-        "{name:?} counts CPU {cpu}, which is offline: put it online first (echo 1 > /sys/devices/system/cpu/cpu{cpu}/online), or see what the event holds by `vperf persist dump {name}`"
+        "{name:?} counts CPU {cpu}, which is offline: put it online first (echo 1 > /sys/devices/system/cpu/cpu{cpu}/online), or read the ring as it is with `vperf persist dump {name}`"
     )]
     Away { name: String, cpu: u32 },
     #[error("event {name:?}")]
@@ -97,11 +95,11 @@ pub(crate) enum PersistError {
         cpu: u32,
         source: Error,
     },
-    #[error("--name {0}: a name is for one event, which gets it for each CPU")]
+    #[error("--name {0}: name one event at a time; it gets the name on each CPU")]
     Names(String),
     #[error("{path}")]
     Data { path: String, source: DataError },
-    #[error("writing what is shown")]
+    #[error("writing the output")]
     Write(#[source] io::Error),
 }
 
@@ -115,7 +113,7 @@ pub(crate) fn run(args: &PersistArgs) -> Result<(), PersistError> {
     }
 }
 
-/// The events that are meant, each once; all of them, where none is named.
+/// The named events, each once; all events without names.
 fn named(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Persistent>, PersistentError> {
     if names.is_empty() {
         return vpmu.persistent();
@@ -130,7 +128,7 @@ fn named(vpmu: &Vpmu, names: &[String]) -> Result<Vec<Persistent>, PersistentErr
     Ok(events)
 }
 
-/// That the guest may end it.
+/// Fails for the operator's events, which the guest may not end.
 fn not_operators(event: &Persistent) -> Result<(), PersistError> {
     if event.is_operators {
         Err(PersistError::Operators {

@@ -17,10 +17,10 @@ const PAGE: u32 = 4096;
 const FIELDS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
 
-/// Make persistent events: they count and sample from now on, until somebody ends them.
+/// Make persistent events, which count and sample until somebody ends them.
 ///
-/// One is made for each event and CPU. Its ring keeps the newest samples; with --until-full it
-/// keeps those that nobody has read, and what comes when it is full is lost and counted.
+/// Makes one for each event and CPU. Its ring keeps the newest samples; with --until-full it keeps
+/// unread samples, and counts those that it has no room for as lost.
 ///
 /// Examples:
 ///   vperf persist new -e task-clock -F 100 --name flight
@@ -35,21 +35,21 @@ pub(super) struct NewArgs {
     period: PeriodArgs,
     #[command(flatten)]
     cpus: CpuArgs,
-    /// What to call it: lower-case letters, digits, - and _, a letter first; on several CPUs
-    /// with - and the CPU's number after it. [default: event and its id]
+    /// Name of the event: lower-case letters, digits, - and _, a letter first; on several CPUs
+    /// followed by - and the CPU's number. [default: event and its id]
     #[arg(long)]
     name: Option<String>,
     /// Bytes of each ring, 4K times a power of two, or 0 to only count. [default: 256K, or the
-    /// most that the device allows]
+    /// device's limit]
     #[arg(long, value_name = "SIZE", value_parser = ring_size)]
     size: Option<u32>,
-    /// Keep what nobody has read instead of the newest.
+    /// Keep unread samples instead of the newest.
     #[arg(long)]
     until_full: bool,
     /// Record call chains, by frame pointers: a VM exit for each sample.
     #[arg(short = 'g', long)]
     call_graph: bool,
-    /// Show what was made as one JSON array.
+    /// Print the new events as one JSON array.
     #[arg(long)]
     json: bool,
 }

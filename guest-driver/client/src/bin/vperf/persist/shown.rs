@@ -225,7 +225,7 @@ mod tests {
     use crate::data::{Chain, Symbol};
 
     #[test]
-    fn a_sample_is_a_line_and_its_callers_are_below() {
+    fn sample_is_one_line_with_callers_below() {
         let kernel = Kernel {
             symbols: vec![Symbol {
                 start: 0xffff_0000,
