@@ -60,7 +60,7 @@ fn layouts() -> Vec<Layout> {
         Config = "vpmu_config" {
             version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
             time_mult, time_shift, refused_hardware, refused_software, tsc_khz, max_sample_rate, max_aux_pages,
-            max_persistent,
+            max_persistent, features,
         }
         ControlHeader = "vpmu_control_header" { op, reserved, event }
         ControlReply = "vpmu_control_reply" { status, value }
@@ -75,6 +75,7 @@ fn layouts() -> Vec<Layout> {
         PauseRequest = "vpmu_pause_request" { header, paused, reserved }
         LinkRequest = "vpmu_link_request" { header, target, role, reserved }
         WakeupRequest = "vpmu_wakeup_request" { header, every, unit, reserved }
+        FeaturesRequest = "vpmu_features_request" { header, features }
         DetachRequest = "vpmu_detach_request" { header, name }
         PersistentRequest = "vpmu_persistent_request" { header, after, count, reserved }
         PersistentEvent = "vpmu_persistent_event" {
@@ -118,6 +119,10 @@ fn constants() -> Vec<(&'static str, i128)> {
         F_DOORBELL,
         F_AUX,
         F_WINDOW,
+        F_PERSISTENT,
+        F_LINKS,
+        F_FLUSH,
+        F_END,
         QUEUE_CONTROL,
         QUEUE_EVENT,
         QUEUE_VCPU,
@@ -165,6 +170,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_PERSISTENT,
         CONTROL_LINK,
         CONTROL_WAKEUP,
+        CONTROL_FEATURES,
         WAKEUP_RECORDS,
         WAKEUP_BYTES,
         TASK_HISTORY,

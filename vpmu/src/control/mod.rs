@@ -22,14 +22,15 @@ use self::request::{Maker, Terms, needs_guest_ips, period, steers};
 use self::sinks::{Extinct, Moved, Sinks};
 use crate::abi::{
     COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
-    CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT,
-    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CONTROL_WAKEUP,
-    CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_RING,
-    F_TASK_PAGE, F_WINDOW, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN,
-    MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT,
-    OPEN_PINNED, OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR,
-    PauseRequest, PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
-    RedirectRequest, Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
+    CONTROL_FEATURES, CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE,
+    CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX,
+    CONTROL_WAKEUP, CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX,
+    F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE, F_WINDOW, FeaturesRequest,
+    KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW, MAP_WRITABLE,
+    MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
+    OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
+    PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest,
+    Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
 use crate::aux::Area;
 use crate::backend::Backend;
@@ -53,6 +54,14 @@ use crate::tasks::Tasks;
 use crate::window::{Holder, Window};
 use crate::work::{self, Turn, Work};
 
+/// The device's own features that every device offers.
+const FEATURES: u64 = 1 << F_RING
+    | 1 << F_TASK_PAGE
+    | 1 << F_DOORBELL
+    | 1 << F_AUX
+    | 1 << F_PERSISTENT
+    | 1 << F_LINKS
+    | 1 << F_FLUSH;
 /// Pages whose addresses cost as much to check as an operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
 /// Bytes of a group's counts, as many as perf allows: the other fields of a record need room too.
@@ -167,8 +176,13 @@ impl Control {
         self.sinks.set_window(window);
     }
 
-    pub(crate) fn has_window(&self) -> bool {
+    fn has_window(&self) -> bool {
         self.sinks.window().is_some()
+    }
+
+    /// The device's own feature bits that it offers.
+    pub(crate) fn offered(&self) -> u64 {
+        FEATURES | u64::from(self.has_window()) << F_WINDOW
     }
 
     /// A driver is there, with features and queues that have been checked.
@@ -456,6 +470,7 @@ impl Control {
             CONTROL_LINK => room.simple(|| self.link(&request)),
             CONTROL_WAKEUP => room.simple(|| self.set_wakeup(&request)),
             CONTROL_TASK_PAGE => room.simple(|| self.task_page(&request)),
+            CONTROL_FEATURES => room.simple(|| self.accept_features(&request)),
             _ => room.simple(|| Err(Errno::EOPNOTSUPP)),
         }
     }
@@ -471,6 +486,17 @@ impl Control {
         let count = fit.min(request.count.get() as usize);
         let part = rest.ok_or(Errno::EINVAL)?.iter().take(count);
         Ok(part.map(|entry| entry.wire()).collect())
+    }
+
+    /// The driver accepts features that its transport has hidden from it.
+    fn accept_features(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<FeaturesRequest>(request)?;
+        let features = request.features.get();
+        if request.header.event.get() != 0 || features & !self.offered() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        self.features |= features;
+        Ok(())
     }
 
     fn task_page(&mut self, request: &[u8]) -> Result<(), Errno> {
