@@ -500,17 +500,16 @@ impl Control {
     }
 
     fn task_page(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<TaskPageRequest>(request)?;
+        if request.header.event.get() != 0 || request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
         if self.features & 1 << F_TASK_PAGE == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let request = parse::<TaskPageRequest>(request)?;
         let vcpu = request.vcpu.get();
         let page = Some(GuestAddress(request.address.get())).filter(|page| page.0 != 0);
-        if request.header.event.get() != 0
-            || request.reserved.get() != 0
-            || vcpu >= self.backend.settings.vcpus
-            || page.is_some_and(|page| !self.is_page(page))
-        {
+        if vcpu >= self.backend.settings.vcpus || page.is_some_and(|page| !self.is_page(page)) {
             return Err(Errno::EINVAL);
         }
         self.on(vcpu, |state| {
@@ -839,20 +838,19 @@ impl Control {
 
     /// Lays a ring over pages of the guest, or of the window: then the number of the first of these.
     fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
-        if !self.has_rings() {
+        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        let flags = request.flags.get();
+        let in_window = flags & MAP_WINDOW != 0;
+        if flags & !(MAP_WRITABLE | MAP_WINDOW) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if !self.has_rings() || in_window && self.features & 1 << F_WINDOW == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let id = request.header.event.get();
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let (spec, persistent) = (entry.spec, entry.persistence.is_some());
-        let flags = request.flags.get();
-        let in_window = flags & MAP_WINDOW != 0;
-        if in_window && self.features & 1 << F_WINDOW == 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if flags & !(MAP_WRITABLE | MAP_WINDOW) != 0
-            || in_window && !persistent
+        if in_window && !persistent
             || spec.is_child()
             || self.sinks.is_redirected(id)
             || self.sinks.is_driven(id)
@@ -1005,8 +1003,6 @@ impl Control {
     /// Stops or resumes writing to the ring of an event.
     fn pause(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<PauseRequest>(request)?;
-        let id = request.header.event.get();
-        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let paused = match request.paused.get() {
             0 => false,
             1 => true,
@@ -1015,6 +1011,8 @@ impl Control {
         if request.reserved.get() != 0 {
             return Err(Errno::EINVAL);
         }
+        let id = request.header.event.get();
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sink = self.sinks.of_family(event.spec.owner);
         let sink = sink.ok_or(Errno::EINVAL)?;
         if sink.shape().data_pages.unwrap_or(0) == 0 {
@@ -1027,16 +1025,19 @@ impl Control {
     /// Changes the interval of a family's wakeups, counted from now on.
     fn set_wakeup(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<WakeupRequest>(request)?;
-        let id = request.header.event.get();
-        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let every = u32::try_from(request.every.get()).map_err(|_| Errno::EINVAL)?;
         let wakeup = match request.unit.get() {
             WAKEUP_RECORDS => Wakeup::Records(every),
             WAKEUP_BYTES => Wakeup::Bytes(every),
             _ => return Err(Errno::EINVAL),
         };
+        if every == 0 || request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let id = request.header.event.get();
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let makes_records = entry.samples || entry.spec.is_trace();
-        if every == 0 || request.reserved.get() != 0 || entry.spec.is_child() || !makes_records {
+        if entry.spec.is_child() || !makes_records {
             return Err(Errno::EINVAL);
         }
         for member in self.sinks.family(id) {
@@ -1083,12 +1084,15 @@ impl Control {
 
     /// Lays an AUX area over pages of the guest, beside the ring of a trace or for the driver to keep.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        let flags = request.flags.get();
+        if flags & !(MAP_WRITABLE | MAP_DRIVEN) != 0 {
+            return Err(Errno::EINVAL);
+        }
         if !self.has_areas() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let id = request.header.event.get();
-        let flags = request.flags.get();
         let spec = self.events.get(&id).ok_or(Errno::ENOENT)?.spec;
         if !spec.is_trace() {
             return Err(Errno::EOPNOTSUPP);
@@ -1104,7 +1108,7 @@ impl Control {
             true => !self.sinks.is_redirected(id) && !ring,
             false => ring,
         };
-        if flags & !(MAP_WRITABLE | MAP_DRIVEN) != 0 || spec.is_child() || !fits {
+        if spec.is_child() || !fits {
             return Err(Errno::EINVAL);
         }
         let count = request.pages.get();

@@ -12,6 +12,7 @@ mod children;
 mod contention;
 mod counting;
 mod driver;
+mod errors;
 mod features;
 mod flush;
 mod groups;
