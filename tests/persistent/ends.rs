@@ -280,6 +280,7 @@ fn a_dump_on_demand_has_every_mark_so_far() {
     );
 }
 
+/// VPMU-G-6.10-1.
 #[test]
 fn an_event_that_the_host_ends_is_over_for_who_has_it_open() {
     let said = SESSION.get().said("wait");

@@ -68,8 +68,8 @@ wire! {
 }
 
 wire! {
-    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` addresses (`U64`) follow in the same readable
-    /// bytes: of a ring the metadata page, then 2^n data pages or none; of an AUX area 2^n pages.
+    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` guest-physical addresses (`U64`) follow in the same
+    /// readable bytes: of a ring the metadata page, then 2^n data pages or none; of an AUX area 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
-use vpmu::{AuxProducer, Engines, Hardware, Limits, Persist, Settings};
+use vpmu::{AuxProducer, Engines, Hardware, Limits, Persist, PersistentStatus, Settings};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::persistent::{WINDOW_FEATURES, asked, window};
@@ -243,6 +243,19 @@ impl Scene {
         };
     }
 
+    /// What a request that fails leaves as it is: persistent events, events opened, and counters of the
+    /// host's.
+    fn state(&self) -> (Vec<PersistentStatus>, u64, usize) {
+        let opened = self.rig.vpmu.metrics().events_opened;
+        let counters = self.rig.world.open_counters();
+        let mut persistent = self.rig.vpmu.persistent();
+        for status in &mut persistent {
+            // Time goes on.
+            (status.time_enabled, status.time_running) = (0, 0);
+        }
+        (persistent, opened, counters)
+    }
+
     /// The status of the request, or of the command where there is no request.
     fn send(mut self) -> u32 {
         self.late.sort_by_key(|(phase, _)| *phase);
@@ -253,8 +266,13 @@ impl Scene {
             let replies = self.rig.commands_from(self.of, self.by, &[self.command]);
             return replies[0].status.get();
         }
+        let before = self.state();
         let answer = self.rig.control_bytes(&self.bytes, 0x1_0000);
-        u32::from_le_bytes(*answer.first_chunk().expect("a status"))
+        let status = u32::from_le_bytes(*answer.first_chunk().expect("a status"));
+        if status != 0 {
+            assert_eq!(self.state(), before, "{status} changed something");
+        }
+        status
     }
 }
 

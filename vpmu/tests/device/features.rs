@@ -19,6 +19,7 @@ fn sampled() -> OpenRequest {
     sampling(open_of(KIND_MARK, 5, 0), 1)
 }
 
+/// VPMU-D-3-3.
 #[test]
 fn configuration_mirrors_the_feature_bits() {
     let own = (1 << 24) - 1;
@@ -33,6 +34,7 @@ fn configuration_mirrors_the_feature_bits() {
     assert_eq!(rig.config().features.get(), all | 1 << F_WINDOW);
 }
 
+/// VPMU-D-3-4.
 #[test]
 fn feature_accepted_by_a_request_is_as_good_as_one_negotiated() {
     let memory = window(16);
@@ -70,6 +72,7 @@ fn feature_that_is_not_offered_is_not_accepted() {
     assert_eq!(accept(&mut rig, 0), Ok(()));
 }
 
+/// VPMU-D-3-5.
 #[test]
 fn driver_that_knows_of_no_bits_beyond_four_has_persistence_links_and_flushes() {
     let mut rig = Rig::new();

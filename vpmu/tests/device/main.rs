@@ -10,6 +10,7 @@ mod batched;
 mod budgets;
 mod children;
 mod contention;
+mod contract;
 mod counting;
 mod driver;
 mod errors;
