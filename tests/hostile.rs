@@ -252,6 +252,7 @@ mod kernels {
         })
     }
 
+    /// VPMU-D-6.4-2.
     #[test]
     fn notification_of_2048_group_switches_is_answered_in_the_end() {
         let (_, code) = group_of(64);

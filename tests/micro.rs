@@ -80,6 +80,7 @@ fn marks_count_one_by_one() {
     }
 }
 
+/// VPMU-D-4-2.
 #[test]
 fn only_a_whole_word_at_the_doorbell_is_a_mark() {
     // mov byte [ebx], 1; mov word [ebx], 1; mov dword [ebx + 4], 1; mov eax, [ebx]

@@ -131,6 +131,7 @@ struct vpmu_sysfs {
 /**
  * struct vpmu_device - the device
  * @vdev: as virtio sees it
+ * @features: the device's own feature bits that both sides have accepted
  * @info: the configuration space and the PMU's type, as programs see it
  * @catalogue: what can be counted, @info.catalogue_len entries
  * @control: the control queue, NULL while there are no queues
@@ -187,6 +188,7 @@ struct vpmu_sysfs {
  */
 struct vpmu_device {
 	struct virtio_device *vdev;
+	u64 features;
 	struct vpmu_info info;
 	struct vpmu_catalogue_entry *catalogue;
 	struct virtqueue *control;
@@ -253,6 +255,11 @@ static inline bool vpmu_config_tells_registers(u64 config)
 {
 	return vpmu_config_is_trace(config) &&
 	       config >> VPMU_CONFIG_KIND_SHIFT != VPMU_KIND_EXIT_TRACE;
+}
+
+static inline bool vpmu_has_feature(const struct vpmu_device *dev, unsigned int bit)
+{
+	return dev->features & BIT_ULL(bit);
 }
 
 /* vpmu_virtio.c */
@@ -322,6 +329,7 @@ int vpmu_control_redirect(struct vpmu_device *dev, u64 id, u64 target);
 int vpmu_control_pause(struct vpmu_device *dev, u64 id, bool paused);
 int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeup *wakeup);
 int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t address);
+int vpmu_control_features(struct vpmu_device *dev, u64 features);
 int vpmu_control_catalogue(struct vpmu_device *dev);
 
 /* vpmu_control_persistent.c */

@@ -24,6 +24,10 @@
 #define VPMU_F_DOORBELL		2	/* shared memory region VPMU_SHM_DOORBELL exists */
 #define VPMU_F_AUX		3	/* traces go to AUX areas in guest memory */
 #define VPMU_F_WINDOW		4	/* shared memory region VPMU_SHM_WINDOW exists */
+#define VPMU_F_PERSISTENT	5	/* events can be made persistent and listed */
+#define VPMU_F_LINKS		6	/* events can start and stop each other */
+#define VPMU_F_FLUSH		7	/* events can be flushed */
+#define VPMU_F_END		24	/* the device's own bits are those below */
 
 /* Virtqueues */
 #define VPMU_QUEUE_CONTROL	0
@@ -53,6 +57,7 @@
  * @max_sample_rate: most samples that one event makes in a second
  * @max_aux_pages: most pages of one AUX area, a power of two
  * @max_persistent: most persistent events of the guest's own
+ * @features: the device's own feature bits as it offers them
  */
 struct vpmu_config {
 	__le32 version;
@@ -70,6 +75,7 @@ struct vpmu_config {
 	__le32 max_sample_rate;
 	__le32 max_aux_pages;
 	__le32 max_persistent;
+	__le64 features;
 };
 
 /* Why the host refuses a counter */
@@ -98,6 +104,7 @@ struct vpmu_config {
 #define VPMU_CONTROL_PERSISTENT	13	/* vpmu_persistent_request, vpmu_control_reply + events */
 #define VPMU_CONTROL_LINK	14	/* vpmu_link_request, vpmu_control_reply */
 #define VPMU_CONTROL_WAKEUP	15	/* vpmu_wakeup_request, vpmu_control_reply */
+#define VPMU_CONTROL_FEATURES	16	/* vpmu_features_request, vpmu_control_reply */
 
 /**
  * struct vpmu_control_header - first words of every control request
@@ -201,7 +208,8 @@ struct vpmu_open_request {
 /**
  * struct vpmu_open_reply - the answer to VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
- * @engine: the engine chosen; VPMU_ENGINE_ANY for an event that only counts. With a
+ * @engine: the engine chosen; VPMU_ENGINE_ANY for an event without a period, but for a
+ *          trace of every exit. With a
  *          @status, VPMU_REFUSED_*: why the host refused; zero: the device did
  * @id: of the event: never zero, never used again while the VM lives
  */
@@ -343,6 +351,17 @@ struct vpmu_catalogue_request {
 	struct vpmu_control_header header;
 	__le32 first;
 	__le32 count;
+};
+
+/**
+ * struct vpmu_features_request - VPMU_CONTROL_FEATURES
+ * @header: event is zero
+ * @features: bits out of vpmu_config::features: accepted from now on, beside those that
+ *            were negotiated
+ */
+struct vpmu_features_request {
+	struct vpmu_control_header header;
+	__le64 features;
 };
 
 /**

@@ -595,6 +595,28 @@ int vpmu_control_task_page(struct vpmu_device *dev, u32 vcpu, phys_addr_t addres
 	return ret;
 }
 
+/**
+ * vpmu_control_features() - accept features that the transport did not negotiate
+ * @dev: the device
+ * @features: their bits
+ *
+ * Return: 0 or a negative errno.
+ */
+int vpmu_control_features(struct vpmu_device *dev, u64 features)
+{
+	struct vpmu_features_request *request;
+	int ret;
+
+	request = kzalloc(sizeof(*request), GFP_KERNEL);
+	if (!request)
+		return -ENOMEM;
+	request->header.op = cpu_to_le32(VPMU_CONTROL_FEATURES);
+	request->features = cpu_to_le64(features);
+	ret = vpmu_control_call(dev, request, sizeof(*request), NULL);
+	kfree(request);
+	return ret;
+}
+
 /* Reads entries from @first on; returns how many came, or a negative errno. */
 static int control_catalogue_step(struct vpmu_device *dev, u32 first, u32 count)
 {

@@ -86,9 +86,9 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 		file->wanted.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
 	if (file->period) {
 		file->wanted.engine = cpu_to_le32(args->engine);
-		err = virtio_has_feature(dev->vdev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
+		err = vpmu_has_feature(dev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
 	}
-	if (file->trace && !virtio_has_feature(dev->vdev, VPMU_F_AUX))
+	if (file->trace && !vpmu_has_feature(dev, VPMU_F_AUX))
 		err = -EOPNOTSUPP;
 	if (!err && vpmu_request_names_tasks(&file->wanted, file->trace)) {
 		err = vpmu_task_get(dev);

@@ -104,7 +104,7 @@ int vpmu_task_get(struct vpmu_device *dev)
 	unsigned int cpu;
 	int err = 0;
 
-	if (!virtio_has_feature(dev->vdev, VPMU_F_TASK_PAGE))
+	if (!vpmu_has_feature(dev, VPMU_F_TASK_PAGE))
 		return -EOPNOTSUPP;
 
 	mutex_lock(&users_lock);
@@ -222,7 +222,7 @@ int vpmu_task_init(struct vpmu_device *dev, struct tracepoint *tracepoint)
 {
 	unsigned int cpu;
 
-	if (!virtio_has_feature(dev->vdev, VPMU_F_TASK_PAGE))
+	if (!vpmu_has_feature(dev, VPMU_F_TASK_PAGE))
 		return 0;
 	if (!tracepoint)
 		return -ENOENT;

@@ -331,7 +331,7 @@ int vpmu_trace_register(struct vpmu_device *dev)
 {
 	int err;
 
-	if (!virtio_has_feature(dev->vdev, VPMU_F_AUX))
+	if (!vpmu_has_feature(dev, VPMU_F_AUX))
 		return 0;
 	err = vpmu_sysfs_init(dev, &dev->trace_sysfs, true);
 	if (err)

@@ -202,6 +202,32 @@ static void notices_callback(struct virtqueue *vq)
 	vpmu_notices_take(vq->vdev->priv);
 }
 
+static const unsigned int vpmu_features[] = {
+	VPMU_F_RING,
+	VPMU_F_TASK_PAGE,
+	VPMU_F_DOORBELL,
+	VPMU_F_AUX,
+	VPMU_F_WINDOW,
+	VPMU_F_PERSISTENT,
+	VPMU_F_LINKS,
+	VPMU_F_FLUSH,
+};
+
+/*
+ * The device's own feature bits that both sides know. Transports that serve any device
+ * can hide them; the configuration space has them too.
+ */
+static u64 device_features(struct virtio_device *vdev)
+{
+	u64 offered, known = 0;
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(vpmu_features); i++)
+		known |= BIT_ULL(vpmu_features[i]);
+	virtio_cread_le(vdev, struct vpmu_config, features, &offered);
+	return (offered | vdev->features) & known;
+}
+
 static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 {
 	u16 shift;
@@ -217,7 +243,7 @@ static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 	virtio_cread_le(vdev, struct vpmu_config, time_shift, &shift);
 	virtio_cread_le(vdev, struct vpmu_config, tsc_khz, &info->tsc_khz);
 	virtio_cread_le(vdev, struct vpmu_config, max_sample_rate, &info->max_sample_rate);
-	if (virtio_has_feature(vdev, VPMU_F_AUX))
+	if (device_features(vdev) & BIT_ULL(VPMU_F_AUX))
 		virtio_cread_le(vdev, struct vpmu_config, max_aux_pages, &info->max_aux_pages);
 	virtio_cread_le(vdev, struct vpmu_config, max_persistent, &info->max_persistent);
 	info->time_shift = shift;
@@ -285,6 +311,9 @@ static int device_start(struct vpmu_device *dev)
 	notices_start(dev, vqs[VPMU_QUEUE_EVENT]);
 	for (i = 0; i < dev->info.vcpus; i++)
 		vpmu_vcpu_open(&dev->vcpus[i], vqs[VPMU_QUEUE_VCPU + i]);
+	/* Before any other request: they may need one of them. */
+	if (dev->features & ~dev->vdev->features)
+		err = vpmu_control_features(dev, dev->features & ~dev->vdev->features);
 free:
 	kfree(names);
 	kfree(callbacks);
@@ -419,7 +448,7 @@ static int device_doorbell(struct vpmu_device *dev)
 {
 	struct virtio_shm_region region;
 
-	if (!virtio_has_feature(dev->vdev, VPMU_F_DOORBELL))
+	if (!vpmu_has_feature(dev, VPMU_F_DOORBELL))
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_DOORBELL) ||
 	    region.len < sizeof(u32)) {
@@ -530,7 +559,7 @@ static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *
 	struct virtio_shm_region region;
 	struct vpmu_info info = dev->info;
 
-	if (vdev->features != dev->vdev->features || device_info(vdev, &info) ||
+	if (device_features(vdev) != dev->features || device_info(vdev, &info) ||
 	    memcmp(&info, &dev->info, sizeof(info)))
 		return false;
 	if (dev->doorbell_page && (!virtio_get_shm_region(vdev, &region, VPMU_SHM_DOORBELL) ||
@@ -604,6 +633,7 @@ static int device_bind(struct virtio_device *vdev)
 	err = device_info(vdev, &dev->info);
 	if (err)
 		goto free;
+	dev->features = device_features(vdev);
 	err = device_arrays(dev);
 	if (err)
 		goto free;
@@ -744,14 +774,6 @@ static int vpmu_restore(struct virtio_device *vdev)
 		dev_err(&vdev->dev, "persistent events cannot be listed (%d)\n", err);
 	return 0;
 }
-
-static const unsigned int vpmu_features[] = {
-	VPMU_F_RING,
-	VPMU_F_TASK_PAGE,
-	VPMU_F_DOORBELL,
-	VPMU_F_AUX,
-	VPMU_F_WINDOW,
-};
 
 static const struct virtio_device_id vpmu_ids[] = {
 	{ VPMU_DEVICE_ID, VIRTIO_DEV_ANY_ID },

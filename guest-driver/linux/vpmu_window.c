@@ -25,7 +25,7 @@ int vpmu_window_init(struct vpmu_device *dev)
 {
 	struct virtio_shm_region region;
 
-	if (!virtio_has_feature(dev->vdev, VPMU_F_WINDOW))
+	if (!vpmu_has_feature(dev, VPMU_F_WINDOW))
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_WINDOW) ||
 	    region.addr % VPMU_PAGE_SIZE || !(region.len / VPMU_PAGE_SIZE)) {

@@ -178,6 +178,7 @@ pub(crate) fn untouched(pages: usize, round: usize) -> Outcome {
     Ok(())
 }
 
+/// VPMU-G-6.3-1.
 fn unmapping_an_area_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
     while_writing(|| {

@@ -124,6 +124,7 @@ fn the_doorbell_is_one_page() -> Outcome {
     Ok(())
 }
 
+/// VPMU-D-4-2.
 fn the_doorbell_tells_nothing() -> Outcome {
     let device = Device::open()?;
     let bell = Doorbell::map(&device)?;

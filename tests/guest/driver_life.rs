@@ -269,6 +269,7 @@ fn ensure_works() -> Outcome {
     Ok(())
 }
 
+/// VPMU-G-2-3.
 fn mute_device_is_given_up_and_bound_again() -> Outcome {
     let name = transport()?;
     fs::write(SECONDS, "1")?;

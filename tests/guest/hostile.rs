@@ -57,6 +57,7 @@ fn ensure_answers() -> Outcome {
     Ok(())
 }
 
+/// VPMU-G-4-1.
 fn doorbell_map_without_capability_is_refused() -> Outcome {
     let code = as_nobody(0, || {
         let refusal = refused(Doorbell::map(&Device::open()?));

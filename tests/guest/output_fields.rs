@@ -205,6 +205,7 @@ fn each_field_alone_is_true() -> Outcome {
         .try_for_each(|sample| known.check(sample, 0, 0))
 }
 
+/// VPMU-D-6.6-4.
 fn all_fields_together_are_true() -> Outcome {
     let device = Device::open()?;
     let all = ALL.iter().fold(0, |all, field| all | field);

@@ -205,6 +205,7 @@ pub(crate) fn settle_on(freed: usize) -> Vec<u64> {
     vec![0x5a5a_5a5a_5a5a_5a5a; freed * PAGE / 8]
 }
 
+/// VPMU-G-6.3-1.
 fn unmapping_while_the_host_writes_harms_nothing() -> Outcome {
     let device = Device::open()?;
     let stop = AtomicBool::new(false);

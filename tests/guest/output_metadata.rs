@@ -175,6 +175,7 @@ fn the_page_follows_exits() -> Outcome {
     Ok(())
 }
 
+/// VPMU-D-6.7-7.
 fn the_page_is_never_torn() -> Outcome {
     let device = Device::open()?;
     let (event, page) = counting(&device, KIND_MARK, VALUE, How::on_cpu(1))?;

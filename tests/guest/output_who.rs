@@ -253,6 +253,7 @@ fn swapping_tasks_are_told_apart_by_the_exit_engine() -> Outcome {
     swapping_tasks_are_told_apart(ENGINE_EXIT)
 }
 
+/// VPMU-G-6.5-1.
 fn swapping_tasks_are_told_apart_by_the_batched_engine() -> Outcome {
     swapping_tasks_are_told_apart(ENGINE_BATCHED)
 }

@@ -81,6 +81,7 @@ fn a_detached_events_ring_lies_in_the_window() -> Outcome {
     Ok(())
 }
 
+/// VPMU-G-4-2.
 fn the_window_is_not_the_users() -> Outcome {
     let device = fresh()?;
     let kib = |field: &str| -> Result<u64, Box<dyn std::error::Error>> {

@@ -280,6 +280,7 @@ fn dump_on_demand_has_every_mark_so_far() {
     );
 }
 
+/// VPMU-G-6.10-1.
 #[test]
 fn event_ended_by_host_is_over_for_its_readers() {
     let said = SESSION.get().said("wait");

@@ -9,8 +9,8 @@ use vm_memory::GuestMemoryMmap;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    COUNT_GUEST, COUNT_VCPU, Config, F_AUX, F_DOORBELL, F_RING, F_TASK_PAGE, F_WINDOW,
-    KIND_HARDWARE, KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, VERSION,
+    COUNT_GUEST, COUNT_VCPU, Config, KIND_HARDWARE, KIND_SOFTWARE, QUEUE_CONTROL, QUEUE_EVENT,
+    QUEUE_VCPU, VERSION,
 };
 use crate::backend::Backend;
 use crate::clock::Clock;
@@ -33,8 +33,6 @@ use crate::work::Turn;
 const MAX_VCPUS: u32 = (u16::MAX - QUEUE_VCPU) as u32;
 /// `VIRTIO_F_VERSION_1`.
 const VERSION_1: u64 = 1 << 32;
-/// Features offered by every device.
-const FEATURES: u64 = VERSION_1 | 1 << F_RING | 1 << F_TASK_PAGE | 1 << F_DOORBELL | 1 << F_AUX;
 
 /// Why the device cannot be made, started or joined.
 #[derive(Debug, thiserror::Error)]
@@ -247,8 +245,7 @@ impl Vpmu {
     /// Feature bits offered, `VIRTIO_F_VERSION_1` included.
     #[must_use]
     pub fn features(&self) -> u64 {
-        let window = self.shared.control.lock().has_window();
-        FEATURES | u64::from(window) << F_WINDOW
+        VERSION_1 | self.shared.control.lock().offered()
     }
 
     /// Number of virtqueues: control, event, one per vCPU.
@@ -281,6 +278,7 @@ impl Vpmu {
             max_sample_rate: limits.max_sample_rate.into(),
             max_aux_pages: limits.max_aux_pages.into(),
             max_persistent: limits.max_persistent.into(),
+            features: self.shared.control.lock().offered().into(),
             ..Config::default()
         };
         data.fill(0);

@@ -1,11 +1,11 @@
-//! The wire in Rust, the wire in C and Linux's own perf header agree, field by field: a C
-//! compiler checks one static assertion for each.
+//! The wire in Rust, in C, in the specification and in Linux's own perf header agree, field by field. For
+//! C and Linux a compiler checks one static assertion for each.
 #![expect(
     clippy::expect_used,
     reason = "a test that cannot set itself up ends there"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::mem::offset_of;
 use std::process::{Command as Process, Stdio};
@@ -29,6 +29,8 @@ const HEADERS: [&str; 2] = [
     include_str!("../../guest-driver/linux/vpmu_abi.h"),
     include_str!("../../guest-driver/linux/vpmu_uapi.h"),
 ];
+
+const SPECIFICATION: &str = include_str!("../SPEC.md");
 
 /// A Rust struct as the compiler lays it out.
 struct Layout {
@@ -60,7 +62,7 @@ fn layouts() -> Vec<Layout> {
         Config = "vpmu_config" {
             version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
             time_mult, time_shift, refused_hardware, refused_software, tsc_khz, max_sample_rate, max_aux_pages,
-            max_persistent,
+            max_persistent, features,
         }
         ControlHeader = "vpmu_control_header" { op, reserved, event }
         ControlReply = "vpmu_control_reply" { status, value }
@@ -75,6 +77,7 @@ fn layouts() -> Vec<Layout> {
         PauseRequest = "vpmu_pause_request" { header, paused, reserved }
         LinkRequest = "vpmu_link_request" { header, target, role, reserved }
         WakeupRequest = "vpmu_wakeup_request" { header, every, unit, reserved }
+        FeaturesRequest = "vpmu_features_request" { header, features }
         DetachRequest = "vpmu_detach_request" { header, name }
         PersistentRequest = "vpmu_persistent_request" { header, after, count, reserved }
         PersistentEvent = "vpmu_persistent_event" {
@@ -118,6 +121,10 @@ fn constants() -> Vec<(&'static str, i128)> {
         F_DOORBELL,
         F_AUX,
         F_WINDOW,
+        F_PERSISTENT,
+        F_LINKS,
+        F_FLUSH,
+        F_END,
         QUEUE_CONTROL,
         QUEUE_EVENT,
         QUEUE_VCPU,
@@ -165,6 +172,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         CONTROL_PERSISTENT,
         CONTROL_LINK,
         CONTROL_WAKEUP,
+        CONTROL_FEATURES,
         WAKEUP_RECORDS,
         WAKEUP_BYTES,
         TASK_HISTORY,
@@ -377,6 +385,161 @@ fn compile(program: &str) -> Result<(), String> {
     }
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
+
+/// A struct of the specification: its size, and its fields with their offsets.
+type Written = (usize, Vec<(String, usize)>);
+
+/// The structs that the specification shows, laid out without padding.
+fn written_layouts() -> BTreeMap<String, Written> {
+    let mut structs: BTreeMap<String, Written> = BTreeMap::new();
+    let blocks = SPECIFICATION.split("```c\n").skip(1);
+    let code = blocks.map(|block| block.split_once("```").expect("an end").0);
+    for text in code.flat_map(|code| code.split("};")) {
+        let Some((head, body)) = text.split_once('{') else {
+            continue;
+        };
+        let name = head.trim().strip_prefix("struct ").expect("a struct");
+        let layout = written_layout(name.trim(), body, &structs);
+        let before = structs.insert(name.trim().to_owned(), layout);
+        assert_eq!(before, None, "{name} is shown once");
+    }
+    structs
+}
+
+fn written_layout(name: &str, body: &str, structs: &BTreeMap<String, Written>) -> Written {
+    let mut offset = 0;
+    let mut fields = Vec::new();
+    for line in body
+        .split(';')
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+    {
+        let (of, field) = line.rsplit_once(' ').expect("a type and a name");
+        let (field, count) = match field.split_once('[') {
+            Some((field, count)) => {
+                let count = count.trim_end_matches(']').parse().expect("a number");
+                (field, count)
+            }
+            None => (field, 1),
+        };
+        let (size, aligned) = match of {
+            "u8" => (1, 1),
+            "le16" => (2, 2),
+            "le32" | "le32s" => (4, 4),
+            "le64" => (8, 8),
+            other => {
+                let of = other.strip_prefix("struct ").expect("a struct");
+                (structs.get(of).expect("shown before").0, 8)
+            }
+        };
+        assert_eq!(offset % aligned, 0, "{name}.{field} needs padding");
+        fields.push((field.to_owned(), offset));
+        offset += size * count;
+    }
+    (offset, fields)
+}
+
+/// Names and values of the tables whose first column is a name in capitals.
+fn written_constants() -> Vec<(String, i128)> {
+    let rows = SPECIFICATION.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let name = cells.next()?.trim_end_matches('`');
+        let is_name = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+        if !name.bytes().all(is_name) {
+            return None;
+        }
+        let value = cells.next()?.trim_end_matches('|').trim();
+        let value = match value.strip_prefix("0x") {
+            Some(digits) => i128::from_str_radix(digits, 16),
+            None => value.parse(),
+        };
+        value.ok().map(|value| (name.to_owned(), value))
+    });
+    rows.collect()
+}
+
+#[test]
+fn specification_has_every_layout_and_no_other() {
+    let expected: BTreeMap<_, _> = layouts()
+        .into_iter()
+        .map(|layout| {
+            let name = match layout.c {
+                "perf_event_mmap_page" => "virtio_pmu_metadata".to_owned(),
+                c => c.replacen("vpmu_", "virtio_pmu_", 1),
+            };
+            let fields = layout.fields.into_iter();
+            let fields = fields.map(|(field, offset)| (field.to_owned(), offset));
+            (name, (layout.size, fields.collect::<Vec<_>>()))
+        })
+        .collect();
+    let written = written_layouts();
+    for (name, layout) in &expected {
+        assert_eq!(written.get(name), Some(layout), "{name}");
+    }
+    assert_eq!(written.len(), expected.len());
+}
+
+#[test]
+fn specification_has_every_constant_with_its_value() {
+    let written = written_constants();
+    let own = |name: &str| !name.starts_with("PERF_") && !STATUS_CODES.contains(&name);
+    let written: BTreeSet<(&str, i128)> = written
+        .iter()
+        .map(|(name, value)| (name.as_str(), *value))
+        .filter(|(name, _)| own(name))
+        .collect();
+    let expected: BTreeSet<(&str, i128)> = constants().into_iter().collect();
+    let missing: Vec<_> = expected.difference(&written).collect();
+    let wrong: Vec<_> = written.difference(&expected).collect();
+    assert_eq!((missing, wrong), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn specification_has_perfs_values() {
+    let written = written_constants();
+    let perfs: Vec<_> = written
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("PERF_"))
+        .collect();
+    assert!(perfs.len() > 50, "only {} of perf's", perfs.len());
+    let mut program = String::from("#include <linux/perf_event.h>\n");
+    for (name, value) in perfs {
+        let value = u64::try_from(value).expect("positive");
+        program += &format!("_Static_assert({name} == {value}ULL, \"{name} is not {value}\");\n");
+    }
+    compile(&program).expect("every value is Linux's");
+}
+
+#[test]
+fn specification_has_every_sample_field_and_format() {
+    let written = written_constants();
+    let bits = |prefix: &str| {
+        let named = written.iter().filter(|(name, _)| name.starts_with(prefix));
+        named.fold(0, |all, (_, value)| all | value)
+    };
+    assert_eq!(bits("PERF_SAMPLE_"), SAMPLE_ALLOWED.into());
+    assert_eq!(bits("PERF_FORMAT_"), READ_ALLOWED.into());
+}
+
+/// Not of the wire alone; `tests/device/errors.rs` compares them.
+const STATUS_CODES: [&str; 16] = [
+    "EPERM",
+    "ENOENT",
+    "EIO",
+    "ENXIO",
+    "E2BIG",
+    "EACCES",
+    "EBUSY",
+    "EEXIST",
+    "EXDEV",
+    "ENODEV",
+    "EINVAL",
+    "ENFILE",
+    "EMFILE",
+    "ENOSPC",
+    "EOVERFLOW",
+    "EOPNOTSUPP",
+];
 
 #[test]
 fn rust_c_and_linux_agree() {

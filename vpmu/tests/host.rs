@@ -316,6 +316,7 @@ fn tsc_ticks_with_the_clock() {
     assert!(one.0 <= two.1 * 1.01 && two.0 <= one.1 * 1.01);
 }
 
+/// VPMU-D-6.2-2.
 #[test]
 fn what_is_offered_opens_and_what_is_not_does_not() {
     let _alone = alone();

@@ -177,6 +177,7 @@ fn drained(recorder: &mut dyn Counter) -> (Vec<HostExit>, u64) {
     (exits, lost)
 }
 
+/// VPMU-D-6.8-7.
 #[test]
 fn every_exit_is_recorded_with_its_place_and_its_end() {
     const STORES: usize = 100;

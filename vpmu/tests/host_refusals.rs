@@ -108,6 +108,7 @@ fn thread_without_capabilities_is_refused_as_the_level_says() {
     assert!(remedy.contains("perf_event_paranoid") && remedy.contains("CAP_PERFMON"));
 }
 
+/// VPMU-D-6.2-2.
 #[test]
 fn source_without_hardware_offers_none_and_does_not_try() {
     let _alone = alone();

@@ -86,7 +86,7 @@ wire! {
         pub config: U64,
         /// As written after `-e`: lower case, digits and dashes.
         pub name: [u8; 40],
-        /// Of the count: empty for plain numbers, else `ns`, `ticks`.
+        /// Of the count: empty for plain numbers, else `ns`, `ticks`, `bytes`.
         pub unit: [u8; 16],
         /// What counts it, in words for people: `host perf: task-clock`.
         pub source: [u8; 56],

@@ -17,6 +17,14 @@ pub const F_DOORBELL: u32 = 2;
 pub const F_AUX: u32 = 3;
 /// Feature bit: shared memory region [`SHM_WINDOW`] exists.
 pub const F_WINDOW: u32 = 4;
+/// Feature bit: events can be made persistent and listed.
+pub const F_PERSISTENT: u32 = 5;
+/// Feature bit: events can start and stop each other.
+pub const F_LINKS: u32 = 6;
+/// Feature bit: events can be flushed.
+pub const F_FLUSH: u32 = 7;
+/// Feature bits of the device's own, which [`Config::features`] mirrors, are those below this one.
+pub const F_END: u32 = 24;
 
 /// Virtqueue index of the control queue.
 pub const QUEUE_CONTROL: u16 = 0;
@@ -66,6 +74,8 @@ wire! {
         pub max_aux_pages: U32,
         /// Most persistent events of the guest's own.
         pub max_persistent: U32,
+        /// The device's own feature bits as it offers them, for transports that hide them.
+        pub features: U64,
     }
 }
 

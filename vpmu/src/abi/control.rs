@@ -52,6 +52,9 @@ pub const CONTROL_LINK: u32 = 14;
 /// Control operation: change how often an event's records wake; [`WakeupRequest`],
 /// [`ControlReply`].
 pub const CONTROL_WAKEUP: u32 = 15;
+/// Control operation: accept features that the transport hides; [`FeaturesRequest`],
+/// [`ControlReply`].
+pub const CONTROL_FEATURES: u32 = 16;
 
 wire! {
     /// The answer to a control request that returns nothing but success.
@@ -65,8 +68,8 @@ wire! {
 }
 
 wire! {
-    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` addresses (`U64`) follow in the same readable
-    /// bytes: of a ring the metadata page, then 2^n data pages or none; of an AUX area 2^n pages.
+    /// [`CONTROL_MAP`], [`CONTROL_MAP_AUX`]; `pages` guest-physical addresses (`U64`) follow in the same
+    /// readable bytes: of a ring the metadata page, then 2^n data pages or none; of an AUX area 2^n pages.
     pub struct MapRequest {
         /// `event` names the event.
         pub header: ControlHeader,
@@ -146,6 +149,17 @@ wire! {
 pub const LINK_STARTER: u32 = 1;
 /// [`LinkRequest::role`]: its overflow stops the target.
 pub const LINK_STOPPER: u32 = 2;
+
+wire! {
+    /// [`CONTROL_FEATURES`].
+    pub struct FeaturesRequest {
+        /// `event` is zero.
+        pub header: ControlHeader,
+        /// Bits out of [`Config::features`](super::Config::features): accepted from now on, beside those
+        /// that were negotiated.
+        pub features: U64,
+    }
+}
 
 wire! {
     /// [`CONTROL_TASK_PAGE`].

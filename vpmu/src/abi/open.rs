@@ -111,8 +111,9 @@ wire! {
     pub struct OpenReply {
         /// 0 or a positive Linux errno.
         pub status: U32,
-        /// The engine chosen; [`ENGINE_ANY`] for an event that only counts. With a status, one of
-        /// `REFUSED_*`: why the host refused; [`REFUSED_NOT`](super::REFUSED_NOT): the device did.
+        /// The engine chosen; [`ENGINE_ANY`] for an event without a period, but for a trace of every exit.
+        /// With a status, one of `REFUSED_*`: why the host refused;
+        /// [`REFUSED_NOT`](super::REFUSED_NOT): the device did.
         pub engine: U32,
         /// The event's id: never zero, never used again while the VM lives.
         pub id: U64,

@@ -122,11 +122,13 @@ fn run(bursts: &'static [u64], looks: usize) {
     });
 }
 
+/// VPMU-D-6.8-3.
 #[test]
 fn a_reader_that_keeps_up_or_does_not() {
     run(&[1, 1, 1], 2);
 }
 
+/// VPMU-D-6.8-3.
 #[test]
 fn pieces_are_seen_whole() {
     run(&[1, 2], 2);

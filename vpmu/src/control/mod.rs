@@ -22,14 +22,15 @@ use self::request::{Maker, Terms, needs_guest_ips, period, steers};
 use self::sinks::{Extinct, Moved, Sinks};
 use crate::abi::{
     COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
-    CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE, CONTROL_PERSISTENT,
-    CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX, CONTROL_WAKEUP,
-    CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX, F_RING,
-    F_TASK_PAGE, F_WINDOW, KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN,
-    MAP_WINDOW, MAP_WRITABLE, MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT,
-    OPEN_PINNED, OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR,
-    PauseRequest, PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
-    RedirectRequest, Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
+    CONTROL_FEATURES, CONTROL_LINK, CONTROL_MAP, CONTROL_MAP_AUX, CONTROL_OPEN, CONTROL_PAUSE,
+    CONTROL_PERSISTENT, CONTROL_REDIRECT, CONTROL_TASK_PAGE, CONTROL_UNMAP, CONTROL_UNMAP_AUX,
+    CONTROL_WAKEUP, CatalogueEntry, CatalogueRequest, Command, ControlHeader, DetachRequest, F_AUX,
+    F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE, F_WINDOW, FeaturesRequest,
+    KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW, MAP_WRITABLE,
+    MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
+    OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
+    PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest,
+    Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
 use crate::aux::Area;
 use crate::backend::Backend;
@@ -53,6 +54,14 @@ use crate::tasks::Tasks;
 use crate::window::{Holder, Window};
 use crate::work::{self, Turn, Work};
 
+/// The device's own features that every device offers.
+const FEATURES: u64 = 1 << F_RING
+    | 1 << F_TASK_PAGE
+    | 1 << F_DOORBELL
+    | 1 << F_AUX
+    | 1 << F_PERSISTENT
+    | 1 << F_LINKS
+    | 1 << F_FLUSH;
 /// Pages whose addresses cost as much to check as an operation on an event.
 const PAGES_PER_OPERATION: u64 = 4;
 /// Bytes of a group's counts, as many as perf allows: the other fields of a record need room too.
@@ -167,8 +176,13 @@ impl Control {
         self.sinks.set_window(window);
     }
 
-    pub(crate) fn has_window(&self) -> bool {
+    fn has_window(&self) -> bool {
         self.sinks.window().is_some()
+    }
+
+    /// The device's own feature bits that it offers.
+    pub(crate) fn offered(&self) -> u64 {
+        FEATURES | u64::from(self.has_window()) << F_WINDOW
     }
 
     /// A driver is there, with features and queues that have been checked.
@@ -456,6 +470,7 @@ impl Control {
             CONTROL_LINK => room.simple(|| self.link(&request)),
             CONTROL_WAKEUP => room.simple(|| self.set_wakeup(&request)),
             CONTROL_TASK_PAGE => room.simple(|| self.task_page(&request)),
+            CONTROL_FEATURES => room.simple(|| self.accept_features(&request)),
             _ => room.simple(|| Err(Errno::EOPNOTSUPP)),
         }
     }
@@ -473,18 +488,28 @@ impl Control {
         Ok(part.map(|entry| entry.wire()).collect())
     }
 
+    /// The driver accepts features that its transport has hidden from it.
+    fn accept_features(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<FeaturesRequest>(request)?;
+        let features = request.features.get();
+        if request.header.event.get() != 0 || features & !self.offered() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        self.features |= features;
+        Ok(())
+    }
+
     fn task_page(&mut self, request: &[u8]) -> Result<(), Errno> {
+        let request = parse::<TaskPageRequest>(request)?;
+        if request.header.event.get() != 0 || request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
         if self.features & 1 << F_TASK_PAGE == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let request = parse::<TaskPageRequest>(request)?;
         let vcpu = request.vcpu.get();
         let page = Some(GuestAddress(request.address.get())).filter(|page| page.0 != 0);
-        if request.header.event.get() != 0
-            || request.reserved.get() != 0
-            || vcpu >= self.backend.settings.vcpus
-            || page.is_some_and(|page| !self.is_page(page))
-        {
+        if vcpu >= self.backend.settings.vcpus || page.is_some_and(|page| !self.is_page(page)) {
             return Err(Errno::EINVAL);
         }
         self.on(vcpu, |state| {
@@ -813,20 +838,19 @@ impl Control {
 
     /// Lays a ring over pages of the guest, or of the window: then the number of the first of these.
     fn map(&mut self, bytes: &[u8]) -> Result<u32, Errno> {
-        if !self.has_rings() {
+        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        let flags = request.flags.get();
+        let in_window = flags & MAP_WINDOW != 0;
+        if flags & !(MAP_WRITABLE | MAP_WINDOW) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if !self.has_rings() || in_window && self.features & 1 << F_WINDOW == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let id = request.header.event.get();
         let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let (spec, persistent) = (entry.spec, entry.persistence.is_some());
-        let flags = request.flags.get();
-        let in_window = flags & MAP_WINDOW != 0;
-        if in_window && self.features & 1 << F_WINDOW == 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if flags & !(MAP_WRITABLE | MAP_WINDOW) != 0
-            || in_window && !persistent
+        if in_window && !persistent
             || spec.is_child()
             || self.sinks.is_redirected(id)
             || self.sinks.is_driven(id)
@@ -979,8 +1003,6 @@ impl Control {
     /// Stops or resumes writing to the ring of an event.
     fn pause(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<PauseRequest>(request)?;
-        let id = request.header.event.get();
-        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let paused = match request.paused.get() {
             0 => false,
             1 => true,
@@ -989,6 +1011,8 @@ impl Control {
         if request.reserved.get() != 0 {
             return Err(Errno::EINVAL);
         }
+        let id = request.header.event.get();
+        let event = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let sink = self.sinks.of_family(event.spec.owner);
         let sink = sink.ok_or(Errno::EINVAL)?;
         if sink.shape().data_pages.unwrap_or(0) == 0 {
@@ -1001,16 +1025,19 @@ impl Control {
     /// Changes the interval of a family's wakeups, counted from now on.
     fn set_wakeup(&mut self, request: &[u8]) -> Result<(), Errno> {
         let request = parse::<WakeupRequest>(request)?;
-        let id = request.header.event.get();
-        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let every = u32::try_from(request.every.get()).map_err(|_| Errno::EINVAL)?;
         let wakeup = match request.unit.get() {
             WAKEUP_RECORDS => Wakeup::Records(every),
             WAKEUP_BYTES => Wakeup::Bytes(every),
             _ => return Err(Errno::EINVAL),
         };
+        if every == 0 || request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let id = request.header.event.get();
+        let entry = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let makes_records = entry.samples || entry.spec.is_trace();
-        if every == 0 || request.reserved.get() != 0 || entry.spec.is_child() || !makes_records {
+        if entry.spec.is_child() || !makes_records {
             return Err(Errno::EINVAL);
         }
         for member in self.sinks.family(id) {
@@ -1057,12 +1084,15 @@ impl Control {
 
     /// Lays an AUX area over pages of the guest, beside the ring of a trace or for the driver to keep.
     fn map_aux(&mut self, bytes: &[u8]) -> Result<(), Errno> {
+        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        let flags = request.flags.get();
+        if flags & !(MAP_WRITABLE | MAP_DRIVEN) != 0 {
+            return Err(Errno::EINVAL);
+        }
         if !self.has_areas() {
             return Err(Errno::EOPNOTSUPP);
         }
-        let (request, rest) = MapRequest::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
         let id = request.header.event.get();
-        let flags = request.flags.get();
         let spec = self.events.get(&id).ok_or(Errno::ENOENT)?.spec;
         if !spec.is_trace() {
             return Err(Errno::EOPNOTSUPP);
@@ -1078,7 +1108,7 @@ impl Control {
             true => !self.sinks.is_redirected(id) && !ring,
             false => ring,
         };
-        if flags & !(MAP_WRITABLE | MAP_DRIVEN) != 0 || spec.is_child() || !fits {
+        if spec.is_child() || !fits {
             return Err(Errno::EINVAL);
         }
         let count = request.pages.get();

@@ -199,21 +199,25 @@ fn run(backward: bool, bursts: &'static [u64], looks: usize) {
     });
 }
 
+/// VPMU-D-6.7-2.
 #[test]
 fn a_reader_that_keeps_up_or_does_not() {
     run(false, &[1, 1, 1, 1], 2);
 }
 
+/// VPMU-D-6.7-1.
 #[test]
 fn bursts_are_seen_whole() {
     run(false, &[2, 2, 1], 2);
 }
 
+/// VPMU-D-6.7-1.
 #[test]
 fn backwards_too() {
     run(true, &[1, 2, 1], 2);
 }
 
+/// VPMU-D-6.7-7.
 #[test]
 fn counts_and_times_are_seen_together() {
     loom::model(|| {

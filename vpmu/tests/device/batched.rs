@@ -158,6 +158,7 @@ fn the_engine_is_chosen_by_what_host_event_and_operator_can() {
     }
 }
 
+/// VPMU-D-6.6-4, VPMU-D-6.6-8, VPMU-D-6.6-9.
 #[test]
 fn records_become_samples_when_they_are_collected() {
     let mut rig = rig();
@@ -218,6 +219,7 @@ fn the_youngest_wait_for_the_next_time() {
     assert_eq!(ips(&ring.samples()), [HOLD_BACK / 2]);
 }
 
+/// VPMU-D-6.6-7.
 #[test]
 fn samples_of_each_vcpu_come_out_in_the_order_of_time() {
     let mut rig = rig();
@@ -241,6 +243,7 @@ fn samples_of_each_vcpu_come_out_in_the_order_of_time() {
     }
 }
 
+/// VPMU-D-6.6-6.
 #[test]
 fn what_came_before_a_command_stands_when_it_is_answered() {
     for op in [
@@ -270,6 +273,7 @@ fn what_came_before_a_command_stands_when_it_is_answered() {
     }
 }
 
+/// VPMU-D-6.6-6.
 #[test]
 fn what_came_before_the_end_stands_when_it_is_answered() {
     let mut rig = rig();
@@ -297,6 +301,7 @@ fn a_clock_that_runs_ahead_holds_nothing_back_from_a_command() {
     assert!(samples[0].time <= rig.world.now() + TSC_OFFSET);
 }
 
+/// VPMU-D-6.6-13.
 #[test]
 fn samples_of_both_engines_keep_their_order() {
     let mut rig = rig();

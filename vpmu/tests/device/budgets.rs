@@ -54,6 +54,7 @@ fn unfinished(count: usize) -> Rig {
     rig
 }
 
+/// VPMU-D-2-9.
 #[test]
 fn notification_of_group_switches_is_served_in_turns() {
     let mut rig = unfinished(2048);
@@ -77,6 +78,7 @@ fn notification_of_group_switches_is_served_in_turns() {
     assert!(largest.host_calls <= 512 + 2, "{largest:?}");
 }
 
+/// VPMU-D-2-1.
 #[test]
 fn work_that_is_left_is_done_before_the_guest_runs_on() {
     let mut rig = unfinished(64);
@@ -85,6 +87,7 @@ fn work_that_is_left_is_done_before_the_guest_runs_on() {
     assert_eq!(answer.len(), 64 * size_of::<Reply>());
 }
 
+/// VPMU-D-2-9.
 #[test]
 fn operator_is_served_between_two_turns() {
     let rig = unfinished(64);
@@ -97,6 +100,7 @@ fn operator_is_served_between_two_turns() {
     );
 }
 
+/// VPMU-D-2-9.
 #[test]
 fn reset_between_two_turns_ends_the_notification() {
     let mut rig = unfinished(64);
@@ -154,6 +158,7 @@ fn control_requests_of_many_pages_are_served_in_turns() {
     assert_eq!(turns, 3);
 }
 
+/// VPMU-D-7-3.
 #[test]
 fn mark_reads_each_group_once() {
     let mut rig = Rig::new();
@@ -184,6 +189,7 @@ fn mark_reads_each_group_once() {
     assert!((512..=4 * 512).contains(&work), "{work}");
 }
 
+/// VPMU-D-2-3.
 #[test]
 fn indirect_descriptor_makes_a_buffer_bad() {
     const INDIRECT: u16 = 4;
@@ -245,6 +251,7 @@ fn indirect_descriptor_makes_a_buffer_bad() {
     assert_eq!(rig.queues[1].reclaim(), Some((2, 0)));
 }
 
+/// VPMU-D-2-5.
 #[test]
 fn notification_looks_at_a_bounded_number_of_descriptors() {
     let mut rig = Rig::new();

@@ -85,6 +85,7 @@ fn counter_that_the_host_gives_up_is_an_error_without_a_reason() {
     }
 }
 
+/// VPMU-D-6.2-5.
 #[test]
 fn open_that_the_host_refuses_names_its_reason() {
     let mut rig = Rig::new();
@@ -143,6 +144,7 @@ fn refusal_of_the_devices_own_has_no_reason_of_the_hosts() {
     }
 }
 
+/// VPMU-D-6.2-5.
 #[test]
 fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
     for sampled in [false, true] {
@@ -183,6 +185,7 @@ fn event_that_another_vcpus_host_refuses_is_in_error_for_that_reason() {
     }
 }
 
+/// VPMU-D-6.2-5.
 #[test]
 fn configuration_says_why_a_kind_is_missing() {
     let rig = Rig::new();
@@ -196,6 +199,7 @@ fn configuration_says_why_a_kind_is_missing() {
     assert_eq!(why(&rig), (REFUSED_SEVERAL_PMUS, REFUSED_NOT));
 }
 
+/// VPMU-D-6.2-3.
 #[test]
 fn hardware_that_the_operator_keeps_is_not_offered() {
     let mut rig = without_hardware();

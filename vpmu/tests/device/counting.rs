@@ -6,6 +6,7 @@ use vpmu::abi::*;
 use crate::rig::{Rig, command, open_of, sampling, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
+/// VPMU-D-6.2-4.
 #[test]
 fn marks_of_one_value_on_one_vcpu() {
     let mut rig = Rig::new();
@@ -25,6 +26,7 @@ fn marks_of_one_value_on_one_vcpu() {
     assert_eq!(rig.vpmu.metrics().marks, 1201);
 }
 
+/// VPMU-D-6.2-4.
 #[test]
 fn exits_by_reason_each_once() {
     let mut rig = Rig::new();
@@ -137,6 +139,7 @@ fn a_host_counter_counts_while_the_event_does() {
     assert_eq!(rig.world.open_counters(), 0);
 }
 
+/// VPMU-D-6.1-2.
 #[test]
 fn a_multiplexed_counter_shows_in_the_times() {
     let mut rig = Rig::new();
@@ -205,6 +208,7 @@ fn in_and_out_are_matched() {
     assert_eq!((out.value.get(), out.state.get()), (1, STATE_INACTIVE));
 }
 
+/// VPMU-G-2-1.
 #[test]
 fn the_queue_of_another_vcpu_is_refused() {
     let mut rig = Rig::new();
@@ -240,6 +244,7 @@ fn pinned_event_that_shares_the_hosts_counter_is_in_error() {
     }
 }
 
+/// VPMU-D-6.1-3, VPMU-D-6.1-6.
 #[test]
 fn a_lost_backing_is_an_event_in_error() {
     let mut rig = Rig::new();
@@ -262,6 +267,7 @@ fn a_lost_backing_is_an_event_in_error() {
     rig.close(event).expect("closed");
 }
 
+/// VPMU-D-6.2-1.
 #[test]
 fn the_catalogue_is_what_opens() {
     let mut rig = Rig::new();

@@ -21,6 +21,7 @@ fn marks(rig: &Rig, times: u64) {
     (0..times).for_each(|_| rig.mark(0, 5, 1));
 }
 
+/// VPMU-D-6.1-4.
 #[test]
 fn members_count_while_their_leader_is_on() {
     let mut rig = Rig::new();
@@ -94,6 +95,7 @@ fn a_task_group_follows_its_task_and_its_leader() {
     );
 }
 
+/// VPMU-D-6.1-4.
 #[test]
 fn a_leader_in_error_stops_its_group() {
     let mut rig = Rig::new();

@@ -8,6 +8,7 @@ use crate::driver::Descriptor;
 use crate::rig::{MEMORY, Rig, command, open_of, sampling};
 use crate::world::FAULTS;
 
+/// VPMU-D-7-1.
 #[test]
 fn requests_that_make_no_sense_are_refused() {
     let mut rig = Rig::new();
@@ -118,6 +119,7 @@ fn requests_that_make_no_sense_are_refused() {
     }
 }
 
+/// VPMU-D-7-2.
 #[test]
 fn rings_that_make_no_sense_are_refused() {
     let mut rig = Rig::new();
@@ -156,6 +158,7 @@ fn rings_that_make_no_sense_are_refused() {
     assert_eq!(rig.map_pages(event, 0, &[page(301)]), Err(libc::EBUSY));
 }
 
+/// VPMU-D-6.4-1.
 #[test]
 fn commands_that_make_no_sense_are_refused() {
     let mut rig = Rig::new();
@@ -220,6 +223,7 @@ fn commands_that_make_no_sense_are_refused() {
     }
 }
 
+/// VPMU-D-2-3, VPMU-D-6.4-2.
 #[test]
 fn buffers_without_room_come_back_empty() {
     let mut rig = Rig::new();
@@ -241,6 +245,7 @@ fn buffers_without_room_come_back_empty() {
     rig.open(&open).expect("the device is still there");
 }
 
+/// VPMU-D-2-3.
 #[test]
 fn a_short_notice_buffer_is_skipped() {
     let mut rig = Rig::new();
@@ -258,6 +263,7 @@ fn a_short_notice_buffer_is_skipped() {
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
+/// VPMU-D-2-3, VPMU-D-7-2.
 #[test]
 fn chains_that_loop_or_leave_memory_end() {
     let mut rig = Rig::new();
@@ -303,6 +309,7 @@ fn chains_that_loop_or_leave_memory_end() {
         .expect("the device is still there");
 }
 
+/// VPMU-D-2-6.
 #[test]
 fn a_queue_that_makes_no_sense_stays_silent() {
     for break_it in [
@@ -321,6 +328,7 @@ fn a_queue_that_makes_no_sense_stays_silent() {
     }
 }
 
+/// VPMU-D-2-8.
 #[test]
 fn notifications_from_nowhere_are_ignored() {
     let mut rig = Rig::new();
@@ -334,6 +342,7 @@ fn notifications_from_nowhere_are_ignored() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// VPMU-D-7-1.
     #[test]
     fn random_requests_do_no_harm(
         requests in prop::collection::vec((0_u32..9, prop::collection::vec(any::<u8>(), 0..120), 0_usize..40), 1..40),

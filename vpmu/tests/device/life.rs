@@ -7,6 +7,7 @@ use vpmu::{Error, ExitReason, Limits};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
+/// VPMU-D-6.9-1.
 #[test]
 fn after_a_reset_guest_memory_is_the_guests() {
     let mut rig = Rig::new();
@@ -51,6 +52,7 @@ fn after_a_reset_guest_memory_is_the_guests() {
     );
 }
 
+/// VPMU-D-3-1, VPMU-D-5-1, VPMU-G-3-1, VPMU-G-5-1.
 #[test]
 fn a_device_needs_version_1_and_queues_in_memory() {
     let rig = Rig::new();

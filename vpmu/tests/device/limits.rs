@@ -6,6 +6,7 @@ use vpmu::abi::*;
 use crate::rig::{Rig, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
 
+/// VPMU-D-6.6-5.
 #[test]
 fn an_event_is_off_after_its_last_overflow() {
     let mut rig = Rig::new();

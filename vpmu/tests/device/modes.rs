@@ -58,6 +58,7 @@ fn samples_are_of_the_mode_that_is_counted() {
     assert_eq!(rig.value(0, event), 6);
 }
 
+/// VPMU-D-6.1-5.
 #[test]
 fn a_mode_that_cannot_be_told_is_an_error() {
     let mut rig = Rig::new();

@@ -21,6 +21,7 @@ fn figures(page: &Reader, now: u64) -> (u64, u64, u64) {
     (count, enabled + since, running + since)
 }
 
+/// VPMU-D-6.7-8.
 #[test]
 fn a_count_is_exact_after_each_exit_without_a_command() {
     let mut rig = Rig::new();
@@ -70,6 +71,7 @@ fn times_go_on_between_exits() {
     assert_eq!(figures, (1, out.time_enabled.get(), out.time_running.get()));
 }
 
+/// VPMU-D-6.3-3.
 #[test]
 fn a_page_costs_nothing_once_it_is_gone() {
     let mut rig = Rig::new();

@@ -181,6 +181,7 @@ fn an_overflow_that_a_command_finds_has_the_callers_of_its_exit() {
     assert_eq!(records[0][1..], [3, IN_USER, 0x7000, 0x1111]);
 }
 
+/// VPMU-D-6.6-12.
 #[test]
 fn nothing_of_a_mode_that_is_excluded_is_told() {
     for (sample_type, mask) in [

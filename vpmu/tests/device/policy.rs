@@ -148,6 +148,7 @@ fn raw_entries(rig: &mut Rig) -> Vec<(String, u32)> {
 
 const ALL_FLAGS: u32 = CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY | CATALOGUE_EXCLUDES;
 
+/// VPMU-D-6.2-3.
 #[test]
 fn raw_event_without_leave_is_refused_and_the_host_not_asked() {
     for allowed in [listed(&[]), listed(&[0x8])] {
@@ -160,6 +161,7 @@ fn raw_event_without_leave_is_refused_and_the_host_not_asked() {
     }
 }
 
+/// VPMU-D-6.1-6.
 #[test]
 fn raw_event_that_the_host_does_not_count_is_unknown() {
     let mut rig = allowing(listed(&[RAW.1, 0x8]));

@@ -222,6 +222,7 @@ proptest! {
         run.check();
     }
 
+    /// VPMU-D-6.6-2.
     #[test]
     fn every_overflow_is_written_lost_or_throttled(steps in prop::collection::vec(step(), 1..120), periods in prop::collection::vec(1_u64..5, 3)) {
         let mut run = Run::new();

@@ -24,6 +24,7 @@ fn kinds(raw: &[Raw]) -> Vec<u64> {
     raw.iter().map(|record| record.kind).collect()
 }
 
+/// VPMU-D-6.6-10.
 #[test]
 fn a_share_of_records_then_silence_until_a_later_window() {
     let mut rig = throttled(5);
@@ -189,6 +190,7 @@ fn the_host_adapts_its_own_periods() {
     assert_eq!(rig.world.frequencies(), [125]);
 }
 
+/// VPMU-D-6.4-4.
 #[test]
 fn a_rate_that_the_host_refuses_changes_nothing() {
     let mut rig = Rig::new();
@@ -211,6 +213,7 @@ fn a_rate_that_the_host_refuses_changes_nothing() {
     assert_eq!(ring.samples().len(), 2);
 }
 
+/// VPMU-D-6.6-10.
 #[test]
 fn a_throttle_ends_though_the_vcpu_never_leaves_the_guest() {
     let mut rig = throttled(3);

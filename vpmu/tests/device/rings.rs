@@ -109,6 +109,7 @@ fn a_route_is_to_the_ring_and_not_to_the_event() {
     assert_eq!(rig.read(0, three).lost.get(), 1, "it has none");
 }
 
+/// VPMU-D-6.3-4.
 #[test]
 fn a_ring_lives_while_someone_writes_to_it() {
     let mut rig = Rig::new();
@@ -124,6 +125,7 @@ fn a_ring_lives_while_someone_writes_to_it() {
     assert_eq!(rig.unmap(one), Err(libc::ENOENT));
 }
 
+/// VPMU-D-6.3-4.
 #[test]
 fn a_ring_dies_with_its_last_writer() {
     let mut rig = Rig::new();
@@ -141,6 +143,7 @@ fn a_ring_dies_with_its_last_writer() {
     assert_eq!(rig.unmap(three), Err(libc::ENOENT));
 }
 
+/// VPMU-D-6.7-11.
 #[test]
 fn a_wakeup_outlives_the_event_that_called_for_it() {
     let mut rig = Rig::new();
@@ -176,6 +179,7 @@ fn a_wakeup_names_the_event_whose_record_it_was() {
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, two)));
 }
 
+/// VPMU-D-6.7-9.
 #[test]
 fn what_overflows_while_paused_is_lost() {
     let mut rig = Rig::new();

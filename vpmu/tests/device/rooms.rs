@@ -25,6 +25,7 @@ fn state(rig: &mut Rig, event: u64) -> i32 {
     rig.read(0, event).state.get()
 }
 
+/// VPMU-D-6.1-2, VPMU-D-6.6-11.
 #[test]
 fn counter_beyond_the_vcpus_limit_waits_for_a_place() {
     let mut rig = Rig::with(
@@ -146,6 +147,7 @@ fn pinned_event_does_not_wait() {
     assert_eq!(state(&mut rig, pinned), STATE_ERROR);
 }
 
+/// VPMU-D-6.4-4.
 #[test]
 fn clocks_of_a_vcpu_share_its_interrupts() {
     let mut rig = Rig::with(
@@ -267,6 +269,7 @@ fn operators_counters_are_none_of_the_guests() {
     assert_eq!(rig.vpmu.metrics().host_counters, 1);
 }
 
+/// VPMU-D-7-3.
 #[test]
 fn samples_of_all_events_share_a_budget() {
     let limits = Limits {

@@ -9,6 +9,7 @@ use crate::reader::{Record, Sample};
 use crate::rig::{Rig, TSC_OFFSET, command, open_of, sampling, thread};
 use crate::world::{At, CYCLES, Nowhere, SHORTEST};
 
+/// VPMU-D-6.6-1.
 #[test]
 fn n_over_p_records_for_every_n_and_p() {
     let mut rig = Rig::new();
@@ -63,6 +64,7 @@ fn two_vcpus_do_not_mix() {
     }
 }
 
+/// VPMU-D-6.6-1.
 #[test]
 fn exits_overflow_on_the_exit_that_completes_the_period() {
     let mut rig = Rig::new();
@@ -194,6 +196,7 @@ fn a_vcpu_that_has_run_on_is_not_where_it_last_left() {
     assert_eq!(ring.take(usize::MAX), [lost]);
 }
 
+/// VPMU-D-6.6-3.
 #[test]
 fn an_address_of_the_excluded_mode_is_lost_and_not_told() {
     let mut rig = Rig::new();

@@ -104,6 +104,7 @@ fn samples_that_take_their_share_are_throttled_until_the_next_window() {
     assert_eq!(rig.vpmu.metrics().sampling_throttles, 2);
 }
 
+/// VPMU-D-6.6-14.
 #[test]
 fn storm_leaves_the_guest_three_quarters_of_each_window() {
     let mut rig = rig();

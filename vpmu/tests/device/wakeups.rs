@@ -49,6 +49,7 @@ fn interval_changed_in_mid_stream_counts_anew() {
     assert_eq!(rig.counted_notice(), woken);
 }
 
+/// VPMU-D-6.3-5.
 #[test]
 fn interval_is_the_familys() {
     let mut rig = Rig::new();

@@ -207,6 +207,7 @@ fn a_status_in_one_write_works_as_in_many() {
     );
 }
 
+/// VPMU-D-3-1.
 #[test]
 fn features_beyond_the_offer_are_not_agreed_on() {
     for features in [OFFERED | 1 << 5, FEATURE, 0] {
@@ -220,6 +221,7 @@ fn features_beyond_the_offer_are_not_agreed_on() {
     }
 }
 
+/// VPMU-D-5-1.
 #[test]
 fn a_refused_start_asks_for_a_reset() {
     let driver = Driver::new(Recorder {

@@ -127,6 +127,7 @@ fn the_tail_is_looked_at_when_it_matters() {
     assert_eq!(pages.looks.get(), 2);
 }
 
+/// VPMU-D-6.8-4.
 #[test]
 fn a_tail_that_lies_is_a_full_area() {
     for tail in [64 + 8, PAGE, u64::MAX, u64::MAX - PAGE + 63, 1 << 63] {
@@ -211,6 +212,7 @@ fn what_stands_for_several_marks_its_piece() {
     assert_eq!(flags(area.end(&pages, 0)), 0);
 }
 
+/// VPMU-D-6.8-5.
 #[test]
 fn pieces_are_told_as_one_where_the_ring_was_full() {
     let one = Chunk {

@@ -304,6 +304,7 @@ mod tests {
         }
     }
 
+    /// VPMU-D-6.8-9.
     #[test]
     fn only_the_guests_words_are_told() {
         // An external interrupt, whose words may be stale.

@@ -78,6 +78,7 @@ mod tests {
         assert_eq!(told(VMX, 48, [0x18a, 0]), [0x182, 0]);
     }
 
+    /// VPMU-D-6.8-9.
     #[test]
     fn interrupts_of_the_host_tell_nothing() {
         for reason in [
@@ -100,6 +101,7 @@ mod tests {
         }
     }
 
+    /// VPMU-D-6.8-9.
     #[test]
     fn the_state_of_the_hosts_page_tables_is_not_told() {
         assert_eq!(told(SVM, 0x4e, ALL), [0x36, u64::MAX]);

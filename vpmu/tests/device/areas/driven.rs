@@ -116,6 +116,7 @@ fn notices_that_nobody_takes_do_not_pile_up() {
     assert_eq!(rig.notice(), Some((NOTICE_AUX, event)), "again");
 }
 
+/// VPMU-D-6.8-6.
 #[test]
 fn turns_that_make_no_sense_are_refused() {
     let mut rig = Rig::new();
@@ -180,6 +181,7 @@ fn turns_that_make_no_sense_are_refused() {
     assert_eq!(elsewhere[0].status.get(), libc::EXDEV.unsigned_abs());
 }
 
+/// VPMU-D-6.8-6.
 #[test]
 fn a_room_that_lies_moves_nothing_out_of_the_area() {
     let mut rig = Rig::new();

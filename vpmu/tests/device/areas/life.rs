@@ -13,6 +13,7 @@ fn stays(rig: &Rig) -> bool {
     rig.snapshot() == before
 }
 
+/// VPMU-D-6.3-3.
 #[test]
 fn an_unmapped_area_is_the_guests_again() {
     let mut rig = Rig::new();

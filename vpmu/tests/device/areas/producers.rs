@@ -165,6 +165,7 @@ fn a_piece_is_what_its_writer_ended_with() {
     assert!(traced.area.is_alone(&rig));
 }
 
+/// VPMU-D-6.8-4.
 #[test]
 fn what_the_guest_has_not_read_stays() {
     let mut rig = rig();
@@ -213,6 +214,7 @@ fn a_snapshot_is_written_over_and_says_so() {
     assert_eq!(traced.pieces(), told.collect::<Vec<_>>());
 }
 
+/// VPMU-D-6.8-11.
 #[test]
 fn a_second_writer_is_refused_until_the_first_has_ended() {
     let mut rig = rig();
@@ -240,6 +242,7 @@ fn a_second_writer_is_refused_until_the_first_has_ended() {
     write(&rig, event, 6, 64).expect("the next may begin");
 }
 
+/// VPMU-D-6.8-11.
 #[test]
 fn a_writer_without_an_end_shows_nothing() {
     let mut rig = rig();

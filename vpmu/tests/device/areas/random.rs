@@ -267,6 +267,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
+    /// VPMU-D-6.8-1, VPMU-D-6.8-2.
     #[test]
     fn packets_are_whole_and_every_byte_is_told_once(
         steps in prop::collection::vec(step(), 1..100),

@@ -169,6 +169,7 @@ fn records_of_traces_end_as_perfs_do() {
     }
 }
 
+/// VPMU-D-6.8-5.
 #[test]
 fn a_ring_that_is_paused_or_full_is_told_later() {
     let mut rig = Rig::new();

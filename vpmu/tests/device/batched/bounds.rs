@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// VPMU-D-6.6-8.
 #[test]
 fn what_the_host_dropped_is_lost() {
     let mut rig = rig();
@@ -20,6 +21,7 @@ fn what_the_host_dropped_is_lost() {
     assert_eq!(rig.read(0, event).lost.get(), 17);
 }
 
+/// VPMU-D-6.6-5.
 #[test]
 fn a_limit_is_kept_to_the_record() {
     let mut rig = rig();

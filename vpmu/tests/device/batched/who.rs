@@ -50,6 +50,7 @@ fn a_sample_names_the_task_of_its_moment() {
     assert_eq!(rig.vpmu.metrics().samples_unnamed, 0);
 }
 
+/// VPMU-D-6.5-1.
 #[test]
 fn a_sample_older_than_the_history_names_nobody() {
     let mut rig = rig();

@@ -29,6 +29,7 @@ fn statuses(rig: &mut Rig, vcpu: u32, events: &[u64]) -> Vec<Errno> {
     replies.iter().map(status).collect()
 }
 
+/// VPMU-D-6.12-2.
 #[test]
 fn a_reader_is_woken_once_for_what_it_was_not_woken_for() {
     let mut rig = Rig::new();
@@ -70,6 +71,7 @@ fn the_answer_is_the_event_as_it_is() {
     assert_eq!(page.field(24), reply.time_enabled.get());
 }
 
+/// VPMU-D-6.12-1.
 #[test]
 fn overflows_of_the_exit_engine_are_written() {
     let mut rig = Rig::new();
@@ -93,6 +95,7 @@ fn overflows_of_the_exit_engine_are_written() {
     assert_eq!(rig.notice(), Some((NOTICE_WAKEUP, event)));
 }
 
+/// VPMU-D-6.12-1.
 #[test]
 fn overflows_of_the_batched_engine_are_written() {
     let mut rig = Rig::new();
@@ -232,6 +235,7 @@ fn a_paused_ring_stays_as_it_is() {
     assert_eq!(kinds, [LOST]);
 }
 
+/// VPMU-D-6.12-1.
 #[test]
 fn pieces_of_an_area_end() {
     let mut rig = Rig::new();

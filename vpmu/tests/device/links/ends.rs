@@ -25,6 +25,7 @@ fn states() -> [(&'static str, Bring); 4] {
     ]
 }
 
+/// VPMU-D-6.11-3.
 #[test]
 fn links_vanish_with_the_target() {
     for (state, bring) in states() {

@@ -56,6 +56,7 @@ fn exits_in_ten_thousand_regions_with_the_one_that_stops_them() {
     assert_eq!(rig.value(0, all), inside + 10_000);
 }
 
+/// VPMU-D-6.11-1.
 #[test]
 fn a_mark_counts_where_it_stops_and_not_where_it_starts() {
     let mut rig = Rig::new();
@@ -69,6 +70,7 @@ fn a_mark_counts_where_it_stops_and_not_where_it_starts() {
     assert_eq!(rig.value(0, any), 200, "the second start, the first stop");
 }
 
+/// VPMU-D-6.11-2.
 #[test]
 fn a_sampling_target_records_only_inside_and_its_period_waits() {
     let mut rig = Rig::new();

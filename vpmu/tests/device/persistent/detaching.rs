@@ -7,6 +7,7 @@ use super::{marks, name, window};
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling};
 use crate::world::CYCLES;
 
+/// VPMU-D-6.10-1.
 #[test]
 fn a_persistent_event_is_not_closed_until_it_is_attached() {
     let mut rig = Rig::new();

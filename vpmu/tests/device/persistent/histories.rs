@@ -40,6 +40,7 @@ fn the_newest_records_oldest_first() {
     assert_eq!((history.event.pages, history.event.window), (Some(1), true));
 }
 
+/// VPMU-D-6.10-6.
 #[test]
 fn what_the_guest_scribbles_is_left_out_or_ends_it() {
     let memory = window(8);

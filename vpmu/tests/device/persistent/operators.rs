@@ -37,6 +37,7 @@ fn it_is_there_for_the_driver_to_read() {
     assert_eq!(rig.value(0, event), 2, "from before any driver on");
 }
 
+/// VPMU-D-6.10-2.
 #[test]
 fn the_guest_changes_nothing_about_it() {
     let memory = window(64);
@@ -110,6 +111,7 @@ fn the_guest_changes_nothing_about_it() {
     assert_eq!(rig.redirect(own, 77), Err(libc::ENOENT));
 }
 
+/// VPMU-D-6.10-5.
 #[test]
 fn the_driver_is_told_what_the_host_starts_and_ends() {
     let mut rig = Rig::windowed(&window(64));
@@ -133,6 +135,7 @@ fn the_driver_is_told_what_the_host_starts_and_ends() {
     assert_eq!(rig.listed()[0].window_page.get(), 0);
 }
 
+/// VPMU-D-6.10-1.
 #[test]
 fn it_ends_the_guests_too_but_nothing_that_is_not_persistent() {
     let mut rig = Rig::windowed(&window(64));
@@ -344,6 +347,7 @@ fn it_takes_nothing_of_what_the_guest_may_have() {
     assert_eq!(rig.detach(event, "recorder"), Ok(()), "names are for all");
 }
 
+/// VPMU-D-6.10-3.
 #[test]
 fn guest_cannot_take_the_operators_name() {
     let mut rig = Rig::windowed(&window(64));
@@ -352,6 +356,7 @@ fn guest_cannot_take_the_operators_name() {
     assert_eq!(rig.detach(event, "recorder"), Err(libc::EEXIST));
 }
 
+/// VPMU-D-6.10-3.
 #[test]
 fn operator_takes_a_name_from_the_guests_event() {
     let mut rig = Rig::windowed(&window(64));

@@ -13,6 +13,7 @@ fn ids(rig: &mut Rig) -> Vec<u64> {
     rig.listed().iter().map(|event| event.id.get()).collect()
 }
 
+/// VPMU-D-4-3, VPMU-D-6.9-2.
 #[test]
 fn what_lies_in_the_window_counts_and_records_on() {
     let memory = window(8);
@@ -58,6 +59,7 @@ fn between_drivers_nobody_is_named() {
     assert_eq!(tasks, [8 << 32 | 7, 0, 0, 9 << 32 | 9]);
 }
 
+/// VPMU-D-6.9-2.
 #[test]
 fn what_a_driver_has_to_do_with_is_closed() {
     let mut rig = Rig::windowed(&window(16));
@@ -143,6 +145,7 @@ fn host_counters_go_on() {
     assert_eq!(ips, [1, 1, 2, 2, 3]);
 }
 
+/// VPMU-D-6.9-3.
 #[test]
 fn a_driver_is_told_nothing_that_another_was_due() {
     let mut rig = Rig::windowed(&window(8));

@@ -40,6 +40,7 @@ fn a_ring_in_the_window_is_a_ring() {
     assert_eq!(rig.map_window(event, 2, 0), Ok(first), "its pages are free");
 }
 
+/// VPMU-D-6.10-4.
 #[test]
 fn pages_go_to_the_first_that_fits_and_come_back() {
     let mut rig = Rig::windowed(&window(8));
@@ -128,6 +129,7 @@ fn without_a_window_there_is_none() {
     );
 }
 
+/// VPMU-D-4-4.
 #[test]
 fn a_window_is_one_region_outside_guest_memory() {
     let two = [

@@ -140,6 +140,7 @@ fn a_trace_says_who_it_is_in_each_area() {
     assert_eq!(who(anew.take()), [(second, 1)]);
 }
 
+/// VPMU-D-6.8-1.
 #[test]
 fn bytes_written_and_lost_are_what_was_produced() {
     let mut rig = Rig::new();
@@ -206,6 +207,7 @@ fn what_goes_away_during_an_exit_cuts_it() {
     }
 }
 
+/// VPMU-D-6.9-1.
 #[test]
 fn a_reset_during_an_exit_writes_nothing() {
     let mut rig = Rig::new();
@@ -243,6 +245,7 @@ fn registers_are_wanted_while_a_trace_may_tell_them() {
     assert!(!rig.vcpus.wants_registers(0));
 }
 
+/// VPMU-D-6.8-10.
 #[test]
 fn a_trace_of_exits_has_no_period_and_one_of_samples_does() {
     let mut rig = Rig::new();

@@ -71,6 +71,7 @@ fn a_packet_tells_all_of_an_exit() {
     assert_eq!((exit.pid.get(), exit.tid.get()), (11, 12));
 }
 
+/// VPMU-D-6.8-7.
 #[test]
 fn every_exit_stands_there_once_and_in_order() {
     let mut rig = Rig::new();

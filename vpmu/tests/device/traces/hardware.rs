@@ -263,6 +263,7 @@ fn each_vcpu_has_its_own() {
     assert_eq!(rig.world.open_counters(), 2);
 }
 
+/// VPMU-D-6.8-10.
 #[test]
 fn the_host_alone_can_make_it_and_only_so() {
     let mut rig = Rig::new();

@@ -75,6 +75,7 @@ fn a_packet_holds_every_register() {
     assert!((0x4000..).zip(sample.regs).all(|(is, reg)| reg.get() == is));
 }
 
+/// VPMU-D-6.8-8.
 #[test]
 fn each_period_of_exits_makes_one_packet() {
     for (exits, period) in [(100, 1), (100, 7), (3, 4)] {

@@ -208,6 +208,7 @@ fn steering_takes_a_trace_that_leads() {
     assert_eq!(rig.open_reply(&request).engine.get(), ENGINE_EXIT);
 }
 
+/// VPMU-D-6.11-1.
 #[test]
 fn of_several_overflows_at_one_exit_a_mark_comes_last() {
     let mut rig = Rig::new();

@@ -26,6 +26,7 @@ fn split(rig: &mut Rig, leader: &OpenRequest, member: &OpenRequest) -> (u64, u64
     (leader, member)
 }
 
+/// VPMU-D-6.1-4.
 #[test]
 fn leader_starts_and_stops_its_member_on_another_vcpu() {
     let mut rig = Rig::new();
@@ -161,6 +162,7 @@ fn triggers(config: u32) -> [Overflow; 3] {
     ]
 }
 
+/// VPMU-D-6.11-1.
 #[test]
 fn trigger_acts_on_a_target_of_another_vcpu_before_its_own_runs_on() {
     for (start, stop) in [(0, 0), (1, 1), (0, 1), (2, 0), (1, 2)] {
@@ -270,6 +272,8 @@ fn chain_of_triggers_goes_from_vcpu_to_vcpu_and_back() {
 }
 
 /// Links of three vCPUs' worth of events in a circle come to an end.
+///
+/// VPMU-D-6.11-4.
 #[test]
 fn circle_of_links_over_two_vcpus_ends() {
     let mut rig = Rig::new();

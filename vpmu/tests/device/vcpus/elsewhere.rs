@@ -149,6 +149,7 @@ fn parked_event_takes_commands_of_either_vcpu() {
     }
 }
 
+/// VPMU-D-6.6-3.
 #[test]
 fn overflow_that_another_vcpu_finds_while_the_guest_runs_is_lost() {
     let mut rig = Rig::new();
@@ -255,6 +256,7 @@ fn queue_of_another_vcpu_takes_no_command_about_any_event() {
     }
 }
 
+/// VPMU-D-6.4-1.
 #[test]
 fn commands_of_one_buffer_are_carried_out_in_order_wherever_their_events_are() {
     let mut rig = Rig::new();

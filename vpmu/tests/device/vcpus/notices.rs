@@ -49,6 +49,7 @@ fn notices_without_a_buffer_wait_until_the_driver_posts_some_and_says_so() {
     assert_eq!(rig.vpmu.metrics().notices, 3);
 }
 
+/// VPMU-D-6.7-10.
 #[test]
 fn a_notice_counts_the_wakeups_that_waited() {
     let mut rig = Rig::new();

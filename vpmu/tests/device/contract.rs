@@ -1,0 +1,233 @@
+//! Requirements of SPEC.md that belong to the device as a whole.
+
+use vm_memory::{Bytes, GuestAddress};
+use vpmu::abi::*;
+use vpmu::{Engines, ExitReason};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::persistent::{WINDOW, asked, window};
+use crate::rig::{ALL_FEATURES, Rig, command, limits, open_of, sampling, structs};
+use crate::world::At;
+
+/// An event that wakes its reader at each record.
+fn waking() -> OpenRequest {
+    OpenRequest {
+        wakeup: 1.into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    }
+}
+
+/// VPMU-D-2-7.
+#[test]
+fn queue_without_interrupts_raises_none() {
+    let mut rig = Rig::new();
+    let interrupts = rig.world.interrupts();
+    rig.commands(0, &[command(COMMAND_VCPU, 0)]);
+    assert_eq!(rig.world.interrupts(), interrupts);
+    rig.catalogue();
+    assert_eq!(rig.world.interrupts(), interrupts + 1, "it wants one");
+    rig.queues[0].want_no_interrupt();
+    rig.catalogue();
+    assert_eq!(rig.world.interrupts(), interrupts + 1);
+}
+
+/// VPMU-D-2-2.
+#[test]
+fn control_requests_made_available_at_once_are_answered_in_order() {
+    let mut rig = Rig::new();
+    for slot in [4, 0, 2] {
+        let open = open_of(KIND_MARK, u64::from(slot), 0);
+        rig.queues[0].request_at(slot, open.as_bytes(), size_of::<OpenReply>());
+    }
+    let _ = rig.vpmu.notify(QUEUE_CONTROL);
+    for (slot, id) in [(4, 1), (0, 2), (2, 3)] {
+        let (head, len) = rig.queues[0].reclaim().expect("answered");
+        assert_eq!((head, len as usize), (slot, size_of::<OpenReply>()));
+        let at = rig.queues[0].buffer(u16::try_from(head).expect("a slot") + 1);
+        let mut bytes = [0; size_of::<OpenReply>()];
+        let read = rig.memory.read_slice(&mut bytes, GuestAddress(at));
+        read.expect("in memory");
+        let reply = OpenReply::read_from_bytes(&bytes).expect("a reply");
+        assert_eq!((reply.status.get(), reply.id.get()), (0, id));
+    }
+}
+
+/// VPMU-D-2-4.
+#[test]
+fn used_length_is_that_of_the_answer() {
+    let mut rig = Rig::new();
+    let room = 1000;
+    let close = Rig::header(CONTROL_CLOSE, 77);
+    assert_eq!(rig.control_bytes(close.as_bytes(), room).len(), 8);
+    let open = open_of(KIND_MARK, 5, 0);
+    assert_eq!(rig.control_bytes(open.as_bytes(), room).len(), 16);
+    let catalogue = CatalogueRequest {
+        header: Rig::header(CONTROL_CATALOGUE, 0),
+        count: 2.into(),
+        ..CatalogueRequest::default()
+    };
+    let entries = 8 + 2 * size_of::<CatalogueEntry>();
+    assert_eq!(rig.control_bytes(catalogue.as_bytes(), room).len(), entries);
+    let commands = [command(COMMAND_READ, 1), command(COMMAND_READ, 77)];
+    rig.queues[2].request(commands.as_bytes(), room);
+    rig.vcpus.kick(0, QUEUE_VCPU);
+    let answer = rig.queues[2].answer().expect("answered at once");
+    let replies: Vec<Reply> = structs(&answer);
+    let statuses: Vec<u32> = replies.iter().map(|reply| reply.status.get()).collect();
+    assert_eq!(statuses, [0, libc::ENOENT.unsigned_abs()]);
+}
+
+/// VPMU-D-3-2, VPMU-G-3-2.
+#[test]
+fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
+    const INDIRECT: u64 = 28;
+    const EVENT_INDEX: u64 = 29;
+    const ACCESS_PLATFORM: u64 = 33;
+    const PACKED: u64 = 34;
+    let mut rig = Rig::new();
+    for bit in [INDIRECT, EVENT_INDEX, ACCESS_PLATFORM, PACKED] {
+        assert_eq!(rig.vpmu.features() >> bit & 1, 0, "bit {bit}");
+        let queues = rig.make_queues();
+        let features = ALL_FEATURES | 1 << bit;
+        let active = rig.vpmu.activate(rig.memory.clone(), features, queues);
+        assert!(active.is_err(), "bit {bit}");
+    }
+}
+
+/// VPMU-D-4-1.
+#[test]
+fn configuration_stays_as_it_is() {
+    let memory = window(16);
+    let mut rig = Rig::bare(Engines::Auto, limits(), Some(&memory));
+    let before = rig.config();
+    rig.attach(0);
+    rig.attach(1);
+    rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    rig.activate(ALL_FEATURES);
+    let event = rig.open(&waking()).expect("open");
+    rig.map(event, 1);
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.config(), before);
+    rig.world.break_host();
+    rig.vpmu.reset();
+    assert_eq!(rig.config(), before);
+}
+
+/// VPMU-D-6.1-1.
+#[test]
+fn id_of_an_event_is_never_used_again() {
+    let mut rig = Rig::new();
+    let mut last = 0;
+    for _ in 0..3 {
+        for _ in 0..10 {
+            let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+            assert!(event > last, "{event} after {last}");
+            last = event;
+            rig.close(event).expect("closed");
+        }
+        rig.vpmu.reset();
+        rig.activate(ALL_FEATURES);
+    }
+}
+
+/// VPMU-D-6.7-6.
+#[test]
+fn map_writes_the_whole_metadata_page() {
+    let mut rig = Rig::new();
+    let event = rig.open(&waking()).expect("open");
+    let pages = [rig.next_ring, rig.next_ring + 0x1000];
+    for page in pages {
+        let junk = rig
+            .memory
+            .write_slice(&[0xa5; PAGE_SIZE], GuestAddress(page));
+        junk.expect("in memory");
+    }
+    rig.command(0, COMMAND_DISABLE, event);
+    rig.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
+    let config = rig.config();
+    let expected = Metadata {
+        capabilities: 0x12.into(),
+        pmc_width: 64.into(),
+        time_shift: config.time_shift,
+        time_mult: config.time_mult,
+        time_zero: config.time_zero,
+        size: 96.into(),
+        time_mask: u64::MAX.into(),
+        data_offset: 4096.into(),
+        data_size: 4096.into(),
+        ..Metadata::default()
+    };
+    let mut bytes = [0; PAGE_SIZE];
+    let mut read = |page: u64| {
+        let read = rig.memory.read_slice(&mut bytes, GuestAddress(page));
+        read.expect("in memory");
+        bytes
+    };
+    let (mut page, rest) = Metadata::read_from_prefix(&read(pages[0]))
+        .map(|(page, rest)| (page, rest.to_vec()))
+        .expect("a page");
+    // The figures of an event that was enabled for a moment.
+    for field in [&mut page.time_enabled, &mut page.time_running] {
+        assert_ne!(field.get(), u64::from_le_bytes([0xa5; 8]));
+        *field = 0.into();
+    }
+    assert_eq!(page.lock.get() & 1, 0);
+    page.lock = 0.into();
+    assert_eq!(page, expected);
+    assert!(rest.iter().all(|&byte| byte == 0));
+    assert_eq!(read(pages[1]), [0xa5; PAGE_SIZE], "data is left alone");
+}
+
+/// VPMU-D-6.7-10.
+#[test]
+fn wakeups_that_find_buffers_have_a_notice_each() {
+    let mut rig = Rig::new();
+    let event = rig.open(&waking()).expect("open");
+    rig.map(event, 4);
+    (0..10).for_each(|slot| rig.post_notice(slot, 16));
+    for _ in 0..10 {
+        rig.mark(0, 5, 1);
+    }
+    for _ in 0..10 {
+        assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
+    }
+    assert_eq!(rig.counted_notice(), None);
+}
+
+/// VPMU-D-6.10-4.
+#[test]
+fn ring_in_the_window_begins_with_zeros_whatever_was_there() {
+    let memory = window(4);
+    let mut rig = Rig::windowed(&memory);
+    let event = rig.open(&waking()).expect("open");
+    rig.detach(event, "").expect("detached");
+    let junk = [0xa5; 4 * PAGE_SIZE];
+    let wrote = memory.write_slice(&junk, GuestAddress(WINDOW));
+    wrote.expect("in the window");
+    assert_eq!(rig.map_window(event, 2, 0), Ok(0));
+    let mut data = [1; 2 * PAGE_SIZE];
+    let at = GuestAddress(WINDOW + PAGE_SIZE as u64);
+    memory.read_slice(&mut data, at).expect("in the window");
+    assert_eq!(data, [0; 2 * PAGE_SIZE]);
+    let mut free = [0; PAGE_SIZE];
+    let at = GuestAddress(WINDOW + 3 * PAGE_SIZE as u64);
+    memory.read_slice(&mut free, at).expect("in the window");
+    assert_eq!(free, [0xa5; PAGE_SIZE], "no page of the ring's");
+}
+
+/// VPMU-D-2-1.
+#[test]
+fn notification_is_answered_before_its_instruction_retires() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    rig.vcpus.leave(0, ExitReason::Mmio, &mut At(1));
+    let enable = command(COMMAND_ENABLE, event);
+    rig.queues[2].request(enable.as_bytes(), size_of::<Reply>());
+    rig.vcpus.kick(0, QUEUE_VCPU);
+    rig.vcpus.enter(0);
+    // The guest's next instruction.
+    let answer = rig.queues[2].answer().expect("there");
+    let reply: Vec<Reply> = structs(&answer);
+    assert_eq!(reply[0].state.get(), STATE_ACTIVE);
+}
