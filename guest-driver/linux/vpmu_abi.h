@@ -209,8 +209,8 @@ struct vpmu_open_request {
  * struct vpmu_open_reply - the answer to VPMU_CONTROL_OPEN
  * @status: 0 or a positive Linux errno
  * @engine: the engine chosen; VPMU_ENGINE_ANY for an event without a period, but for a
- *          trace of every exit. With a
- *          @status, VPMU_REFUSED_*: why the host refused; zero: the device did
+ *          trace of every exit. With a @status, VPMU_REFUSED_*: why the host refused;
+ *          zero: the device did
  * @id: of the event: never zero, never used again while the VM lives
  */
 struct vpmu_open_reply {
