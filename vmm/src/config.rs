@@ -227,6 +227,7 @@ impl TryFrom<&RunArgs> for Config {
             guest_pmu,
             hardware: Hardware {
                 events: !args.no_hardware_events && file.hardware_events.unwrap_or(true),
+                left_to_mediated: false,
                 count_mode: args
                     .count_mode
                     .or(file.count_mode)

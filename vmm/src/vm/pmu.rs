@@ -91,6 +91,7 @@ pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
             Engine::Exit => Engines::Exit,
         },
         hardware: config.hardware.clone(),
+        policy: vpmu::Policy::default(),
     }
 }
 

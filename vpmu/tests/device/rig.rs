@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Registers, Settings, VcpuSession,
-    Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, Registers, Settings,
+    VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -161,12 +161,18 @@ impl Rig {
             limits,
             engines,
             hardware: Hardware::default(),
+            policy: Policy::default(),
         };
         Self::with_memory(settings, window, memory)
     }
 
     /// A device whose operator has decided this about hardware.
     pub(crate) fn with_hardware(hardware: Hardware) -> Self {
+        Self::with_policy(hardware, Policy::default())
+    }
+
+    /// The same, for a guest that may open only some events.
+    pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
         let settings = Settings {
             vcpus: VCPUS,
@@ -174,6 +180,7 @@ impl Rig {
             limits: limits(),
             engines: Engines::Auto,
             hardware,
+            policy,
         };
         let mut rig = Self::with_memory(settings, None, memory);
         (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
