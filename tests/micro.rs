@@ -148,14 +148,49 @@ fn kvm_exit_count_is_at_least_that_of_vmm() {
 
 #[test]
 fn without_the_device_nobody_answers() {
-    let ran = run(
-        &single(&find_doorbell().then(&power_off())),
-        1,
-        &["--no-vpmu"],
-    );
-    assert_eq!(ran.status, 4, "{} {:#}", ran.errors, ran.report);
-    assert_eq!(ran.report["ending"], "triple-fault");
-    assert!(ran.report["vpmu"].is_null());
+    for without in [&["--no-vpmu"][..], &["--pmu", "off"]] {
+        let ran = run(&single(&find_doorbell().then(&power_off())), 1, without);
+        assert_eq!(ran.status, 4, "{} {:#}", ran.errors, ran.report);
+        assert_eq!(ran.report["ending"], "triple-fault");
+        assert!(ran.report["vpmu"].is_null());
+    }
+}
+
+#[test]
+fn report_of_a_tier_names_it_and_its_events() {
+    let clocks = [
+        "cpu-clock",
+        "task-clock",
+        "tsc",
+        "exits-user",
+        "exits-io",
+        "exits-mmio",
+        "exits-hlt",
+        "exits-signal",
+        "exits-other",
+        "guest-time",
+        "marks",
+        "mark",
+    ];
+    for (arguments, policy, events) in [
+        (&["--pmu", "clocks"][..], "clocks", &clocks[..]),
+        (
+            &["--pmu", "clocks", "--deny-event", "exits-*,*clock,mark*"],
+            "clocks",
+            &["tsc", "guest-time"],
+        ),
+        (
+            &["--allow-event", "exits-io,mark:7"],
+            "list",
+            &["exits-io", "mark"],
+        ),
+    ] {
+        let ran = run(&single(&power_off()), 1, arguments);
+        powered_off(&ran);
+        let vpmu = &ran.report["vpmu"];
+        assert_eq!(vpmu["policy"], policy, "{vpmu:#}");
+        assert_eq!(vpmu["events"], serde_json::json!(events), "{arguments:?}");
+    }
 }
 
 #[test]

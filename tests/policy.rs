@@ -1,9 +1,35 @@
-//! What the operator decides about hardware events: what the guest sees of it, and what it may ask for.
+//! What the operator decides about events: what the guest sees of it, and what it may ask for.
 
-tests::guest_tests! {
-    "policy" started &["--count-mode", "vcpu", "--raw-events", "0x11"];
-    count_mode_of_the_operator_is_reported,
-    hypervisor_is_excluded_where_a_program_asks,
-    raw_event_of_the_operators_list_is_the_hosts_to_count,
-    raw_event_beyond_the_operators_list_is_refused,
+mod hardware {
+    tests::guest_tests! {
+        "policy" started &["--count-mode", "vcpu", "--raw-events", "0x11"];
+        count_mode_of_the_operator_is_reported,
+        hypervisor_is_excluded_where_a_program_asks,
+        raw_event_of_the_operators_list_is_the_hosts_to_count,
+        raw_event_beyond_the_operators_list_is_refused,
+    }
+}
+
+/// A list of its own: nothing but what it names.
+mod allowed {
+    tests::guest_tests! {
+        "policy-allowed" started &["--allow-event", "tsc,exits-io,mark:7,exit-trace-io"];
+        allowed_events_are_all_that_there_is,
+        allowed_events_are_open_by_every_door_and_others_by_none,
+        allowed_mark_counts_and_others_are_unknown,
+    }
+}
+
+/// A tier without some of its events, which its operator has for himself.
+mod denied {
+    tests::guest_tests! {
+        "policy-denied" started &[
+            "--deny-event", "tsc,exits-io,mark:7,exit-trace-io,software",
+            "--persistent", "exits-io,cpu=0,size=0,name=kept",
+        ];
+        denied_events_are_not_listed,
+        denied_events_are_closed_by_every_door_and_others_are_not,
+        denied_event_of_the_operators_own_is_read,
+        kernel_log_says_that_a_kind_is_denied,
+    }
 }

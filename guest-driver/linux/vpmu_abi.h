@@ -87,6 +87,7 @@ struct vpmu_config {
 #define VPMU_REFUSED_POLICY		5	/* the operator has disabled them */
 #define VPMU_REFUSED_OTHER		6
 #define VPMU_REFUSED_SEVERAL_PMUS	7	/* the VMM is not kept on CPUs of one core PMU */
+#define VPMU_REFUSED_MEDIATED		8	/* left to VMs with a mediated PMU */
 
 /* vpmu_control_header::op, with what follows and what answers */
 #define VPMU_CONTROL_OPEN	1	/* vpmu_open_request, vpmu_open_reply */

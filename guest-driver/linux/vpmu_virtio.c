@@ -106,6 +106,8 @@ static const char *refusal(u32 why)
 		return "disabled by its operator";
 	case VPMU_REFUSED_SEVERAL_PMUS:
 		return "it has several core PMUs, and the VMM may run on CPUs of more than one";
+	case VPMU_REFUSED_MEDIATED:
+		return "its hardware is left to VMs with a mediated PMU";
 	default:
 		return "an error";
 	}
@@ -121,7 +123,7 @@ static const char *refusal(u32 why)
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
 	/* A later device may know others. */
-	if (why > VPMU_REFUSED_SEVERAL_PMUS)
+	if (why > VPMU_REFUSED_MEDIATED)
 		why = VPMU_REFUSED_OTHER;
 	if (why != VPMU_REFUSED_NOT && !test_and_set_bit(why, &dev->refused))
 		dev_warn(&dev->vdev->dev,

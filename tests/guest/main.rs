@@ -64,6 +64,7 @@ mod persistent_rules;
 mod persistent_window;
 mod persisting;
 mod policy;
+mod policy_events;
 mod profiled;
 mod profiles;
 mod programs;
@@ -189,6 +190,8 @@ fn group(name: &str) -> Option<Vec<Test>> {
         "hammer" => Some(hammer::TESTS.to_vec()),
         "storms" => Some(storms::TESTS.to_vec()),
         "policy" => Some(policy::TESTS.to_vec()),
+        "policy-allowed" => Some(policy_events::ALLOWED.to_vec()),
+        "policy-denied" => Some(policy_events::DENIED.to_vec()),
         "refusals" => Some(refusals::TESTS.to_vec()),
         "permissions" => Some(permissions::TESTS.to_vec()),
         "baseline" => Some(baseline::TESTS.to_vec()),

@@ -13,7 +13,7 @@ use crate::confine::User;
 use crate::ctl::CtlArgs;
 use crate::limits::LimitArgs;
 use crate::persistent::Spec;
-use crate::raw_events::RawEvents;
+use crate::policy::PolicyArgs;
 
 /// A minimal VMM for KVM that gives its guests a paravirtual PMU.
 #[derive(Debug, Parser)]
@@ -76,7 +76,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Leave the paravirtual PMU out
+    /// Leave the paravirtual PMU out: as --pmu off
     #[arg(long)]
     pub no_vpmu: bool,
 
@@ -84,21 +84,11 @@ pub struct RunArgs {
     #[arg(long)]
     pub guest_pmu: bool,
 
-    /// Open no event that hardware counts, not even to try: none for the guest, none for --persistent.
-    /// While such an event is open, Linux starts no VM with a mediated PMU on this host
-    #[arg(long)]
-    pub no_hardware_events: bool,
-
     /// Whose work hardware events count: guest (the guest's alone), or vcpu (the host's for the vCPU,
     /// too: KVM and this VMM on its thread). Those that sample leave the host's out in both
     /// [default: guest]
     #[arg(long, value_enum, value_name = "MODE")]
     pub count_mode: Option<CountMode>,
-
-    /// Let the guest have these raw hardware events: hexadecimal numbers and ranges of them, or all.
-    /// See below [default: none]
-    #[arg(long, value_name = "LIST|all")]
-    pub raw_events: Option<RawEvents>,
 
     /// Pin hardware events on the host: none shares its counter with others, and one that finds no
     /// counter is in error. Without, the host gives counters in turns, and the guest sees it as less
@@ -162,6 +152,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub summary: bool,
 
+    /// What the guest may open.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+
     /// What the guest may use up.
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -217,11 +211,13 @@ Examples:
   vmm run --kernel bzImage --cmdline 'console=ttyS0 root=/dev/ram0' --summary
   vmm run --kernel bzImage --persistent marks --persistent exits-io,cpu=0,size=1M,name=io
   vmm run --kernel bzImage --persistent marks --on-reset restart --ctl vm.sock
+  vmm run --kernel bzImage --pmu clocks --allow-event instructions,cycles
   vmm run --config vm.json --report report.json
 
 A configuration file has the flags by their long names, \"memory\" in MiB:
   {\"kernel\": \"vmlinux\", \"initramfs\": \"rootfs.cpio.gz\", \"cmdline\": \"console=ttyS0\",
-   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"hardware-events\": true,
+   \"vcpus\": 2, \"memory\": 512, \"vpmu\": true, \"guest-pmu\": false, \"pmu\": \"standard\",
+   \"allow-events\": [\"raw:0x11\"], \"deny-events\": [\"exits-*\"], \"hardware-events\": true,
    \"count-mode\": \"guest\", \"raw-events\": \"0x11,0x40-0x4f\", \"pin-hardware\": false, \"window\": \"16M\",
    \"limits\": {\"max-sample-rate\": 10000, \"max-console\": \"1M\"}, \"on-reset\": \"restart\", \"ctl\": \"vm.sock\",
    \"persistent\": [\"marks\"], \"recording\": \"perf.data\", \"symbols\": \"System.map\",
@@ -236,7 +232,7 @@ persistent events whose rings lie in the window go on, and so does its time. A p
 panic and a signal end the run all the same.
 
 Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in
-it can stop. EVENT is a name of 'vperf list' in a guest; marks is every mark, mark=7 those of the
+it can stop. EVENT is a name of 'vmm check --pmu full'; marks is every mark, mark=7 those of the
 value 7, exits-io:k those in kernel mode. The options:
   period=N    a sample every so many
   freq=N      about so many samples a second
@@ -247,6 +243,21 @@ value 7, exits-io:k those in kernel mode. The options:
 Without period and freq each mark and each exit is a sample, clocks and hardware events make 1000
 a second, and what cannot be sampled only counts. The recording tells of the guest alone: neither
 the host's name nor any path of it is in the file.
+
+Events of the guest: a tier is a list to begin with.
+  --pmu off       the machine has no PMU: nothing to see, not one exit for it
+  --pmu clocks    cpu-clock, task-clock, tsc, guest-time, marks, and the exits that reach the VMM by
+                  reason; no hardware event is opened, unless --persistent names one
+  --pmu standard  these, the CPU's generic and cache events, page-faults, context-switches,
+                  cpu-migrations, exits, halts, and traces
+  --pmu full      these, and every raw event of the host's CPU
+--allow-event adds to the list; without --pmu it begins empty, and the guest has what is allowed alone.
+--deny-event takes out of it, whatever else allows the event, and with an event the traces that show it or
+that it paces. Both take names of 'vmm check --pmu full' (instructions), patterns (exits-*), kinds
+(hardware, hw-cache, software, raw, vmm-traces), and numbers (raw:0x11/0xff: KIND:CONFIG/MASK, the events
+whose config has the bits of CONFIG where MASK has ones). A denied event is absent: the catalogue does
+not list it, and opening it fails as for an event that the host does not have. The list binds the
+guest: --persistent and 'vmm ctl start' take any event of the host's, and the guest may read those.
 
 Raw events: --raw-events 0x11,0x40-0x4f lets the guest count these numbers of the host CPU's own
 events ('perf stat -e r11' in the guest). A raw event can reach what others share with the guest, such

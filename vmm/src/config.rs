@@ -14,6 +14,7 @@ use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::User;
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::persistent::Spec;
+use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier};
 use crate::raw_events::RawEvents;
 
 pub use crate::arch::layout::MAX_VCPUS;
@@ -43,6 +44,8 @@ pub struct Config {
     pub vpmu: bool,
     /// Whether the guest's processors have a PMU of their own.
     pub guest_pmu: bool,
+    /// What the guest may open.
+    pub policy: Decision,
     /// What the host's hardware counts.
     pub hardware: Hardware,
     /// Bytes of the window, whole pages; zero: there is none.
@@ -111,17 +114,20 @@ pub enum ConfigError {
         max = WINDOW_MAX >> 20
     )]
     Window(u64),
+    /// Events that contradict each other.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// A limit that cannot be.
     #[error(transparent)]
     Limits(#[from] LimitError),
     /// A control socket of a machine that has nothing to control.
-    #[error("--ctl is of use with the PMU alone: leave --no-vpmu out")]
+    #[error("--ctl is of use with the PMU alone: leave --no-vpmu, or --pmu off, out")]
     CtlWithoutVpmu,
     /// A PMU that processors cannot have here.
     #[error("--guest-pmu: {0}")]
     GuestPmu(&'static str),
     /// Persistent events in a machine that has no events at all.
-    #[error("--persistent needs the PMU: leave --no-vpmu out")]
+    #[error("--persistent needs the PMU: leave --no-vpmu, or --pmu off, out")]
     PersistentWithoutVpmu,
 }
 
@@ -137,6 +143,11 @@ struct Document {
     vpmu: Option<bool>,
     #[serde(rename = "guest-pmu")]
     guest_pmu: Option<bool>,
+    pmu: Option<Tier>,
+    #[serde(rename = "allow-events")]
+    allow_events: Vec<Events>,
+    #[serde(rename = "deny-events")]
+    deny_events: Vec<Events>,
     #[serde(rename = "hardware-events")]
     hardware_events: Option<bool>,
     #[serde(rename = "count-mode")]
@@ -195,19 +206,29 @@ impl TryFrom<&RunArgs> for Config {
             return Err(ConfigError::Window(window));
         }
         let limits = args.limits.over(file.limits).limits(window)?;
-        let vpmu = !args.no_vpmu && file.vpmu.unwrap_or(true);
         let guest_pmu = args.guest_pmu || file.guest_pmu.unwrap_or(false);
         if let (true, Some(reason)) = (guest_pmu, platform::NO_GUEST_PMU) {
             return Err(ConfigError::GuestPmu(reason));
-        }
-        let ctl = args.ctl.or(file.ctl);
-        if ctl.is_some() && !vpmu {
-            return Err(ConfigError::CtlWithoutVpmu);
         }
         let persistent = match args.persistent {
             none if none.is_empty() => file.persistent,
             given => given,
         };
+        let of_file = PolicyFile {
+            vpmu: file.vpmu,
+            pmu: file.pmu,
+            allow_events: file.allow_events,
+            deny_events: file.deny_events,
+            raw_events: file.raw_events,
+            hardware_events: file.hardware_events,
+        };
+        let own = persistent.iter().map(Spec::event_name);
+        let policy = args.policy.decide(of_file, args.no_vpmu, own)?;
+        let vpmu = policy.tier != Some(Tier::Off);
+        let ctl = args.ctl.or(file.ctl);
+        if ctl.is_some() && !vpmu {
+            return Err(ConfigError::CtlWithoutVpmu);
+        }
         if !persistent.is_empty() && !vpmu {
             return Err(ConfigError::PersistentWithoutVpmu);
         }
@@ -226,19 +247,17 @@ impl TryFrom<&RunArgs> for Config {
             vpmu,
             guest_pmu,
             hardware: Hardware {
-                events: !args.no_hardware_events && file.hardware_events.unwrap_or(true),
+                events: policy.hardware != HardwareUse::Never,
+                left_to_mediated: false,
                 count_mode: args
                     .count_mode
                     .or(file.count_mode)
                     .unwrap_or_default()
                     .into(),
-                raw: args
-                    .raw_events
-                    .or(file.raw_events)
-                    .unwrap_or_default()
-                    .into(),
+                raw: policy.raw.clone(),
                 pinned: args.pin_hardware || file.pin_hardware.unwrap_or(false),
             },
+            policy,
             window,
             persistent,
             recording: args.recording.or(file.recording),

@@ -1,6 +1,7 @@
 //! The host's kernel, as far as its version tells what it gets wrong.
 
 use std::fs;
+use std::path::Path;
 
 use crate::arch;
 
@@ -12,6 +13,28 @@ const RELEASE: &str = "/proc/sys/kernel/osrelease";
 pub fn lost_counts() -> Option<String> {
     let release = fs::read_to_string(RELEASE).ok()?;
     lost_by(version(&release)?, arch::FIRST_TO_KEEP_COUNTS)
+}
+
+/// Where Linux shows the parameters of its modules.
+const MODULES: &str = "/sys/module";
+/// The modules whose guests can have a mediated PMU.
+const MEDIATING: [&str; 2] = ["kvm_intel", "kvm_amd"];
+
+/// Whether this host's KVM gives its guests mediated PMUs: its module's parameter, which Linux has since
+/// 7.0. `None`: this kernel knows no such PMU, or KVM is not there.
+#[must_use]
+pub fn mediated_pmu() -> Option<bool> {
+    mediated_in(Path::new(MODULES))
+}
+
+fn mediated_in(modules: &Path) -> Option<bool> {
+    let parameter = |module: &str| {
+        let path = modules.join(module).join("parameters/enable_mediated_pmu");
+        let text = fs::read_to_string(path).ok()?;
+        Some(matches!(text.trim(), "Y" | "y" | "1"))
+    };
+    let found = MEDIATING.into_iter().filter_map(parameter);
+    found.reduce(|one, other| one || other)
 }
 
 fn lost_by(version: (u32, u32), first: Option<(u32, u32)>) -> Option<String> {
@@ -39,6 +62,25 @@ mod tests {
         assert_eq!(version("6.12.117+deb12-cloud-amd64"), Some((6, 12)));
         for wrong in ["", "6", "linux", "-6.1"] {
             assert_eq!(version(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn mediated_pmu_is_what_the_modules_parameter_says() {
+        for (module, text, expected) in [
+            ("kvm_intel", "Y\n", Some(true)),
+            ("kvm_amd", "Y\n", Some(true)),
+            ("kvm_amd", "N\n", Some(false)),
+            ("kvm_amd", "1", Some(true)),
+            ("kvm_intel", "", Some(false)),
+            ("kvm", "Y\n", None),
+        ] {
+            let modules = tempfile::tempdir().expect("a directory");
+            let parameters = modules.path().join(module).join("parameters");
+            fs::create_dir_all(&parameters).expect("made");
+            assert_eq!(mediated_in(modules.path()), None, "without the parameter");
+            fs::write(parameters.join("enable_mediated_pmu"), text).expect("written");
+            assert_eq!(mediated_in(modules.path()), expected, "{module}: {text:?}");
         }
     }
 

@@ -38,6 +38,7 @@ pub mod memory;
 pub mod operator;
 pub mod persistent;
 mod place;
+pub mod policy;
 pub mod raw_events;
 pub mod recording;
 pub mod report;

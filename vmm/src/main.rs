@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args).into(),
         Command::Check(args) => match check::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
+            Err(error @ check::CheckError::Policy(_)) => fail(&error, EXIT_USAGE).into(),
             Err(error) => fail(&error, EXIT_FAILURE).into(),
         },
         Command::Ctl(args) => match ctl::run(&args) {

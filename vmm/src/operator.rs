@@ -13,6 +13,7 @@ use crate::bucket::Bucket;
 use crate::config::Config;
 use crate::ctl::{Answer, Entry, Recorded, Reply, Request};
 use crate::persistent::{Spec, SpecError};
+use crate::policy;
 use crate::recording::{Recorder, RecordingError};
 use crate::report;
 
@@ -73,6 +74,8 @@ pub enum OperatorError {
 pub struct Operator {
     vpmu: Arc<Vpmu>,
     vcpus: u32,
+    /// Whether hardware events may be opened.
+    hardware: bool,
     /// --recording was given: the guest's own events are recorded too, without anybody asking then.
     asked: bool,
     /// Bytes that a recording takes out of rings in guest memory.
@@ -122,6 +125,7 @@ impl Operator {
         let operator = Self {
             vpmu: Arc::clone(vpmu),
             vcpus: config.vcpus.into(),
+            hardware: config.hardware.events,
             asked,
             most_of_guests: config.limits.guest_recording,
             recorder: Mutex::new(recorder),
@@ -235,8 +239,18 @@ impl Operator {
                             log::warn!("event {id} does not end: {error}");
                         }
                     }
+                    let remedy = match &source {
+                        PersistError::NoEvent(_)
+                            if !self.hardware && policy::is_hardware(spec.event_name()) =>
+                        {
+                            Some(
+                                "this machine opens no hardware event; --hardware-events has it do so",
+                            )
+                        }
+                        source => remedy(source),
+                    };
                     let name = persist.name.unwrap_or(persist.event);
-                    return Err(match remedy(&source) {
+                    return Err(match remedy {
                         Some(remedy) => OperatorError::Mistake {
                             name,
                             remedy,
@@ -281,7 +295,7 @@ impl Operator {
 /// What the operator can do about an event that is refused.
 fn remedy(error: &PersistError) -> Option<&'static str> {
     match error {
-        PersistError::NoEvent(_) => Some("'vperf list' in a guest names those that there are"),
+        PersistError::NoEvent(_) => Some("'vmm check --pmu full' names those that there are"),
         PersistError::NameTaken(_) | PersistError::ReservedName(_) => {
             Some("give it another name with name=")
         }

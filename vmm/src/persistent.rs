@@ -120,6 +120,13 @@ impl FromStr for Spec {
 }
 
 impl Spec {
+    /// The name in the catalogue of what it counts.
+    #[must_use]
+    pub fn event_name(&self) -> &str {
+        let end = self.event.find(['=', ':']);
+        &self.event[..end.unwrap_or(self.event.len())]
+    }
+
     /// What the device is to start in a machine of so many vCPUs.
     #[must_use]
     pub fn events(&self, vcpus: u32) -> Vec<Persist> {

@@ -111,6 +111,10 @@ pub struct VcpuReport {
 /// What the PMU did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VpmuReport {
+    /// The tier that the list of the guest's events began with; `list`: only those that were allowed by name.
+    pub policy: &'static str,
+    /// The events that the guest could open.
+    pub events: Vec<String>,
     /// Events opened.
     pub events_opened: u64,
     /// Requests on the control queue.
@@ -301,6 +305,8 @@ impl Report {
         let vpmu = ran.vpmu.as_ref().map(|vpmu| {
             let metrics = vpmu.metrics();
             VpmuReport {
+                policy: ran.policy,
+                events: vpmu.guest_events(),
                 events_opened: metrics.events_opened,
                 control_requests: metrics.control_requests,
                 commands: metrics.commands,

@@ -88,6 +88,45 @@ fn wrong_usage_is_told_in_one_line() {
         2,
         &["--ctl", "--no-vpmu"],
     );
+    for (args, words) in [
+        (
+            &["--allow-event", "instrutions"][..],
+            ["instrutions", "did you mean instructions?"],
+        ),
+        (
+            &["--deny-event", "raw:r11"],
+            ["raw:r11", "KIND:CONFIG/MASK"],
+        ),
+        (&["--pmu", "all"], ["--pmu", "standard"]),
+        (
+            &["--pmu", "off", "--persistent", "marks"],
+            ["--persistent", "--pmu off"],
+        ),
+        (&["--pmu", "off", "--ctl", "y"], ["--ctl", "--pmu off"]),
+        (
+            &["--pmu", "clocks", "--no-vpmu"],
+            ["--pmu clocks", "--no-vpmu"],
+        ),
+        (
+            &["--allow-event", "cycles", "--deny-event", "hardware"],
+            ["--allow-event cycles", "--deny-event hardware"],
+        ),
+        (
+            &["--raw-events", "0x11", "--no-hardware-events"],
+            ["--raw-events", "--no-hardware-events"],
+        ),
+        (
+            &["--hardware-events", "--no-hardware-events"],
+            ["--hardware-events", "--no-hardware-events"],
+        ),
+    ] {
+        refused(&[&["run", "--kernel", "x"], args].concat(), 2, &words);
+    }
+    refused(
+        &["check", "--pmu", "full", "--no-hardware-events"],
+        2,
+        &["--pmu full", "--no-hardware-events"],
+    );
     refused(
         &["run", "--kernel", "x", "--memory", "9T"],
         2,

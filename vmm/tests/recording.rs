@@ -179,7 +179,7 @@ fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
             "/nonexistent/System.map",
         ),
         (["--symbols", symbols], "has no function symbols"),
-        (["--persistent", "no-such-event"], "vperf list"),
+        (["--persistent", "no-such-event"], "vmm check --pmu full"),
         (["--persistent", "marks,size=4K"], "with name="),
         (["--persistent", "marks,cpu=5,name=five"], "vCPU 5"),
         (["--persistent", "marks,name=Seven"], "Seven"),
@@ -198,6 +198,20 @@ fn what_cannot_be_recorded_is_told_before_the_guest_starts() {
         assert!(text.contains(words), "{args:?}: {text}");
     }
     assert!(!bench.path("perf.data").exists());
+}
+
+#[test]
+fn hardware_event_of_a_machine_that_opens_none_is_refused_with_the_remedy() {
+    let bench = Bench::new();
+    let kernel = bench.kernel(&power_off());
+    let output = vmm(["run", "--memory", "16", "--no-hardware-events"])
+        .args(["--persistent", "cycles,size=0", "--kernel"])
+        .arg(&kernel)
+        .output()
+        .expect("vmm starts");
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("--hardware-events has it do so"), "{text}");
 }
 
 #[test]

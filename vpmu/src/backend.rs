@@ -4,10 +4,11 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::catalogue::{Catalogue, is_hardware};
+use crate::catalogue::{Catalogue, Entry, is_hardware};
 use crate::clock::Clock;
 use crate::locks::{DRAIN, Lock};
 use crate::machine::Machine;
+use crate::policy::EventMatch;
 use crate::producer::AuxProducer;
 use crate::refusal::Refusal;
 use crate::settings::Settings;
@@ -86,6 +87,12 @@ impl Backend {
         })
     }
 
+    /// The entries of the catalogue that the guest has: as many as [`Backend::catalogue`] allows, always the
+    /// same.
+    pub(crate) fn guest_entries(&self) -> impl Iterator<Item = &Entry> {
+        self.catalogue().entries(&self.settings.policy)
+    }
+
     /// Names the VMM's producers, before anyone asks for the catalogue.
     pub(crate) fn set_producers(&self, producers: Vec<AuxProducer>) {
         // Called once, by whoever makes the device.
@@ -121,9 +128,14 @@ impl Backend {
 
     /// Why the guest has no event of a kind of the host's.
     pub(crate) fn refusal(&self, kind: u32) -> Option<Refusal> {
-        match self.settings.hardware.events || !is_hardware(kind) {
-            true => self.source.refusal(kind),
-            false => Some(Refusal::Policy),
+        let hardware = &self.settings.hardware;
+        let unused = is_hardware(kind) && !hardware.events;
+        let allowed = self.settings.policy.allows_some(&EventMatch::kind(kind));
+        match (unused, allowed) {
+            (_, false) => Some(Refusal::Policy),
+            (true, _) if hardware.left_to_mediated => Some(Refusal::Mediated),
+            (true, _) => Some(Refusal::Policy),
+            (false, _) => self.source.refusal(kind),
         }
     }
 

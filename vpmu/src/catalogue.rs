@@ -9,7 +9,9 @@ use crate::abi::{
     PACE_INSTRUCTIONS,
 };
 use crate::event::pace;
+use crate::host;
 use crate::machine::Machine;
+use crate::policy::{EventMatch, Policy};
 use crate::producer::AuxProducer;
 use crate::settings::{CountMode, Settings};
 use crate::source::{Offer, Source};
@@ -17,6 +19,12 @@ use crate::source::{Offer, Source};
 const DEVICE: &str = "device";
 const VMM: &str = "vmm";
 const STATISTICS: &str = "hypervisor statistics";
+const TSC: &str = "tsc";
+const EXITS: &str = "exits";
+const HALTS: &str = "halts";
+const GUEST_TIME: &str = "guest-time";
+const MARKS: &str = "marks";
+const MARK: &str = "mark";
 const TRACEPOINTS: &str = "host perf: tracepoints kvm_exit, kvm_entry";
 
 /// The shortest period of what the device counts itself.
@@ -82,6 +90,15 @@ impl Entry {
         self.unit == "ns"
     }
 
+    /// The events that it names.
+    fn events(&self) -> EventMatch {
+        match (self.any_config, self.kind) {
+            (false, _) => EventMatch::one(self.kind, self.config),
+            (true, KIND_MARK) => MARK_OF_A_VALUE,
+            (true, _) => EventMatch::kind(self.kind),
+        }
+    }
+
     /// As the guest reads it. Texts too long for their field are cut.
     pub(crate) fn wire(&self) -> CatalogueEntry {
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -140,7 +157,7 @@ impl Catalogue {
         let tsc = Entry::device(
             KIND_TSC,
             0,
-            "tsc",
+            TSC,
             DEVICE,
             None,
             "ticks of the guest's TSC while the event is active, whatever the vCPU does",
@@ -154,7 +171,7 @@ impl Catalogue {
             entries.push(Entry::device(
                 KIND_EXITS,
                 EXIT_ALL,
-                "exits",
+                EXITS,
                 STATISTICS,
                 None,
                 "every VM exit, those that the host's kernel handles by itself included",
@@ -168,7 +185,7 @@ impl Catalogue {
             entries.push(Entry::device(
                 KIND_HALTS,
                 0,
-                "halts",
+                HALTS,
                 STATISTICS,
                 None,
                 "times that the vCPU halted",
@@ -178,7 +195,7 @@ impl Catalogue {
             let time = Entry::device(
                 KIND_GUEST_TIME,
                 0,
-                "guest-time",
+                GUEST_TIME,
                 "device, thread CPU clock",
                 None,
                 "time for which the vCPU's thread had a CPU inside the run call, the host's \
@@ -196,7 +213,7 @@ impl Catalogue {
             ..Entry::device(
                 KIND_MARK,
                 MARK_ANY,
-                "marks",
+                MARKS,
                 DEVICE,
                 ANY_PERIOD,
                 "marks placed by guest programs, whatever their value; samples have it as their \
@@ -206,7 +223,7 @@ impl Catalogue {
         let mark = Entry::device(
             KIND_MARK,
             0,
-            "mark",
+            MARK,
             DEVICE,
             ANY_PERIOD,
             "marks of this value placed by guest programs",
@@ -236,8 +253,10 @@ impl Catalogue {
         Self(entries)
     }
 
-    pub(crate) fn entries(&self) -> &[Entry] {
-        &self.0
+    /// The entries of events that a guest may open.
+    pub(crate) fn entries<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = &'a Entry> {
+        let allowed = |entry: &&Entry| policy.allows_some(&entry.events());
+        self.0.iter().filter(allowed)
     }
 
     /// The entry of that name.
@@ -333,6 +352,47 @@ const SAMPLE_TRACES: [(u64, &str, &str); 4] = [
         "packets of format 2 (samples): registers, one for each period of instructions",
     ),
 ];
+
+/// A mark's value has 32 bits.
+const MARK_OF_A_VALUE: EventMatch = EventMatch {
+    kind: KIND_MARK,
+    config: 0,
+    mask: !(u32::MAX as u64),
+};
+
+/// The names that catalogues have, raw events and traces of the VMM's aside, and the events that they name.
+pub(crate) fn names() -> Vec<(String, EventMatch)> {
+    let of_host = host::candidates().map(|offer| {
+        let event = EventMatch::one(offer.kind, offer.config);
+        (offer.name, event)
+    });
+    let exits = USER_EXITS.map(|(config, name, _)| (KIND_EXITS, config, name));
+    let exit_traces = EXIT_TRACES.map(|(config, name, _)| (KIND_EXIT_TRACE, config, name));
+    let sample_traces = SAMPLE_TRACES.map(|(config, name, _)| (KIND_SAMPLE_TRACE, config, name));
+    let of_device = exits
+        .into_iter()
+        .chain(exit_traces)
+        .chain(sample_traces)
+        .chain([
+            (KIND_TSC, 0, TSC),
+            (KIND_EXITS, EXIT_ALL, EXITS),
+            (KIND_HALTS, 0, HALTS),
+            (KIND_GUEST_TIME, 0, GUEST_TIME),
+            (KIND_MARK, MARK_ANY, MARKS),
+        ])
+        .map(|(kind, config, name)| (name.to_owned(), EventMatch::one(kind, config)));
+    let mark = [(MARK.to_owned(), MARK_OF_A_VALUE)];
+    of_host.chain(of_device).chain(mark).collect()
+}
+
+/// The traces that an event of hardware paces.
+pub(crate) fn paced_by_hardware() -> impl Iterator<Item = EventMatch> {
+    let paced = |config: &u64| pace(*config).is_some_and(|(kind, _)| is_hardware(kind));
+    let configs = SAMPLE_TRACES.into_iter().map(|(config, ..)| config);
+    configs
+        .filter(paced)
+        .map(|config| EventMatch::one(KIND_SAMPLE_TRACE, config))
+}
 
 /// Whether the CPU's PMU counts events of this kind.
 pub(crate) fn is_hardware(kind: u32) -> bool {

@@ -257,7 +257,7 @@ impl Vpmu {
     /// Reads configuration space; bytes beyond it are zero.
     pub fn read_config(&self, offset: u64, data: &mut [u8]) {
         let backend = &self.shared.backend;
-        let entries = backend.catalogue().entries().len();
+        let entries = backend.guest_entries().count();
         let limits = &backend.settings.limits;
         let config = Config {
             version: VERSION.into(),
@@ -355,6 +355,14 @@ impl Vpmu {
     }
 
     // The operator.
+
+    /// Names of the events that the guest may open, in the order of its catalogue. Called when the machine
+    /// has its vCPUs and can tell what it counts.
+    #[must_use]
+    pub fn guest_events(&self) -> Vec<String> {
+        let entries = self.shared.backend.guest_entries();
+        entries.map(|entry| entry.name().to_owned()).collect()
+    }
 
     /// Starts a persistent event of the operator's; its id. Called when the machine has its vCPUs and
     /// can tell what it counts, be it before their threads [attach](Vpmu::attach): the event begins

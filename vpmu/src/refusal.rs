@@ -3,8 +3,8 @@
 use std::io;
 
 use crate::abi::{
-    REFUSED_ABSENT, REFUSED_DESCRIPTORS, REFUSED_IN_USE, REFUSED_NOT, REFUSED_OTHER,
-    REFUSED_PERMISSION, REFUSED_POLICY, REFUSED_SEVERAL_PMUS,
+    REFUSED_ABSENT, REFUSED_DESCRIPTORS, REFUSED_IN_USE, REFUSED_MEDIATED, REFUSED_NOT,
+    REFUSED_OTHER, REFUSED_PERMISSION, REFUSED_POLICY, REFUSED_SEVERAL_PMUS,
 };
 
 /// Why the host refuses a counter. The text is the operator's, with the remedy.
@@ -37,6 +37,11 @@ pub enum Refusal {
          taskset"
     )]
     SeveralPmus,
+    /// A hardware event would keep VMs with a mediated PMU from starting.
+    #[error(
+        "the hardware is left to VMs with a mediated PMU, which Linux does not start beside such events"
+    )]
+    Mediated,
     /// Another reason.
     #[error("the log of its kernel may say why")]
     Other,
@@ -66,6 +71,7 @@ impl Refusal {
             Some(Self::Descriptors) => REFUSED_DESCRIPTORS,
             Some(Self::Absent) => REFUSED_ABSENT,
             Some(Self::Policy) => REFUSED_POLICY,
+            Some(Self::Mediated) => REFUSED_MEDIATED,
             Some(Self::SeveralPmus) => REFUSED_SEVERAL_PMUS,
             Some(Self::Other) => REFUSED_OTHER,
         }

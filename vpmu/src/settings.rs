@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::policy::Policy;
+
 /// The fixed facts of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -15,6 +17,8 @@ pub struct Settings {
     pub engines: Engines,
     /// What hardware counts for the guest and its operator.
     pub hardware: Hardware,
+    /// The events that the guest may open.
+    pub policy: Policy,
 }
 
 /// What the host's hardware counts for a guest, and for its operator.
@@ -23,6 +27,8 @@ pub struct Hardware {
     /// Whether it counts anything. While such an event is open, Linux starts no VM with a mediated PMU on
     /// the host.
     pub events: bool,
+    /// Why it counts nothing, if it does: its owner leaves it to VMs with a mediated PMU.
+    pub left_to_mediated: bool,
     /// Whose work its events count.
     pub count_mode: CountMode,
     /// The raw events ([`KIND_RAW`](crate::abi::KIND_RAW)) that there may be.
@@ -36,6 +42,7 @@ impl Default for Hardware {
     fn default() -> Self {
         Self {
             events: true,
+            left_to_mediated: false,
             count_mode: CountMode::default(),
             raw: RawEvents::default(),
             pinned: false,

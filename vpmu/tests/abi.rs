@@ -258,6 +258,7 @@ fn constants() -> Vec<(&'static str, i128)> {
         REFUSED_POLICY,
         REFUSED_OTHER,
         REFUSED_SEVERAL_PMUS,
+        REFUSED_MEDIATED,
         NOTICE_WAKEUP,
         NOTICE_ERROR,
         NOTICE_LIMIT,

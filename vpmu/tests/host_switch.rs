@@ -101,6 +101,7 @@ impl Guest {
             },
             engines: Engines::Exit,
             hardware: Hardware::default(),
+            policy: vpmu::Policy::default(),
         };
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

@@ -63,6 +63,7 @@ fn device() -> Vpmu {
         limits: Limits::default(),
         engines: Engines::Exit,
         hardware: Hardware::default(),
+        policy: vpmu::Policy::default(),
     };
     let source = source();
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);

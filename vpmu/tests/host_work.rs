@@ -109,6 +109,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
         limits: Limits::default(),
         engines: Engines::Exit,
         hardware: Hardware::default(),
+        policy: vpmu::Policy::default(),
     };
     let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");

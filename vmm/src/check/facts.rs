@@ -8,6 +8,7 @@ use std::ops::AddAssign;
 
 use serde::Serialize;
 
+use super::events::Offered;
 use crate::arch::check::Guest;
 
 /// Everything `vmm check` knows about this machine.
@@ -21,6 +22,10 @@ pub struct Survey {
     pub guest: Option<Guest>,
     /// What the host's perf events can do for a vCPU thread.
     pub perf: Perf,
+    /// Whether KVM gives its guests mediated PMUs; `None`: this kernel knows none.
+    pub mediated_pmu: Option<bool>,
+    /// The events that guests of each tier, or of the list in question, have here.
+    pub pmu: Vec<Offered>,
     /// The same facts line by line, with what follows from each.
     pub checks: Vec<Check>,
 }

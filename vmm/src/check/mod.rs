@@ -4,6 +4,7 @@
 //! counted. Other programs read the JSON to decide where a stock kernel can run. Each probe is
 //! bounded, so that a broken hypervisor is a line in the table and not a hang.
 
+mod events;
 mod facts;
 mod kvm;
 mod machine;
@@ -18,12 +19,15 @@ mod watch;
 use std::io::{self, Write};
 use std::thread::{self, JoinHandle};
 
+pub use events::Offered;
 pub use facts::{AutoEngine, Check, Event, Finding, HostTrace, Kvm, Perf, Samples, Survey};
 
 pub(crate) use machine::{Exit, Machine, MachineError};
 use watch::{Watch, watched};
 
 use crate::arch::check as guest;
+use crate::host_kernel;
+use crate::policy::{Decision, PolicyArgs, PolicyError};
 
 /// The mode that a small guest begins in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,19 +43,26 @@ pub struct CheckArgs {
     /// Print the survey as JSON, with keys that stay as they are, instead of a table
     #[arg(long)]
     pub json: bool,
+
+    /// The events to ask about; without, each tier.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
 }
 
 const HELP: &str = "\
 Examples:
   vmm check
   vmm check --json | jq .stock_kernel
+  vmm check --pmu clocks --allow-event 'l1-dcache-*'
+      See which events a guest of that list has here
 
 Everything is tried, not looked up: small guests are run, events are opened and counted. It takes
 about a second, changes nothing and leaves nothing behind.
 
 Exit status:
   0  a guest runs here, if only a small one
-  1  no guest runs here; the survey is printed all the same";
+  1  no guest runs here; the survey is printed all the same
+  2  wrong usage";
 
 /// Why `vmm check` did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +70,9 @@ pub enum CheckError {
     /// The survey is printed, and its answer is that no guest runs here.
     #[error("no guest runs on this machine: {0}")]
     NoGuest(String),
+    /// The list of events contradicts itself.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The survey could not be put into JSON.
     #[error("cannot write the survey as JSON")]
     Json(#[source] serde_json::Error),
@@ -72,7 +86,7 @@ pub enum CheckError {
 /// # Errors
 /// [`CheckError::NoGuest`], after printing, where not even the smallest guest runs.
 pub fn run(args: &CheckArgs) -> Result<(), CheckError> {
-    let survey = survey();
+    let survey = survey(&events::asked(&args.policy)?);
     let text = if args.json {
         serde_json::to_string_pretty(&survey).map_err(CheckError::Json)? + "\n"
     } else {
@@ -126,13 +140,23 @@ impl GuestIps {
 /// Tries everything; takes about a second, and at most a few where KVM is broken.
 ///
 /// Takes the real-time signal `SIGRTMIN + 9` for itself.
-pub fn survey() -> Survey {
+fn survey(asked: &[Decision]) -> Survey {
     let kvm = kvm::probe();
     let guest = kvm.usable.then(guest::probe);
     let perf = perf::probe(guest.as_ref().is_some_and(guest::Guest::runs));
+    let mediated = host_kernel::mediated_pmu();
+    let statistics = kvm.capabilities.get("binary_stats") == Some(&true);
+    let pmu = events::offered(asked, statistics, mediated);
+    let mut checks = verdict::checks(&kvm, guest.as_ref(), &perf);
+    // The verdict stays last.
+    let end = checks.len().saturating_sub(1);
+    let more = [events::mediated(mediated)].into_iter();
+    checks.splice(end..end, more.chain(events::checks(&pmu)));
     Survey {
         stock_kernel: verdict::stock_kernel(&kvm, guest.as_ref()),
-        checks: verdict::checks(&kvm, guest.as_ref(), &perf),
+        checks,
+        mediated_pmu: mediated,
+        pmu,
         kvm,
         guest,
         perf,

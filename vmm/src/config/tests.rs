@@ -1,7 +1,9 @@
 //! Flags, files and defaults, and what none of them may say.
 
 use super::*;
+use crate::policy::PolicyArgs;
 use std::io::Write;
+use vpmu::abi::{EXIT_IO, KIND_EXITS, KIND_HARDWARE, KIND_TSC};
 
 fn with_file(text: &str, args: RunArgs) -> Result<Config, ConfigError> {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -107,7 +109,10 @@ fn hardware_events_are_kept_by_the_flag_or_else_by_the_file() {
     let config = with_file(without, kernel()).expect("valid");
     assert!(!config.hardware.events);
     let flag = RunArgs {
-        no_hardware_events: true,
+        policy: PolicyArgs {
+            no_hardware_events: true,
+            ..PolicyArgs::default()
+        },
         ..kernel()
     };
     let config = with_file(r#"{"hardware-events": true}"#, flag).expect("valid");
@@ -136,7 +141,10 @@ fn raw_events_are_the_flags_or_else_the_files_or_else_none() {
     let file = r#"{"raw-events": "0x11"}"#;
     assert!(raw(with_file(file, kernel())).allow(0x11));
     let flag = RunArgs {
-        raw_events: Some("all".parse().expect("a list")),
+        policy: PolicyArgs {
+            raw_events: Some("all".parse().expect("a list")),
+            ..PolicyArgs::default()
+        },
         ..kernel()
     };
     assert_eq!(raw(with_file(file, flag)), vpmu::RawEvents::All);
@@ -240,5 +248,33 @@ fn machines_out_of_bounds_are_refused() {
             ..kernel()
         };
         assert!(matches!(Config::try_from(&args), Err(ConfigError::Memory(n)) if n == mib));
+    }
+}
+
+#[test]
+fn policy_comes_from_flags_or_else_from_the_file() {
+    let text = r#"{"pmu": "clocks", "allow-events": ["cycles"], "deny-events": ["exits-*"]}"#;
+    let config = with_file(text, kernel()).expect("valid");
+    assert_eq!(config.policy.tier, Some(Tier::Clocks));
+    let allows = |config: &Config, kind, number| config.policy.policy.allows(kind, number);
+    assert!(allows(&config, KIND_HARDWARE, 0) && !allows(&config, KIND_EXITS, EXIT_IO));
+    let flags = || RunArgs {
+        policy: PolicyArgs {
+            pmu: Some(Tier::Standard),
+            deny_events: vec!["tsc".parse().expect("an event")],
+            ..PolicyArgs::default()
+        },
+        ..kernel()
+    };
+    let config = with_file(text, flags()).expect("valid");
+    assert_eq!(config.policy.tier, Some(Tier::Standard));
+    assert!(allows(&config, KIND_EXITS, EXIT_IO) && !allows(&config, KIND_TSC, 0));
+    let off = with_file(r#"{"pmu": "off"}"#, kernel()).expect("valid");
+    assert!(!off.vpmu);
+    let flag = with_file(r#"{"vpmu": false}"#, flags()).expect("the flag wins");
+    assert!(flag.vpmu);
+    for wrong in [r#"{"allow-events": ["cycels"]}"#, r#"{"pmu": "all"}"#] {
+        let error = with_file(wrong, kernel()).expect_err("not valid");
+        assert!(matches!(error, ConfigError::Parse { .. }), "{error}");
     }
 }

@@ -36,6 +36,7 @@ use crate::devices::progress::Progress;
 use crate::event_loop::{Console, EventLoop};
 use crate::exit::{End, Ending};
 use crate::footprint::Footprint;
+use crate::host_kernel;
 use crate::kvm;
 use crate::machine::Machine;
 use crate::memory;
@@ -95,6 +96,8 @@ pub struct Ran {
     pub recorded: Option<Recorded>,
     /// What was held back because the guest brought about too much of it.
     pub held_back: HeldBack,
+    /// The list of events that the guest had, in one word.
+    pub policy: &'static str,
     /// The PMU, unless left out.
     pub vpmu: Option<Arc<Vpmu>>,
     /// KVM's statistics of each vCPU, where there are some.
@@ -124,10 +127,11 @@ impl Vm {
 
     /// The same, with registers that the embedder answers.
     pub(crate) fn make(
-        config: Config,
+        mut config: Config,
         inherited: Inherited,
         emulation: Option<Emulation>,
     ) -> Result<Self, VmError> {
+        pmu::leave_to_mediated(&mut config, host_kernel::mediated_pmu());
         Confinement::prepare(&config)?;
         // It runs small guests, beside the rest.
         let asks = config.vpmu && config.engine == Engine::Auto;
@@ -244,6 +248,7 @@ impl Vm {
                 recordings_left_out: self.pmu.map_or(0, |pmu| pmu.operator.left_out()),
                 console: self.console.serial.bytes(),
             },
+            policy: self.config.policy.name(),
             vpmu: self.shared.vpmu.clone(),
             stats: self.stats,
             memory: self.memory,

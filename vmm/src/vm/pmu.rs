@@ -79,6 +79,18 @@ impl Opened {
     }
 }
 
+/// Leaves the hardware unused where that lets VMs with a mediated PMU start, and nobody asked for its events.
+pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
+    if config.hardware.events && !config.policy.hardware.on(mediated) {
+        config.hardware.events = false;
+        config.hardware.left_to_mediated = true;
+        log::warn!(
+            "no guest gets hardware events: this host's KVM has mediated PMUs, and Linux starts no VM with \
+             one while such an event is open; --hardware-events opens them all the same"
+        );
+    }
+}
+
 /// The fixed facts of the device that `config` describes.
 pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
     Settings {
@@ -91,6 +103,7 @@ pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
             Engine::Exit => Engines::Exit,
         },
         hardware: config.hardware.clone(),
+        policy: config.policy.policy.clone(),
     }
 }
 
@@ -128,6 +141,13 @@ impl Pmu {
             vpmu = vpmu.with_window(window.clone())?;
         }
         let vpmu = Arc::new(vpmu);
+        // Made now: at the end of the run, for the report, KVM's statistics are gone.
+        let events = vpmu.guest_events();
+        log::info!(
+            "the guest may open {} events: {}",
+            events.len(),
+            config.policy.name()
+        );
         let queues = Queues {
             control: Arc::new(event()?),
             notices: Arc::new(event()?),

@@ -92,6 +92,7 @@ fn measure() -> io::Result<()> {
         limits: Limits::default(),
         engines: Engines::Exit,
         hardware: Hardware::default(),
+        policy: vpmu::Policy::default(),
     };
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;

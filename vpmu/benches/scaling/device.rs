@@ -72,6 +72,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
         },
         engines: Engines::Auto,
         hardware: Hardware::default(),
+        policy: vpmu::Policy::default(),
     };
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);

@@ -106,6 +106,7 @@ fn measure() -> io::Result<()> {
         },
         engines: Engines::Exit,
         hardware: Hardware::default(),
+        policy: vpmu::Policy::default(),
     };
     let watch = Watch::default();
     let source = Watched {

@@ -222,6 +222,7 @@ fn guest(events: u64, engine: u32) -> io::Result<Run> {
         limits: Limits::default(),
         engines: Engines::Auto,
         hardware: Hardware::default(),
+        policy: vpmu::Policy::default(),
     };
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let host = Arc::new(Host(Arc::clone(&shared)));

@@ -89,12 +89,14 @@ pub const REFUSED_PERMISSION: u8 = 2;
 pub const REFUSED_DESCRIPTORS: u8 = 3;
 /// Reason for a refusal: the host has no such event, or no PMU.
 pub const REFUSED_ABSENT: u8 = 4;
-/// Reason for a refusal: the operator has disabled such events.
+/// Reason for a refusal: the operator has disabled or denied such events.
 pub const REFUSED_POLICY: u8 = 5;
 /// Reason for a refusal: another one.
 pub const REFUSED_OTHER: u8 = 6;
 /// Reason for a refusal: the VMM may run on CPUs of several core PMUs, or on some without one.
 pub const REFUSED_SEVERAL_PMUS: u8 = 7;
+/// Reason for a refusal: the hardware is left to VMs with a mediated PMU.
+pub const REFUSED_MEDIATED: u8 = 8;
 
 /// [`Config::count_mode`]: only while the guest runs.
 pub const COUNT_GUEST: u32 = 0;

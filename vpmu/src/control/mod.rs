@@ -481,11 +481,11 @@ impl Control {
         if request.header.event.get() != 0 {
             return Err(Errno::EINVAL);
         }
-        let entries = self.backend.catalogue().entries();
-        let rest = entries.get(request.first.get() as usize..);
+        let first = request.first.get() as usize;
+        let entries: Vec<_> = self.backend.guest_entries().collect();
         let count = fit.min(request.count.get() as usize);
-        let part = rest.ok_or(Errno::EINVAL)?.iter().take(count);
-        Ok(part.map(|entry| entry.wire()).collect())
+        let part = entries.get(first..).ok_or(Errno::EINVAL)?.iter();
+        Ok(part.take(count).map(|entry| entry.wire()).collect())
     }
 
     /// The driver accepts features that its transport has hidden from it.
@@ -528,6 +528,7 @@ impl Control {
         let backend = Arc::clone(&self.backend);
         let terms = Terms {
             catalogue: backend.catalogue(),
+            policy: (!operators).then_some(&backend.settings.policy),
             settings: &backend.settings,
             // The operator's are there before any driver is.
             has_rings: operators || self.has_rings(),

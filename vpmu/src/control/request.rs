@@ -17,6 +17,7 @@ use crate::event::{Context, EventSpec, is_trace, pace};
 use crate::links::Role;
 use crate::period::Period;
 use crate::persistent::Persistence;
+use crate::policy::Policy;
 use crate::record::{
     Layout, SAMPLE_CALLCHAIN, SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER,
 };
@@ -70,6 +71,8 @@ pub(crate) enum Maker {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) catalogue: &'a Catalogue,
+    /// What binds the guest, and not the operator.
+    pub(super) policy: Option<&'a Policy>,
     pub(super) settings: &'a Settings,
     /// Rings, and areas, were negotiated.
     pub(super) has_rings: bool,
@@ -171,16 +174,16 @@ impl Terms<'_> {
     fn allowed(&self, request: &OpenRequest) -> Result<&Entry, Errno> {
         let kind = request.kind.get();
         let config = request.config.get();
-        // A raw code can reach host counters that see more than this guest, and so do the
-        // traces of host PMUs.
-        let raw = &self.settings.hardware.raw;
-        if kind == KIND_HOST_TRACE || kind == KIND_RAW && !raw.allow(config) {
+        // The traces of host PMUs see more than this guest.
+        if kind == KIND_HOST_TRACE {
             return Err(Errno::EOPNOTSUPP);
         }
+        let allows = |policy: &Policy| policy.allows(kind, config);
         let entry = self.catalogue.find(kind, config);
         // A mark has 32 bits: no mark has any other value.
         let known = entry.filter(|_| kind != KIND_MARK || config <= MARK_ANY);
-        let entry = known.ok_or(Errno::ENOENT)?;
+        let allowed = known.filter(|_| self.policy.is_none_or(allows));
+        let entry = allowed.ok_or(Errno::ENOENT)?;
         let flags = request.flags.get();
         let excludes = flags & (OPEN_EXCLUDE_USER | OPEN_EXCLUDE_KERNEL) != 0;
         let period = request.period.get();

@@ -169,6 +169,11 @@ fn log_refusal(kind: u32, refusal: Refusal) {
     );
 }
 
+/// The events of perf's that may be offered, raw ones aside, whether this host counts them or not.
+pub(crate) fn candidates() -> impl Iterator<Item = Offer> {
+    probe::candidates().chain([tracepoint::offer()])
+}
+
 /// Whether this host's perf can trace the exits that its kernel handles by itself; it is tried on
 /// the calling thread.
 ///

@@ -118,7 +118,7 @@ pub(super) fn probe(hardware: &Hardware, pmu: Result<CpuPmu, Refusal>) -> Probed
     Probed { offers, refusals }
 }
 
-fn candidates() -> impl Iterator<Item = Offer> {
+pub(super) fn candidates() -> impl Iterator<Item = Offer> {
     let hardware = HARDWARE.iter().map(|&(config, name)| {
         let counts = "the CPU's event of this name on the vCPU's thread";
         on_cpu(KIND_HARDWARE, config, name.to_owned(), counts)

@@ -136,7 +136,7 @@ fn refusal_of_the_devices_own_has_no_reason_of_the_hosts() {
     for (request, errno) in [
         (cycles, libc::EMFILE),
         (of_host((KIND_HARDWARE, 7), 0), libc::ENOENT),
-        (of_host((KIND_RAW, 0), 0), libc::EOPNOTSUPP),
+        (of_host((KIND_RAW, 0), 0), libc::ENOENT),
         (sampling(of_host(FAULTS, 0), 100), libc::EOPNOTSUPP),
         (of_host(CYCLES, 9), libc::EINVAL),
     ] {
@@ -218,7 +218,7 @@ fn hardware_that_the_operator_keeps_is_not_offered() {
         (of_host(CYCLES, CONTEXT_TASK), libc::ENOENT),
         (sampling(of_host(CYCLES, 0), 100), libc::ENOENT),
         (open_of(KIND_HW_CACHE, 0, 0), libc::ENOENT),
-        (open_of(KIND_RAW, 0, 0), libc::EOPNOTSUPP),
+        (open_of(KIND_RAW, 0, 0), libc::ENOENT),
         (trace, libc::ENOENT),
     ] {
         assert_eq!(answer(&mut rig, &request), (errno, 0), "{request:?}");

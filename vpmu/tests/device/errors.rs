@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
-use vpmu::{AuxProducer, Engines, Hardware, Limits, Persist, PersistentStatus, Settings};
+use vpmu::{AuxProducer, Engines, Hardware, Limits, Persist, PersistentStatus, Policy, Settings};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::persistent::{WINDOW_FEATURES, asked, window};
@@ -97,6 +97,7 @@ impl Scene {
             limits: setup.limits,
             engines: Engines::Auto,
             hardware: Hardware::default(),
+            policy: Policy::default(),
         };
         let memory = Rig::bare(Engines::Auto, limits(), None).memory;
         let producer = AuxProducer {
@@ -606,7 +607,7 @@ fn kind(scene: &mut Scene, kind: (u32, u64), period: u64) {
 
 fn entries_of_open() -> Vec<Case> {
     vec![
-        case("OPEN-24", |scene| kind(scene, (KIND_RAW, 0x11), 100)),
+        case("OPEN-24", |scene| kind(scene, (KIND_HOST_TRACE, 0), 100)),
         case("OPEN-25", |scene| kind(scene, (NO_OP, 0), 100)),
         case("OPEN-26", |scene| {
             scene.open(|open| open.sample_type = (1 << 10).into());

@@ -75,7 +75,7 @@ fn requests_that_make_no_sense_are_refused() {
                 kind: KIND_RAW.into(),
                 ..good
             },
-            libc::EOPNOTSUPP,
+            libc::ENOENT,
         ),
         (
             OpenRequest {

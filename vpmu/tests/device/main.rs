@@ -30,6 +30,7 @@ mod page;
 mod persistent;
 mod places;
 mod policy;
+mod policy_events;
 mod random;
 mod rates;
 mod reader;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Registers, Settings, Turn,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, Registers, Settings, Turn,
     VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -169,12 +169,18 @@ impl Rig {
             limits,
             engines,
             hardware: Hardware::default(),
+            policy: Policy::default(),
         };
         Self::with_memory(settings, window, memory)
     }
 
     /// A device whose operator has decided this about hardware.
     pub(crate) fn with_hardware(hardware: Hardware) -> Self {
+        Self::with_policy(hardware, Policy::default())
+    }
+
+    /// The same, for a guest that may open only some events.
+    pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
         let settings = Settings {
             vcpus: VCPUS,
@@ -182,6 +188,7 @@ impl Rig {
             limits: limits(),
             engines: Engines::Auto,
             hardware,
+            policy,
         };
         let mut rig = Self::with_memory(settings, None, memory);
         (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));

@@ -413,6 +413,7 @@ fn share_beyond_the_whole_is_refused() {
             },
             engines: Engines::Auto,
             hardware: Hardware::default(),
+            policy: vpmu::Policy::default(),
         };
         let source = Box::new(FakeSource::new(&world, &RawEvents::default()));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);

@@ -96,6 +96,7 @@ impl Stage {
             limits: limits(input)?,
             engines,
             hardware: Hardware::default(),
+            policy: vpmu::Policy::default(),
         };
         let memory = MEMORY.with_borrow_mut(|memory| {
             let memory = memory.get_or_insert_with(|| Rc::new(Memory::new()));

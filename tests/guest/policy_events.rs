@@ -1,0 +1,245 @@
+//! The operator's list of events: a denied event is absent by every door, and the others are there.
+
+use std::process::Command;
+
+use vpmu_client::Vpmu;
+
+use crate::ensure::{ensure, ensure_eq};
+use crate::programs::{text, vperf};
+use crate::raw::{
+    Device, EXIT_MMIO, EXIT_PORT, FLAG_PERSISTENT, How, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK,
+    KIND_SOFTWARE, KIND_TSC, SW_CPU_CLOCK, refused, sampling,
+};
+use crate::{Outcome, Test, cpu, os};
+
+pub(crate) const ALLOWED: &[Test] = &[
+    (
+        "allowed_events_are_all_that_there_is",
+        allowed_events_are_all_that_there_is,
+    ),
+    (
+        "allowed_events_are_open_by_every_door_and_others_by_none",
+        allowed_events_are_open_by_every_door_and_others_by_none,
+    ),
+    (
+        "allowed_mark_counts_and_others_are_unknown",
+        allowed_mark_counts_and_others_are_unknown,
+    ),
+];
+
+pub(crate) const DENIED: &[Test] = &[
+    ("denied_events_are_not_listed", denied_events_are_not_listed),
+    (
+        "denied_events_are_closed_by_every_door_and_others_are_not",
+        denied_events_are_closed_by_every_door_and_others_are_not,
+    ),
+    (
+        "denied_event_of_the_operators_own_is_read",
+        denied_event_of_the_operators_own_is_read,
+    ),
+    (
+        "kernel_log_says_that_a_kind_is_denied",
+        kernel_log_says_that_a_kind_is_denied,
+    ),
+];
+
+const HARDWARE: u64 = 0;
+const HW_CACHE: u64 = 3;
+const RAW: u64 = 4;
+const INSTRUCTIONS: u64 = 1;
+
+/// Members of both lists: a name for vperf, a kind, a config, whether it samples.
+const MEMBERS: [(&str, u64, u64, bool); 3] = [
+    ("tsc", KIND_TSC, 0, false),
+    ("exits-io", KIND_EXITS, EXIT_PORT, true),
+    ("mark=7", KIND_MARK, 7, true),
+];
+/// Events of the same kinds that neither of them names.
+const OTHERS: [(&str, u64, u64, bool); 2] = [
+    ("exits-mmio", KIND_EXITS, EXIT_MMIO, true),
+    ("mark=8", KIND_MARK, 8, true),
+];
+
+/// Each door is asked for an event, and gives the same answer.
+fn every_door(device: &Device, event: (&str, u64, u64, bool), errno: Option<i32>) -> Outcome {
+    let (name, kind, config, samples) = event;
+    let attr = device.attr(kind, config);
+    let mut opened = vec![
+        ("/dev/vpmu", refused(device.open_event(&attr, How::OWN))),
+        ("a CPU's", refused(device.open_event(&attr, How::on_cpu(0)))),
+        ("perf core", refused(os::open_perf_attr(&attr))),
+    ];
+    // To have been persistent it has to end with its descriptor.
+    let persistent = device.open_event(&attr, How::on_cpu(0).with(FLAG_PERSISTENT));
+    if let Ok(event) = &persistent {
+        event.attach()?;
+    }
+    opened.push(("a persistent one", refused(persistent)));
+    if samples {
+        let sampling = sampling(attr, 100, 0);
+        opened.push(("a sample", refused(device.open_event(&sampling, How::OWN))));
+        opened.push(("perf core's", refused(os::open_perf_attr(&sampling))));
+    }
+    for (door, answer) in opened {
+        ensure_eq!(answer, errno, "{name} by {door}");
+    }
+    let output = vperf(&["stat", "-e", name, "--", "true"])?;
+    ensure_eq!(
+        output.status.success(),
+        errno.is_none(),
+        "vperf stat -e {name}: {}",
+        text(&output.stderr)
+    );
+    Ok(())
+}
+
+/// A trace is another PMU's for perf core; `/dev/vpmu` has it.
+fn trace(device: &Device, config: u64, errno: Option<i32>) -> Outcome {
+    let attr = device.attr(KIND_EXIT_TRACE, config);
+    for how in [How::OWN, How::on_cpu(0)] {
+        let answer = refused(device.open_event(&attr, how));
+        ensure_eq!(answer, errno, "a trace of exits {config}");
+    }
+    Ok(())
+}
+
+/// By perf's own types and by their numbers in ours.
+fn hardware_is_absent(device: &Device) -> Outcome {
+    for (kind, config) in [(HARDWARE, INSTRUCTIONS), (HW_CACHE, 0), (RAW, 0x11)] {
+        let attr = device.attr(kind, config);
+        let answers = [
+            refused(device.open_event(&attr, How::OWN)),
+            refused(os::open_perf_attr(&attr)),
+            refused(os::open_perf_event(u32::try_from(kind)?, config)),
+        ];
+        ensure_eq!(answers, [Some(libc::ENOENT); 3], "kind {kind}");
+    }
+    Ok(())
+}
+
+fn names() -> Result<Vec<String>, Box<dyn std::error::Error>> {
+    let vpmu = Vpmu::open()?;
+    let entries = vpmu.catalogue().entries().iter();
+    Ok(entries.map(|entry| entry.name.clone()).collect())
+}
+
+fn allowed_events_are_all_that_there_is() -> Outcome {
+    ensure_eq!(
+        names()?,
+        ["tsc", "exits-io", "mark", "exit-trace-io"],
+        "the catalogue"
+    );
+    let listed = |pmu: &str| -> std::io::Result<Vec<String>> {
+        let events = format!("/sys/bus/event_source/devices/{pmu}/events");
+        let mut names: Vec<String> = std::fs::read_dir(events)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<std::io::Result<_>>()?;
+        names.retain(|name| !name.contains('.'));
+        names.sort();
+        Ok(names)
+    };
+    ensure_eq!(listed("vpmu")?, ["exits-io", "mark", "tsc"], "sysfs");
+    ensure_eq!(listed("vpmu_trace")?, ["exit-trace-io"], "sysfs");
+    Ok(())
+}
+
+fn allowed_events_are_open_by_every_door_and_others_by_none() -> Outcome {
+    let device = Device::open()?;
+    for event in MEMBERS {
+        every_door(&device, event, None)?;
+    }
+    let clock = ("cpu-clock", KIND_SOFTWARE, SW_CPU_CLOCK, false);
+    for event in OTHERS.into_iter().chain([clock]) {
+        every_door(&device, event, Some(libc::ENOENT))?;
+    }
+    trace(&device, EXIT_PORT, None)?;
+    trace(&device, EXIT_MMIO, Some(libc::ENOENT))?;
+    hardware_is_absent(&device)
+}
+
+fn allowed_mark_counts_and_others_are_unknown() -> Outcome {
+    cpu::pin(0)?;
+    let device = Device::open()?;
+    let event = device.start(&device.attr(KIND_MARK, 7), How::OWN)?;
+    device.place(7, 5)?;
+    device.place(8, 9)?;
+    ensure_eq!(event.count()?, 5, "marks of the value that is allowed");
+    let every = device.attr(KIND_MARK, crate::raw::MARK_ANY);
+    let answer = refused(device.open_event(&every, How::OWN));
+    ensure_eq!(answer, Some(libc::ENOENT), "marks of every value");
+    Ok(())
+}
+
+fn denied_events_are_not_listed() -> Outcome {
+    let names = names()?;
+    let has = |name: &str| names.iter().any(|listed| listed == name);
+    for name in [
+        "tsc",
+        "exits-io",
+        "exit-trace-io",
+        "cpu-clock",
+        "task-clock",
+        "page-faults",
+        "context-switches",
+        "cpu-migrations",
+        "sample-trace-cpu-clock",
+    ] {
+        ensure!(!has(name), "{name} is listed: {names:?}");
+    }
+    for name in [
+        "exits",
+        "exits-user",
+        "exits-mmio",
+        "halts",
+        "guest-time",
+        "marks",
+        "mark",
+        "exit-trace-mmio",
+        "sample-trace-exits",
+    ] {
+        ensure!(has(name), "{name} is not listed: {names:?}");
+    }
+    Ok(())
+}
+
+fn denied_events_are_closed_by_every_door_and_others_are_not() -> Outcome {
+    let device = Device::open()?;
+    let clock = ("cpu-clock", KIND_SOFTWARE, SW_CPU_CLOCK, true);
+    for event in MEMBERS.into_iter().chain([clock]) {
+        every_door(&device, event, Some(libc::ENOENT))?;
+    }
+    for event in OTHERS {
+        every_door(&device, event, None)?;
+    }
+    trace(&device, EXIT_PORT, Some(libc::ENOENT))?;
+    trace(&device, EXIT_MMIO, None)
+}
+
+/// The operator's decision binds the guest, and not the operator.
+fn denied_event_of_the_operators_own_is_read() -> Outcome {
+    cpu::pin(0)?;
+    cpu::allow_ports()?;
+    let device = Device::open()?;
+    let listed = device.persistent()?;
+    let kept = listed.iter().find(|entry| entry.name() == "kept");
+    let kept = device.reopen(kept.ok_or("it is not listed")?.id, 0)?;
+    let before = kept.count()?;
+    for _ in 0..50 {
+        cpu::port_write();
+    }
+    let counted = kept.count()? - before;
+    // The console writes to ports, too.
+    ensure!(counted >= 50, "{counted} of 50 port writes");
+    let own = device.open_event(&device.attr(KIND_EXITS, EXIT_PORT), How::on_cpu(0));
+    ensure_eq!(refused(own), Some(libc::ENOENT), "one of the guest's own");
+    Ok(())
+}
+
+fn kernel_log_says_that_a_kind_is_denied() -> Outcome {
+    let output = Command::new("dmesg").output()?;
+    let log = String::from_utf8_lossy(&output.stdout);
+    let says = "no software events: the host refused them: disabled by its operator";
+    let lines = log.lines().filter(|line| line.contains(says)).count();
+    ensure_eq!(lines, 1, "lines of the log");
+    Ok(())
+}

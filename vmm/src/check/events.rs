@@ -1,0 +1,232 @@
+//! The events that guests of a tier, or of an operator's lists, get on this host: devices are made, and asked
+//! for their catalogues.
+
+use std::io;
+use std::sync::Arc;
+
+use serde::Serialize;
+use vpmu::host::{HostFiles, PerfSource};
+use vpmu::{Engines, Hardware, Limits, Machine, Settings, Vpmu};
+
+use super::facts::Check;
+use crate::policy::{Decision, PolicyArgs, PolicyError, PolicyFile, Tier};
+use crate::{report, signal};
+
+/// The events of one list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Offered {
+    /// A tier, or `list`.
+    pub policy: &'static str,
+    /// Names of what a guest may open.
+    pub events: Vec<String>,
+    /// Why it is not known.
+    pub error: Option<String>,
+}
+
+/// A machine that never runs: its device is only asked what it would count.
+#[derive(Debug)]
+struct Idle {
+    /// Whether KVM counts exits and halts.
+    statistics: bool,
+}
+
+impl Machine for Idle {
+    fn interrupt(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        self.statistics.then_some(0)
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        self.statistics.then_some(0)
+    }
+}
+
+/// What the command line asks about: its own list, or each tier.
+///
+/// # Errors
+/// [`PolicyError`].
+pub(super) fn asked(args: &PolicyArgs) -> Result<Vec<Decision>, PolicyError> {
+    let decide = |args: PolicyArgs| args.decide(PolicyFile::default(), false, [].into_iter());
+    if *args != PolicyArgs::default() {
+        return Ok(vec![decide(args.clone())?]);
+    }
+    let tiers = [Tier::Clocks, Tier::Standard, Tier::Full];
+    let of = |tier| PolicyArgs {
+        pmu: Some(tier),
+        ..PolicyArgs::default()
+    };
+    tiers.into_iter().map(|tier| decide(of(tier))).collect()
+}
+
+/// What guests of these lists get; `statistics`: whether KVM counts exits, `mediated`: whether it has mediated
+/// PMUs.
+pub(super) fn offered(
+    asked: &[Decision],
+    statistics: bool,
+    mediated: Option<bool>,
+) -> Vec<Offered> {
+    let one = |decision: &Decision| {
+        let (events, error) = match events(decision, statistics, mediated) {
+            Ok(events) => (events, None),
+            Err(error) => (Vec::new(), Some(report::chain(&*error))),
+        };
+        Offered {
+            policy: decision.name(),
+            events,
+            error,
+        }
+    };
+    asked.iter().map(one).collect()
+}
+
+fn events(
+    decision: &Decision,
+    statistics: bool,
+    mediated: Option<bool>,
+) -> Result<Vec<String>, Box<dyn std::error::Error>> {
+    if decision.tier == Some(Tier::Off) {
+        return Ok(Vec::new());
+    }
+    let hardware = Hardware {
+        events: decision.hardware.on(mediated),
+        raw: decision.raw.clone(),
+        ..Hardware::default()
+    };
+    let files = HostFiles::read(&hardware);
+    let source = PerfSource::confined(files, signal::kick_signal(), || Ok(()))?;
+    let settings = Settings {
+        vcpus: 1,
+        // Any clock: no guest reads it.
+        tsc_khz: 1_000_000,
+        limits: Limits::default(),
+        engines: Engines::Auto,
+        hardware,
+        policy: decision.policy.clone(),
+    };
+    let vpmu = Vpmu::new(settings, Arc::new(Idle { statistics }), Box::new(source))?;
+    Ok(vpmu.guest_events())
+}
+
+/// A line for each list.
+pub(super) fn checks(offered: &[Offered]) -> Vec<Check> {
+    let line = |offered: &Offered| {
+        let (name, option) = match offered.policy {
+            "off" => ("pmu.off", "--pmu off"),
+            "clocks" => ("pmu.clocks", "--pmu clocks"),
+            "standard" => ("pmu.standard", "--pmu standard, the default"),
+            "full" => ("pmu.full", "--pmu full"),
+            _ => ("pmu.list", "such a list"),
+        };
+        match (&offered.error, &offered.events[..]) {
+            (Some(error), _) => Check::new(name, "not known", error.as_str()),
+            (None, []) if offered.policy == "off" => {
+                Check::new(name, "no device", "a guest has no PMU, and no exit for one")
+            }
+            (None, events) => Check::new(
+                name,
+                format!("{} events", events.len()),
+                format!("a guest of {option} has: {}", events.join(", ")),
+            ),
+        }
+    };
+    offered.iter().map(line).collect()
+}
+
+/// Whether hardware events here keep other VMs from starting.
+pub(super) fn mediated(mediated: Option<bool>) -> Check {
+    let name = "kvm.mediated-pmu";
+    match mediated {
+        None => Check::new(
+            name,
+            "unknown to KVM",
+            "no VM with a mediated PMU runs here: hardware events keep none from starting",
+        ),
+        Some(false) => Check::new(
+            name,
+            "disabled",
+            "hardware events keep no VM from starting, while the module's parameter stays so",
+        ),
+        Some(true) => Check::new(
+            name,
+            "enabled",
+            "'vmm run' opens no hardware event unless one is asked for, so that VMs with a mediated PMU can \
+             start: --hardware-events opens them",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+    use super::*;
+
+    fn args(pmu: Tier, denied: &str) -> PolicyArgs {
+        PolicyArgs {
+            pmu: Some(pmu),
+            deny_events: vec![denied.parse().expect("an event")],
+            ..PolicyArgs::default()
+        }
+    }
+
+    #[test]
+    fn tiers_are_asked_about_unless_a_list_is_given() {
+        let names = |args| -> Vec<&str> {
+            let asked = asked(&args).expect("a policy");
+            asked.iter().map(Decision::name).collect()
+        };
+        assert_eq!(names(PolicyArgs::default()), ["clocks", "standard", "full"]);
+        assert_eq!(names(args(Tier::Clocks, "tsc")), ["clocks"]);
+    }
+
+    #[test]
+    fn list_of_a_tier_has_its_events_without_those_denied() {
+        let asked = asked(&args(Tier::Clocks, "tsc")).expect("a policy");
+        let offered = offered(&asked, true, None);
+        assert_eq!((offered.len(), &offered[0].error), (1, &None));
+        let rest = ["guest-time", "marks", "mark", "exits-user", "exits-other"];
+        for event in rest {
+            assert!(
+                offered[0].events.iter().any(|name| name == event),
+                "{event}"
+            );
+        }
+        for event in ["tsc", "exits", "halts", "cycles", "exit-trace-user"] {
+            assert!(
+                offered[0].events.iter().all(|name| name != event),
+                "{event}"
+            );
+        }
+        let line = &checks(&offered)[0];
+        assert_eq!(line.name, "pmu.clocks");
+        assert!(
+            line.consequence.contains("exits-user, exits-io"),
+            "{line:?}"
+        );
+    }
+
+    #[test]
+    fn standard_has_hardware_events_only_where_no_mediated_pmu_is() {
+        let asked = asked(&args(Tier::Standard, "tsc")).expect("a policy");
+        let of_hardware = |mediated| {
+            let offered = offered(&asked, true, mediated);
+            let events = offered[0].events.iter();
+            events
+                .filter(|name| crate::policy::is_hardware(name))
+                .count()
+        };
+        assert_eq!(of_hardware(Some(true)), 0);
+        // As many as this host has.
+        assert_eq!(of_hardware(Some(false)), of_hardware(None));
+        for (found, words) in [
+            (None, "keep none"),
+            (Some(false), "parameter"),
+            (Some(true), "--hardware-events"),
+        ] {
+            assert!(mediated(found).consequence.contains(words), "{found:?}");
+        }
+    }
+}

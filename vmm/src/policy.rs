@@ -1,0 +1,456 @@
+//! The events that an operator lets a guest have, in the words of `vmm run --help`: a tier, and lists that
+//! refine it.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Deserializer, Serialize};
+use vpmu::abi::{
+    KIND_EXITS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW, KIND_SOFTWARE, KIND_VMM_TRACE,
+};
+use vpmu::{EventMatch, Policy};
+
+use crate::raw_events::RawEvents;
+
+/// Kinds by name, for lists of numbers.
+const KINDS: [(&str, u32); 7] = [
+    ("hardware", KIND_HARDWARE),
+    ("hw-cache", KIND_HW_CACHE),
+    ("raw", KIND_RAW),
+    ("software", KIND_SOFTWARE),
+    ("exits", KIND_EXITS),
+    ("mark", KIND_MARK),
+    ("vmm-traces", KIND_VMM_TRACE),
+];
+/// Names less alike than this are not suggested.
+const ALIKE: f64 = 0.8;
+
+/// What a guest's PMU offers, before lists refine it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The machine has no paravirtual PMU
+    Off,
+    /// Clocks, marks, and exits that the VMM counts
+    Clocks,
+    /// These, hardware and cache events, the host's software events and statistics, traces
+    #[default]
+    Standard,
+    /// These, and every raw event of the host's CPU
+    Full,
+}
+
+impl Tier {
+    /// What its guests may open.
+    fn events(self) -> Vec<EventMatch> {
+        match self {
+            Self::Off => Vec::new(),
+            Self::Clocks => vpmu::Tier::Clocks.events(),
+            Self::Standard => vpmu::Tier::Standard.events(),
+            Self::Full => vpmu::Tier::Full.events(),
+        }
+    }
+}
+
+/// The policy as flags.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Events that the guest may have")]
+pub struct PolicyArgs {
+    /// Begin the list of events that the guest may open with those of a tier: off (the machine has no PMU),
+    /// clocks, standard or full. See below [default: standard]
+    #[arg(long, value_enum, value_name = "TIER", hide_possible_values = true)]
+    pub pmu: Option<Tier>,
+
+    /// Add events to those of --pmu; without --pmu, let the guest have these alone. Names and other words
+    /// for events, see below; may be given again
+    #[arg(
+        long = "allow-event",
+        value_name = "EVENT[,...]",
+        value_delimiter = ','
+    )]
+    pub allow_events: Vec<Events>,
+
+    /// Take events out of the list: the guest cannot tell that the host has them; may be given again
+    #[arg(long = "deny-event", value_name = "EVENT[,...]", value_delimiter = ',')]
+    pub deny_events: Vec<Events>,
+
+    /// Add these raw hardware events to the list: hexadecimal numbers and ranges of them, or all.
+    /// See below [default: none]
+    #[arg(long, value_name = "LIST|all")]
+    pub raw_events: Option<RawEvents>,
+
+    /// Open hardware events, also where the host's KVM gives other VMs a mediated PMU: Linux starts no
+    /// such VM while one is open. By default they are left unused there, unless the tier is full or a
+    /// hardware event is named, here or by --persistent
+    #[arg(long, conflicts_with = "no_hardware_events")]
+    pub hardware_events: bool,
+
+    /// Open no event that hardware counts, not even to try: none for the guest, none for --persistent.
+    /// While such an event is open, Linux starts no VM with a mediated PMU on this host
+    #[arg(long)]
+    pub no_hardware_events: bool,
+}
+
+/// The policy as a configuration file has it.
+#[derive(Debug, Default)]
+pub(crate) struct PolicyFile {
+    pub(crate) vpmu: Option<bool>,
+    pub(crate) pmu: Option<Tier>,
+    pub(crate) allow_events: Vec<Events>,
+    pub(crate) deny_events: Vec<Events>,
+    pub(crate) raw_events: Option<RawEvents>,
+    pub(crate) hardware_events: Option<bool>,
+}
+
+/// When the host's hardware counts events of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HardwareUse {
+    /// Never: no such event is opened.
+    Never,
+    /// Unless the host's KVM has mediated PMUs.
+    UnlessMediated,
+    /// Whatever it keeps from starting.
+    Always,
+}
+
+impl HardwareUse {
+    /// Whether it does on a host whose KVM says so of its mediated PMUs.
+    #[must_use]
+    pub fn on(self, mediated: Option<bool>) -> bool {
+        match self {
+            Self::Never => false,
+            Self::UnlessMediated => mediated != Some(true),
+            Self::Always => true,
+        }
+    }
+}
+
+/// What follows from tier and lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// The tier that the list began with; `None`: the guest has what is listed alone.
+    pub tier: Option<Tier>,
+    /// What the guest may open.
+    pub policy: Policy,
+    /// Raw events that the host may be asked for.
+    pub raw: vpmu::RawEvents,
+    /// When it may be asked for any hardware event.
+    pub hardware: HardwareUse,
+}
+
+/// Why a policy is none.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PolicyError {
+    /// A machine without a PMU that is to have events.
+    #[error("{0} is of no use without the PMU: leave --pmu off and --no-vpmu out")]
+    Off(&'static str),
+    /// Two answers to whether there is one.
+    #[error("--no-vpmu and --pmu {0}: give one of them")]
+    NoVpmu(&'static str),
+    /// An entry without an effect.
+    #[error(
+        "--allow-event {allowed} has no effect, as --deny-event {denied} denies it: leave one out"
+    )]
+    Contradiction {
+        /// What is allowed.
+        allowed: String,
+        /// What takes it away.
+        denied: String,
+    },
+    /// Hardware events both asked for and disabled.
+    #[error("{0} asks for hardware events, and --no-hardware-events disables them: leave one out")]
+    HardwareDisabled(String),
+}
+
+/// One word of a list of events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Events {
+    text: String,
+    matches: Vec<EventMatch>,
+}
+
+/// Why a word names no events.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum EventsError {
+    /// Not a name.
+    #[error(
+        "there is no event `{name}`{suggestion}; 'vmm check --pmu full' lists those of this host"
+    )]
+    Unknown {
+        /// As it was given.
+        name: String,
+        /// A name like it, in words.
+        suggestion: String,
+    },
+    /// A pattern that no name fits.
+    #[error("no event has a name like `{0}`")]
+    Pattern(String),
+    /// A number that is none.
+    #[error("`{0}`: give KIND:CONFIG or KIND:CONFIG/MASK, as in raw:0x11/0xff")]
+    Number(String),
+}
+
+impl Display for Events {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for Events {
+    type Err = EventsError;
+
+    fn from_str(text: &str) -> Result<Self, EventsError> {
+        Ok(Self {
+            matches: matches(text)?,
+            text: text.to_owned(),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Events {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+fn matches(text: &str) -> Result<Vec<EventMatch>, EventsError> {
+    if let Some((kind, numbers)) = text.split_once(':') {
+        return Ok(vec![
+            numbered(kind, numbers).ok_or_else(|| EventsError::Number(text.to_owned()))?,
+        ]);
+    }
+    let named = EventMatch::named();
+    if text.contains('*') {
+        let fit = named.iter().filter(|(name, _)| fits(text, name));
+        let fit: Vec<EventMatch> = fit.map(|&(_, event)| event).collect();
+        return match fit.is_empty() {
+            true => Err(EventsError::Pattern(text.to_owned())),
+            false => Ok(fit),
+        };
+    }
+    if let Some((_, event)) = named.iter().find(|(name, _)| name == text) {
+        return Ok(vec![*event]);
+    }
+    if let Some(&(_, kind)) = KINDS.iter().find(|(name, _)| *name == text) {
+        return Ok(vec![EventMatch::kind(kind)]);
+    }
+    if let Some(config) = text.strip_prefix("raw-").and_then(number) {
+        return Ok(vec![EventMatch::one(KIND_RAW, config)]);
+    }
+    let known = named.iter().map(|(name, _)| name.as_str());
+    let known = known.chain(KINDS.iter().map(|&(name, _)| name));
+    Err(EventsError::Unknown {
+        name: text.to_owned(),
+        suggestion: nearest(text, known),
+    })
+}
+
+/// The end of a sentence about a name that is none: the known one that is most like it, if any is.
+fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let ranked = known.map(|known| (strsim::jaro_winkler(name, known), known));
+    let best = ranked.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    match best.filter(|&(likeness, _)| likeness >= ALIKE) {
+        Some((_, known)) => format!(": did you mean {known}?"),
+        None => String::new(),
+    }
+}
+
+/// Whether a name fits a pattern, whose stars stand for any characters.
+fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let (Some(first), Some(last)) = (parts.next(), parts.next_back()) else {
+        return pattern == name;
+    };
+    let Some(rest) = name.strip_prefix(first) else {
+        return false;
+    };
+    let rest = parts.try_fold(rest, |rest, part| {
+        rest.find(part).map(|at| &rest[at + part.len()..])
+    });
+    rest.is_some_and(|rest| rest.ends_with(last))
+}
+
+/// The events of `KIND:CONFIG[/MASK]`.
+fn numbered(kind: &str, numbers: &str) -> Option<EventMatch> {
+    let &(_, kind) = KINDS.iter().find(|(name, _)| *name == kind)?;
+    let (config, mask) = match numbers.split_once('/') {
+        Some((config, mask)) => (number(config)?, number(mask)?),
+        None => (number(numbers)?, u64::MAX),
+    };
+    // Bits outside the mask would be a mistake.
+    (config & !mask == 0).then_some(EventMatch { kind, config, mask })
+}
+
+fn number(text: &str) -> Option<u64> {
+    let (digits, radix) = match text.strip_prefix("0x") {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    let plain = digits.chars().all(|digit| digit.is_digit(radix));
+    plain.then(|| u64::from_str_radix(digits, radix).ok())?
+}
+
+fn of_hardware(event: &EventMatch) -> bool {
+    Policy::new(vec![*event], Vec::new()).allows_hardware()
+}
+
+/// Whether an event of that name, as the catalogue and --persistent have it, is counted by hardware.
+pub(crate) fn is_hardware(name: &str) -> bool {
+    matches(name).is_ok_and(|events| events.iter().any(of_hardware))
+}
+
+/// The raw event of that name, as the catalogue has it.
+fn raw_config(name: &str) -> Option<u64> {
+    name.strip_prefix("raw-").and_then(number)
+}
+
+impl PolicyArgs {
+    /// What follows from the flags, or else from `file`; `persistent` are the names of the operator's own
+    /// events, and `no_vpmu` the older flag for a machine without a PMU.
+    ///
+    /// # Errors
+    /// [`PolicyError`], where they contradict each other.
+    pub(crate) fn decide<'a>(
+        self,
+        file: PolicyFile,
+        no_vpmu: bool,
+        persistent: impl Iterator<Item = &'a str>,
+    ) -> Result<Decision, PolicyError> {
+        let wanted = |given: Vec<Events>, file| if given.is_empty() { file } else { given };
+        let allow = wanted(self.allow_events, file.allow_events);
+        let deny = wanted(self.deny_events, file.deny_events);
+        let raw_events = self.raw_events.or(file.raw_events);
+        let hardware = match (self.hardware_events, self.no_hardware_events) {
+            (_, true) => Some(false),
+            (true, _) => Some(true),
+            _ => file.hardware_events,
+        };
+        let tier = self.pmu.or(file.pmu);
+        let without = no_vpmu || self.pmu.is_none() && file.vpmu == Some(false);
+        if let (true, Some(tier)) = (without, tier.filter(|&tier| tier != Tier::Off)) {
+            return Err(PolicyError::NoVpmu(name(tier)));
+        }
+        if without || tier == Some(Tier::Off) {
+            for (given, option) in [
+                (!allow.is_empty(), "--allow-event"),
+                (!deny.is_empty(), "--deny-event"),
+                (raw_events.is_some(), "--raw-events"),
+                (hardware == Some(true), "--hardware-events"),
+            ] {
+                if given {
+                    return Err(PolicyError::Off(option));
+                }
+            }
+            return Ok(Decision {
+                tier: Some(Tier::Off),
+                policy: Policy::new(Vec::new(), Vec::new()),
+                raw: vpmu::RawEvents::default(),
+                hardware: HardwareUse::Never,
+            });
+        }
+        for allowed in &allow {
+            let covers = |event: &EventMatch| {
+                let mut denied = deny.iter().flat_map(|denied| &denied.matches);
+                denied.any(|denied| denied.covers(event))
+            };
+            if allowed.matches.iter().all(covers) {
+                let by = deny.iter().find(|denied| {
+                    let mut matches = denied.matches.iter();
+                    matches.any(|denied| allowed.matches.iter().any(|event| denied.covers(event)))
+                });
+                return Err(PolicyError::Contradiction {
+                    allowed: allowed.to_string(),
+                    denied: by.map(ToString::to_string).unwrap_or_default(),
+                });
+            }
+        }
+        let tier = match (tier, allow.is_empty()) {
+            (None, true) => Some(Tier::default()),
+            (tier, _) => tier,
+        };
+        let mut allowed = tier.map(Tier::events).unwrap_or_default();
+        allowed.extend(
+            allow
+                .iter()
+                .flat_map(|events| events.matches.iter().copied()),
+        );
+        let listed = raw_events.unwrap_or_default().into();
+        allowed.extend(raw_matches(&listed));
+        let denied = deny.iter().flat_map(|events| events.matches.clone());
+        let policy = Policy::new(allowed.clone(), denied.collect());
+
+        let (mut persists_hardware, mut own_raw) = (false, BTreeSet::new());
+        for event in persistent {
+            persists_hardware |= is_hardware(event);
+            own_raw.extend(raw_config(event));
+        }
+        let named = allow
+            .iter()
+            .find(|events| events.matches.iter().any(of_hardware));
+        let asked = match (tier, named) {
+            (Some(Tier::Full), _) => Some("--pmu full".to_owned()),
+            (_, Some(events)) => Some(format!("--allow-event {events}")),
+            _ if listed != vpmu::RawEvents::default() => Some("--raw-events".to_owned()),
+            _ => None,
+        };
+        let hardware = match (hardware, asked) {
+            (Some(false), Some(option)) => return Err(PolicyError::HardwareDisabled(option)),
+            (Some(false), None) => HardwareUse::Never,
+            (Some(true), _) | (None, Some(_)) => HardwareUse::Always,
+            (None, None) if persists_hardware => HardwareUse::Always,
+            (None, None) if !policy.allows_hardware() => HardwareUse::Never,
+            (None, None) => HardwareUse::UnlessMediated,
+        };
+        Ok(Decision {
+            tier,
+            raw: raw(&allowed, own_raw),
+            policy,
+            hardware,
+        })
+    }
+}
+
+impl Decision {
+    /// The tier in one word, `list` where the guest has what is listed alone.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.tier.map_or("list", name)
+    }
+}
+
+fn name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Off => "off",
+        Tier::Clocks => "clocks",
+        Tier::Standard => "standard",
+        Tier::Full => "full",
+    }
+}
+
+fn raw_matches(raw: &vpmu::RawEvents) -> Vec<EventMatch> {
+    match raw {
+        vpmu::RawEvents::All => vec![EventMatch::kind(KIND_RAW)],
+        vpmu::RawEvents::Listed(configs) => {
+            let one = |&config| EventMatch::one(KIND_RAW, config);
+            configs.iter().map(one).collect()
+        }
+    }
+}
+
+/// The raw events that the host may be asked for: those that the guest may have, and the operator's `own`.
+fn raw(allowed: &[EventMatch], own: BTreeSet<u64>) -> vpmu::RawEvents {
+    let mut configs = own;
+    for event in allowed.iter().filter(|event| event.kind == KIND_RAW) {
+        if event.mask != u64::MAX {
+            return vpmu::RawEvents::All;
+        }
+        configs.insert(event.config);
+    }
+    vpmu::RawEvents::Listed(configs)
+}
+
+#[cfg(test)]
+mod tests;

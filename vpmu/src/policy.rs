@@ -1,0 +1,283 @@
+//! The events that a guest may open, as its operator lists them.
+
+use crate::abi::{
+    EXIT_HLT, EXIT_IO, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL, EXIT_USER, KIND_EXIT_TRACE, KIND_EXITS,
+    KIND_GUEST_TIME, KIND_HALTS, KIND_HARDWARE, KIND_HW_CACHE, KIND_MARK, KIND_RAW,
+    KIND_SAMPLE_TRACE, KIND_SOFTWARE, KIND_TSC, KIND_VMM_TRACE, PACE_EXITS,
+};
+use crate::catalogue;
+use crate::event::pace;
+
+/// Events of one kind: those whose config has the bits of `config` where `mask` has ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EventMatch {
+    /// One of `KIND_*`.
+    pub kind: u32,
+    /// Bits of the config.
+    pub config: u64,
+    /// Which of its bits are compared; zero: every event of the kind.
+    pub mask: u64,
+}
+
+impl EventMatch {
+    /// The one event of this config.
+    #[must_use]
+    pub const fn one(kind: u32, config: u64) -> Self {
+        Self {
+            kind,
+            config,
+            mask: u64::MAX,
+        }
+    }
+
+    /// Every event of a kind.
+    #[must_use]
+    pub const fn kind(kind: u32) -> Self {
+        Self {
+            kind,
+            config: 0,
+            mask: 0,
+        }
+    }
+
+    /// The events that have names, on whatever host, as the catalogue names them.
+    #[must_use]
+    pub fn named() -> Vec<(String, Self)> {
+        catalogue::names()
+    }
+
+    /// Whether every event that `other` matches is matched.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        self.kind == other.kind
+            && self.mask & !other.mask == 0
+            && (self.config ^ other.config) & self.mask == 0
+    }
+
+    /// The events that both match.
+    fn meet(&self, other: &Self) -> Option<Self> {
+        let both = self.mask & other.mask;
+        let meets = self.kind == other.kind && (self.config ^ other.config) & both == 0;
+        meets.then_some(Self {
+            kind: self.kind,
+            config: self.config & self.mask | other.config & other.mask,
+            mask: self.mask | other.mask,
+        })
+    }
+}
+
+/// Lists for operators who do not want to write one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Tier {
+    /// Clocks, marks, and the exits that the VMM counts: nothing that hardware counts, no trace, and
+    /// nothing of what the host does beside the guest.
+    Clocks,
+    /// These, the CPU's generic and cache events, the host's software events and statistics, and traces.
+    #[default]
+    Standard,
+    /// These, and raw events: all that the host counts.
+    Full,
+}
+
+const CLOCKS: [EventMatch; 11] = [
+    // perf's numbers of its cpu-clock and task-clock.
+    EventMatch::one(KIND_SOFTWARE, 0),
+    EventMatch::one(KIND_SOFTWARE, 1),
+    EventMatch::kind(KIND_TSC),
+    EventMatch::kind(KIND_GUEST_TIME),
+    EventMatch::kind(KIND_MARK),
+    EventMatch::one(KIND_EXITS, EXIT_USER),
+    EventMatch::one(KIND_EXITS, EXIT_IO),
+    EventMatch::one(KIND_EXITS, EXIT_MMIO),
+    EventMatch::one(KIND_EXITS, EXIT_HLT),
+    EventMatch::one(KIND_EXITS, EXIT_SIGNAL),
+    EventMatch::one(KIND_EXITS, EXIT_OTHER),
+];
+
+const STANDARD: [EventMatch; 11] = [
+    EventMatch::kind(KIND_HARDWARE),
+    EventMatch::kind(KIND_SOFTWARE),
+    EventMatch::kind(KIND_HW_CACHE),
+    EventMatch::kind(KIND_TSC),
+    EventMatch::kind(KIND_EXITS),
+    EventMatch::kind(KIND_HALTS),
+    EventMatch::kind(KIND_GUEST_TIME),
+    EventMatch::kind(KIND_MARK),
+    EventMatch::kind(KIND_EXIT_TRACE),
+    EventMatch::kind(KIND_SAMPLE_TRACE),
+    EventMatch::kind(KIND_VMM_TRACE),
+];
+
+impl Tier {
+    /// The events of the tier, as far as the host counts them.
+    #[must_use]
+    pub fn events(self) -> Vec<EventMatch> {
+        match self {
+            Self::Clocks => CLOCKS.to_vec(),
+            Self::Standard => STANDARD.to_vec(),
+            Self::Full => [STANDARD.as_slice(), &[EventMatch::kind(KIND_RAW)]].concat(),
+        }
+    }
+}
+
+/// The events that a guest may open, out of those that the host counts. It binds the guest alone: the
+/// operator's persistent events are the operator's decision, and the guest may read them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    allowed: Vec<EventMatch>,
+    denied: Vec<EventMatch>,
+}
+
+impl Default for Policy {
+    /// All that the host counts.
+    fn default() -> Self {
+        Self::new(Tier::Full.events(), Vec::new())
+    }
+}
+
+impl Policy {
+    /// Events are open to the guest if they are among the `allowed` and not among the `denied`.
+    #[must_use]
+    pub const fn new(allowed: Vec<EventMatch>, denied: Vec<EventMatch>) -> Self {
+        Self { allowed, denied }
+    }
+
+    /// Whether the guest may open this event. A trace is denied with the event that it shows or that paces
+    /// it.
+    #[must_use]
+    pub fn allows(&self, kind: u32, config: u64) -> bool {
+        self.allows_some(&EventMatch::one(kind, config))
+    }
+
+    /// Whether the guest may open any of these.
+    #[must_use]
+    pub fn allows_some(&self, of: &EventMatch) -> bool {
+        let met = self.allowed.iter().filter_map(|allowed| allowed.meet(of));
+        let mut left = met.filter(|met| !self.denies(met));
+        left.any(|met| shown(&met).is_none_or(|shown| !self.denies(&shown)))
+    }
+
+    /// Whether hardware would count any event that the guest may open.
+    #[must_use]
+    pub fn allows_hardware(&self) -> bool {
+        let kinds = [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].map(EventMatch::kind);
+        let paced = catalogue::paced_by_hardware();
+        kinds
+            .into_iter()
+            .chain(paced)
+            .any(|of| self.allows_some(&of))
+    }
+
+    fn denies(&self, events: &EventMatch) -> bool {
+        self.denied.iter().any(|denied| denied.covers(events))
+    }
+}
+
+/// The event that a trace shows one by one, or that paces it: whoever may not count it may not see it either.
+fn shown(events: &EventMatch) -> Option<EventMatch> {
+    if events.mask != u64::MAX {
+        return None;
+    }
+    let (kind, config) = match events.kind {
+        KIND_EXIT_TRACE => (KIND_EXITS, events.config),
+        KIND_SAMPLE_TRACE if events.config == PACE_EXITS => (KIND_EXITS, EXIT_USER),
+        KIND_SAMPLE_TRACE => pace(events.config)?,
+        _ => return None,
+    };
+    Some(EventMatch::one(kind, config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{EXIT_ALL, MARK_ANY, PACE_CPU_CLOCK, PACE_CYCLES};
+
+    #[test]
+    fn match_covers_what_agrees_in_the_bits_of_its_mask() {
+        let family = EventMatch {
+            kind: KIND_RAW,
+            config: 0x11,
+            mask: 0xff,
+        };
+        assert!(family.covers(&EventMatch::one(KIND_RAW, 0x4311)));
+        assert!(!family.covers(&EventMatch::one(KIND_RAW, 0x12)));
+        assert!(!family.covers(&EventMatch::one(KIND_HARDWARE, 0x11)));
+        assert!(!family.covers(&EventMatch::kind(KIND_RAW)));
+        assert!(EventMatch::kind(KIND_RAW).covers(&family));
+    }
+
+    #[test]
+    fn allowed_event_is_open_unless_denied() {
+        let family = EventMatch {
+            kind: KIND_RAW,
+            config: 0x11,
+            mask: 0xff,
+        };
+        let policy = Policy::new(vec![family], vec![EventMatch::one(KIND_RAW, 0x111)]);
+        assert!(policy.allows(KIND_RAW, 0x211));
+        assert!(!policy.allows(KIND_RAW, 0x111));
+        assert!(!policy.allows(KIND_RAW, 0x12));
+        assert!(policy.allows_some(&EventMatch::kind(KIND_RAW)));
+        let none = Policy::new(vec![family], vec![EventMatch::kind(KIND_RAW)]);
+        assert!(!none.allows_some(&EventMatch::kind(KIND_RAW)));
+    }
+
+    #[test]
+    fn trace_is_denied_with_what_it_shows_or_is_paced_by() {
+        let without = |kind, config| {
+            Policy::new(Tier::Standard.events(), vec![EventMatch::one(kind, config)])
+        };
+        for (denied, trace) in [
+            ((KIND_EXITS, EXIT_IO), (KIND_EXIT_TRACE, EXIT_IO)),
+            ((KIND_EXITS, EXIT_ALL), (KIND_EXIT_TRACE, EXIT_ALL)),
+            ((KIND_EXITS, EXIT_USER), (KIND_SAMPLE_TRACE, PACE_EXITS)),
+            ((KIND_HARDWARE, 0), (KIND_SAMPLE_TRACE, PACE_CYCLES)),
+            ((KIND_SOFTWARE, 0), (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK)),
+        ] {
+            let policy = without(denied.0, denied.1);
+            assert!(!policy.allows(trace.0, trace.1), "{denied:?}: {trace:?}");
+            let other = without(KIND_TSC, 0);
+            assert!(other.allows(trace.0, trace.1), "{trace:?}");
+        }
+        // What is not listed is not denied.
+        let alone = Policy::new(
+            vec![EventMatch::one(KIND_SAMPLE_TRACE, PACE_CYCLES)],
+            vec![],
+        );
+        assert!(alone.allows(KIND_SAMPLE_TRACE, PACE_CYCLES) && alone.allows_hardware());
+    }
+
+    #[test]
+    fn tiers_grow_from_clocks_to_full() {
+        let allows =
+            |tier: Tier, kind, config| Policy::new(tier.events(), vec![]).allows(kind, config);
+        for (kind, config, tiers) in [
+            (KIND_TSC, 0, [true, true, true]),
+            (KIND_SOFTWARE, 1, [true, true, true]),
+            (KIND_MARK, MARK_ANY, [true, true, true]),
+            (KIND_EXITS, EXIT_OTHER, [true, true, true]),
+            (KIND_EXITS, EXIT_ALL, [false, true, true]),
+            (KIND_SOFTWARE, 2, [false, true, true]),
+            (KIND_HARDWARE, 0, [false, true, true]),
+            (KIND_HW_CACHE, 0, [false, true, true]),
+            (KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, [false, true, true]),
+            (KIND_RAW, 0x11, [false, false, true]),
+        ] {
+            let found =
+                [Tier::Clocks, Tier::Standard, Tier::Full].map(|tier| allows(tier, kind, config));
+            assert_eq!(found, tiers, "{kind:#x} {config:#x}");
+        }
+        let hardware = |tier: Tier| Policy::new(tier.events(), vec![]).allows_hardware();
+        assert!(!hardware(Tier::Clocks) && hardware(Tier::Standard));
+    }
+
+    #[test]
+    fn named_events_differ_in_name_and_in_what_they_match() {
+        let named = EventMatch::named();
+        let names: std::collections::BTreeSet<_> = named.iter().map(|(name, _)| name).collect();
+        let matches: std::collections::BTreeSet<_> = named.iter().map(|(_, event)| event).collect();
+        assert_eq!((names.len(), matches.len()), (named.len(), named.len()));
+        assert!(named.contains(&("instructions".to_owned(), EventMatch::one(KIND_HARDWARE, 1))));
+        assert!(named.contains(&("marks".to_owned(), EventMatch::one(KIND_MARK, MARK_ANY))));
+    }
+}

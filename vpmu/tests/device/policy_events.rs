@@ -1,0 +1,245 @@
+//! The operator's list of events: a denied event is absent, by every request that could open or show it.
+
+use vpmu::abi::*;
+use vpmu::{EventMatch, Hardware, Persist, Policy, RawEvents, Tier};
+
+use crate::rig::{Rig, open_of, sampling};
+use crate::world::{CLOCK, CYCLES, FAULTS, RAW};
+
+/// One of each kind that the host of these tests has, with a name in its catalogue.
+const EVENTS: [(&str, u32, u64); 10] = [
+    ("cycles", CYCLES.0, CYCLES.1),
+    ("page-faults", FAULTS.0, FAULTS.1),
+    ("clock", CLOCK.0, CLOCK.1),
+    ("raw-0x11", RAW.0, RAW.1),
+    ("tsc", KIND_TSC, 0),
+    ("exits-io", KIND_EXITS, EXIT_IO),
+    ("marks", KIND_MARK, MARK_ANY),
+    ("exit-trace", KIND_EXIT_TRACE, EXIT_ALL),
+    ("exit-trace-io", KIND_EXIT_TRACE, EXIT_IO),
+    ("sample-trace-cycles", KIND_SAMPLE_TRACE, PACE_CYCLES),
+];
+
+fn hardware() -> Hardware {
+    Hardware {
+        raw: RawEvents::Listed([RAW.1].into()),
+        ..Hardware::default()
+    }
+}
+
+fn rig(allowed: Vec<EventMatch>, denied: Vec<EventMatch>) -> Rig {
+    Rig::with_policy(hardware(), Policy::new(allowed, denied))
+}
+
+fn all() -> Vec<EventMatch> {
+    Tier::Full.events()
+}
+
+fn names(rig: &mut Rig) -> Vec<String> {
+    let text = |name: &[u8]| {
+        let name = String::from_utf8_lossy(name).into_owned();
+        name.trim_end_matches('\0').to_owned()
+    };
+    let entries = rig.catalogue();
+    entries.iter().map(|entry| text(&entry.name)).collect()
+}
+
+/// Requests that would open the event: on a vCPU, of a task, sampling, as a child.
+fn requests(rig: &mut Rig, kind: u32, config: u64) -> Vec<OpenRequest> {
+    let on = |context| {
+        let request = open_of(kind, config, context);
+        match kind {
+            KIND_SAMPLE_TRACE => OpenRequest {
+                period: 100.into(),
+                ..request
+            },
+            _ => request,
+        }
+    };
+    let parent = rig.open(&open_of(UNLISTED, 0, 0)).expect("open");
+    let child = OpenRequest {
+        parent: parent.into(),
+        ..on(0)
+    };
+    let mut requests = vec![on(0), on(CONTEXT_TASK), child];
+    if matches!(kind, KIND_HARDWARE | KIND_RAW | KIND_MARK | KIND_EXITS) {
+        requests.push(sampling(on(0), 100));
+    }
+    requests
+}
+
+/// The kind of parents, which no list of these tests denies.
+const UNLISTED: u32 = KIND_GUEST_TIME;
+
+fn is_open(rig: &mut Rig, kind: u32, config: u64) -> bool {
+    let requests = requests(rig, kind, config);
+    let answers: Vec<_> = requests.iter().map(|request| rig.open(request)).collect();
+    let open = answers[0].is_ok();
+    for (request, answer) in requests.iter().zip(answers) {
+        match answer {
+            Ok(event) => {
+                assert!(open, "{request:?}");
+                rig.close(event).expect("closed");
+            }
+            Err(errno) => assert_eq!((errno, open), (libc::ENOENT, false), "{request:?}"),
+        }
+    }
+    open
+}
+
+/// The events that there are with a list that names `member`: those of these tests by their names.
+fn open_events(rig: &mut Rig) -> Vec<&'static str> {
+    let listed = names(rig);
+    let open = EVENTS.iter().filter(|&&(name, kind, config)| {
+        let open = is_open(rig, kind, config);
+        assert_eq!(listed.iter().any(|listed| listed == name), open, "{name}");
+        open
+    });
+    open.map(|&(name, ..)| name).collect()
+}
+
+#[test]
+fn event_is_open_as_the_list_says_by_every_request() {
+    let every: Vec<&str> = EVENTS.iter().map(|&(name, ..)| name).collect();
+    assert_eq!(
+        open_events(&mut rig(all(), vec![])),
+        every,
+        "without a list"
+    );
+    let parents = EventMatch::kind(UNLISTED);
+    for &(member, kind, config) in &EVENTS {
+        let one = EventMatch::one(kind, config);
+        let mut allowing = rig(vec![one, parents], vec![]);
+        assert_eq!(open_events(&mut allowing), [member], "allowed alone");
+        let goes_with = |name: &str| match name {
+            "exit-trace-io" => member == "exits-io",
+            "sample-trace-cycles" => member == "cycles",
+            _ => false,
+        };
+        let others: Vec<&str> = every
+            .iter()
+            .copied()
+            .filter(|&name| name != member && !goes_with(name))
+            .collect();
+        assert_eq!(
+            open_events(&mut rig(all(), vec![one])),
+            others,
+            "{member} denied"
+        );
+    }
+}
+
+#[test]
+fn denied_event_is_not_asked_of_the_host() {
+    for (_, kind, config) in EVENTS {
+        let mut rig = rig(all(), vec![EventMatch::one(kind, config)]);
+        assert_eq!(rig.open(&open_of(kind, config, 0)), Err(libc::ENOENT));
+        assert_eq!(rig.world.asked(), [0; 0]);
+    }
+}
+
+#[test]
+fn raw_events_are_allowed_by_the_bits_of_a_mask() {
+    let hardware = || Hardware {
+        raw: RawEvents::All,
+        ..Hardware::default()
+    };
+    let family = EventMatch {
+        kind: KIND_RAW,
+        config: 0x11,
+        mask: 0xff,
+    };
+    let policy = Policy::new(vec![family], vec![EventMatch::one(KIND_RAW, 0x211)]);
+    let mut rig = Rig::with_policy(hardware(), policy);
+    assert_eq!(names(&mut rig), ["raw"]);
+    rig.open(&open_of(KIND_RAW, 0x11, 0)).expect("allowed");
+    for (config, asked) in [(0x211, 1), (0x12, 1), (0x111, 2)] {
+        // The host of these tests counts 0x11 alone: it refuses an event that is allowed.
+        assert_eq!(rig.open(&open_of(KIND_RAW, config, 0)), Err(libc::ENOENT));
+        assert_eq!(rig.world.asked().len(), asked, "{config:#x}");
+    }
+}
+
+#[test]
+fn mark_of_one_value_is_allowed_without_the_others() {
+    let mut rig = rig(vec![EventMatch::one(KIND_MARK, 7)], vec![]);
+    assert_eq!(names(&mut rig), ["mark"]);
+    let event = rig.open(&open_of(KIND_MARK, 7, 0)).expect("allowed");
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.mark(0, 7, 0);
+    rig.mark(0, 8, 0);
+    assert_eq!(rig.value(0, event), 1);
+    for config in [8, MARK_ANY] {
+        let refused = rig.open(&open_of(KIND_MARK, config, 0));
+        assert_eq!(refused, Err(libc::ENOENT), "{config:#x}");
+    }
+}
+
+#[test]
+fn configuration_says_that_the_operator_denies_a_kind() {
+    let why = |denied: Vec<EventMatch>| {
+        let config = rig(all(), denied).config();
+        (config.refused_hardware, config.refused_software)
+    };
+    assert_eq!(why(vec![]), (REFUSED_NOT, REFUSED_NOT));
+    let hardware = EventMatch::kind(KIND_HARDWARE);
+    assert_eq!(why(vec![hardware]), (REFUSED_POLICY, REFUSED_NOT));
+    let software = EventMatch::kind(KIND_SOFTWARE);
+    assert_eq!(why(vec![software]), (REFUSED_NOT, REFUSED_POLICY));
+    let left = Hardware {
+        events: false,
+        left_to_mediated: true,
+        ..Hardware::default()
+    };
+    let left = Rig::with_hardware(left).config();
+    assert_eq!(left.refused_hardware, REFUSED_MEDIATED);
+}
+
+#[test]
+fn operators_own_event_of_a_denied_kind_counts_and_the_guest_reads_it() {
+    let mut rig = rig(vec![EventMatch::kind(KIND_TSC)], vec![]);
+    let persist = Persist {
+        rate: None,
+        pages: 0,
+        ..crate::persistent::asked("cycles", 0)
+    };
+    let id = rig.vpmu.persist(&persist).expect("the operator's decision");
+    rig.world.work(crate::rig::thread(0), 40, 4);
+    assert_eq!(rig.value(0, id), 40, "read by the guest");
+    let status = rig.vpmu.persistent();
+    assert_eq!(status[0].event, "cycles", "named to the operator");
+    assert_eq!(names(&mut rig), ["tsc"]);
+    // One of its own stays closed.
+    for request in [
+        open_of(CYCLES.0, CYCLES.1, 0),
+        OpenRequest {
+            flags: OPEN_PERSISTENT.into(),
+            ..open_of(CYCLES.0, CYCLES.1, 0)
+        },
+    ] {
+        assert_eq!(rig.open(&request), Err(libc::ENOENT));
+    }
+}
+
+#[test]
+fn names_of_the_guests_events_are_those_of_its_catalogue() {
+    let mut rig = rig(Tier::Clocks.events(), vec![EventMatch::kind(KIND_TSC)]);
+    let listed = names(&mut rig);
+    assert_eq!(rig.vpmu.guest_events(), listed);
+    assert_eq!(rig.config().catalogue_len.get() as usize, listed.len());
+    assert_eq!(
+        listed,
+        [
+            "clock",
+            "exits-user",
+            "exits-io",
+            "exits-mmio",
+            "exits-hlt",
+            "exits-signal",
+            "exits-other",
+            "guest-time",
+            "marks",
+            "mark"
+        ]
+    );
+}
