@@ -4,6 +4,7 @@
     reason = "a test that cannot set itself up ends there"
 )]
 
+use std::fs;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -265,23 +266,50 @@ fn a_new_period_holds() {
     assert!(drained(&mut *counter).samples.len() > 10);
 }
 
+/// Page faults of this thread, as the kernel's own accounting has them.
+fn faults() -> u64 {
+    let stat = fs::read_to_string("/proc/thread-self/stat").expect("procfs");
+    let fields = stat.rsplit_once(')').expect("a command").1;
+    let mut fields = fields.split_whitespace();
+    // Fields 10 and 12 of proc(5), counted from the state, which is field 3.
+    let minor = fields.nth(7).expect("minor faults").parse::<u64>();
+    let major = fields.nth(1).expect("major faults").parse::<u64>();
+    minor.expect("a number") + major.expect("a number")
+}
+
 #[test]
 fn page_faults_are_counted_exactly() {
     let _alone = alone();
     let source = source();
     let mut counter = open(&source, PAGE_FAULTS, None);
-    let pages = 200;
-    let fresh = [(GuestAddress(0), pages * 4096)];
-    let memory = GuestMemoryMmap::<()>::from_ranges(&fresh).expect("memory");
     counter.start().expect("start");
-    let before = counter.read().expect("read").value;
-    for page in 0..pages {
-        memory
-            .write_obj(1_u8, GuestAddress(page as u64 * 4096))
-            .expect("in memory");
-    }
-    let faults = counter.read().expect("read").value - before;
-    assert_eq!(faults, pages as u64);
+    let pages = 200;
+    let fresh = || {
+        let range = [(GuestAddress(0), pages * 4096)];
+        GuestMemoryMmap::<()>::from_ranges(&range).expect("memory")
+    };
+    // Faults of the counter, within those between the readings next to it and farther from it:
+    // code that is not in memory yet faults in between, too.
+    let mut touched = |memory: &GuestMemoryMmap| {
+        let outer = faults();
+        let before = counter.read().expect("read").value;
+        let inner = faults();
+        for page in 0..pages {
+            memory
+                .write_obj(1_u8, GuestAddress(page as u64 * 4096))
+                .expect("in memory");
+        }
+        let inner = faults() - inner;
+        let count = counter.read().expect("read").value - before;
+        (inner, count, faults() - outer)
+    };
+    touched(&fresh());
+    let (inner, count, outer) = touched(&fresh());
+    assert!(inner >= pages as u64, "{inner} faults of {pages} pages");
+    assert!(
+        (inner..=outer).contains(&count),
+        "{inner} <= {count} <= {outer}"
+    );
 }
 
 /// The counter, and the clock before and after it was read.
