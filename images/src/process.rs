@@ -112,13 +112,16 @@ pub fn name(command: &Command) -> String {
         .into_owned()
 }
 
-/// The first line that names an error, or else the last line.
+/// The first line about a full disk, which others only report as a consequence; or else the first line that
+/// names an error; or else the last line.
 fn complaint(output: &str) -> String {
     let lines = || output.lines().map(str::trim).filter(|l| !l.is_empty());
+    let full_disk = |l: &&str| l.contains("No space left on device");
     let names_error =
         |l: &&str| l.contains("error:") || l.starts_with("E: ") || l.starts_with("error");
     lines()
-        .find(names_error)
+        .find(full_disk)
+        .or_else(|| lines().find(names_error))
         .or_else(|| lines().next_back())
         .unwrap_or("it said nothing")
         .to_owned()
@@ -156,6 +159,16 @@ mod tests {
             "sh failed (exit status: 3): error: three"
         );
         follow(&mut Command::new("true"), |_| panic!("it says nothing")).unwrap();
+    }
+
+    #[test]
+    fn complaint_names_the_full_disk_behind_an_error() {
+        let output = "dpkg-deb: error: tar subprocess returned error exit status 2\n\
+                      tar: ./usr/bin/ld: Cannot write: No space left on device\n";
+        assert_eq!(
+            complaint(output),
+            "tar: ./usr/bin/ld: Cannot write: No space left on device"
+        );
     }
 
     #[test]
