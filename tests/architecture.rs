@@ -86,6 +86,12 @@ fn client_depends_on_no_host_crate() {
 }
 
 #[test]
+fn abi_is_layouts_alone() {
+    let found = dependencies("vpmu-abi");
+    assert_eq!(found, BTreeSet::from(["zerocopy".to_owned()]));
+}
+
+#[test]
 fn tests_import_no_internals() {
     let found = dependencies("tests");
     for forbidden in ["vpmu", "vmm"] {

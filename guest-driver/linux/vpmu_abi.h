@@ -2,7 +2,7 @@
 /*
  * The wire between the virtio PMU and its driver: sizes, offsets and values.
  *
- * The C twin of vpmu/src/abi, which is the source of truth and is compared
+ * The C twin of vpmu/abi, which is the source of truth and is compared
  * with this header field by field. vpmu/SPEC.md gives the meaning. All integers
  * are little-endian; reserved fields are zero. What programs see as well (event
  * kinds, the catalogue) is in vpmu_uapi.h.

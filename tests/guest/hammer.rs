@@ -22,10 +22,14 @@ use std::ptr;
 use std::slice;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_abi::{EXIT_IO, uapi};
 
 use crate::ensure::{ensure, ensure_eq};
 use crate::permissions::room;
-use crate::raw::{Device, IOC_MARK, KIND_MARK, PAGE};
+use crate::raw::{
+    Device, EXIT_MMIO, KIND_EXIT_TRACE, KIND_EXITS, KIND_MARK, KIND_SAMPLE_TRACE, KIND_SOFTWARE,
+    KIND_TSC, MARK_ANY, PACE_EXITS, PAGE, SW_CPU_CLOCK, SW_TASK_CLOCK,
+};
 use crate::{Outcome, Test, cpu, kernel_log, os, persisting};
 
 pub(crate) const TESTS: &[Test] = &[(
@@ -41,46 +45,49 @@ const PROCESSES: u64 = 6;
 const KEPT: usize = 20;
 
 /// The driver's calls on /dev/vpmu and on events, and perf's.
-const DEVICE_CALLS: [u64; 7] = [
-    0x8040_b600,
-    0x4020_b601,
-    0x4018_b602,
-    IOC_MARK,
-    0x4018_b605,
-    0xb606,
-    0xb6ff,
+const DEVICE_CALLS: [u32; 8] = [
+    uapi::IOC_INFO,
+    uapi::IOC_OPEN,
+    uapi::IOC_CATALOGUE,
+    uapi::IOC_MARK,
+    uapi::IOC_PERSISTENT,
+    uapi::IOC_FLUSH,
+    uapi::IOC_PERF,
+    // None of the driver's.
+    uapi::IOC_MAGIC << 8 | 0xff,
 ];
-const EVENT_CALLS: [u64; 18] = [
-    bindings::ENABLE as u64,
-    bindings::DISABLE as u64,
-    bindings::REFRESH as u64,
-    bindings::RESET as u64,
-    bindings::PERIOD as u64,
-    bindings::SET_OUTPUT as u64,
-    bindings::SET_FILTER as u64,
-    bindings::ID as u64,
-    bindings::SET_BPF as u64,
-    bindings::PAUSE_OUTPUT as u64,
-    bindings::QUERY_BPF as u64,
-    bindings::MODIFY_ATTRIBUTES as u64,
-    0x8004_b604,
-    0xb606,
-    0xc030_b607,
-    0xb608,
-    0xb609,
-    0xb60a,
+const EVENT_CALLS: [u32; 19] = [
+    bindings::ENABLE,
+    bindings::DISABLE,
+    bindings::REFRESH,
+    bindings::RESET,
+    bindings::PERIOD,
+    bindings::SET_OUTPUT,
+    bindings::SET_FILTER,
+    bindings::ID,
+    bindings::SET_BPF,
+    bindings::PAUSE_OUTPUT,
+    bindings::QUERY_BPF,
+    bindings::MODIFY_ATTRIBUTES,
+    uapi::IOC_ENGINE,
+    uapi::IOC_FLUSH,
+    uapi::IOC_DETACH,
+    uapi::IOC_ATTACH,
+    uapi::IOC_SET_STARTER,
+    uapi::IOC_SET_STOPPER,
+    uapi::IOC_WAKEUP,
 ];
 /// Kinds and configs of events, most of which open.
 const KINDS: [(u64, u64); 9] = [
     (KIND_MARK, 1),
-    (KIND_MARK, 1 << 32),
-    (0x100, 0),
-    (0x101, 2),
-    (0x101, 3),
-    (0x105, 2),
-    (0x106, 1),
-    (1, 0),
-    (1, 1),
+    (KIND_MARK, MARK_ANY),
+    (KIND_TSC, 0),
+    (KIND_EXITS, EXIT_IO),
+    (KIND_EXITS, EXIT_MMIO),
+    (KIND_EXIT_TRACE, EXIT_IO),
+    (KIND_SAMPLE_TRACE, PACE_EXITS),
+    (KIND_SOFTWARE, SW_CPU_CLOCK),
+    (KIND_SOFTWARE, SW_TASK_CLOCK),
 ];
 const SAMPLED: [u64; 6] = [0, 0b10, 0b1111, 1 << 4, 0x4_0000, 0xffff_ffff];
 
@@ -245,7 +252,13 @@ impl Hammer {
             flags,
         ];
         // SAFETY: the driver reads four words and the attr, which live through the call.
-        let fd = unsafe { libc::ioctl(self.device.as_raw_fd(), DEVICE_CALLS[1], words.as_ptr()) };
+        let fd = unsafe {
+            libc::ioctl(
+                self.device.as_raw_fd(),
+                uapi::IOC_OPEN.into(),
+                words.as_ptr(),
+            )
+        };
         self.keep(fd);
     }
 
@@ -281,7 +294,7 @@ impl Hammer {
             (self.fd(), self.random.of(&EVENT_CALLS))
         };
         // SAFETY: what a call writes, it writes to `scratch`, or to an address that faults.
-        unsafe { libc::ioctl(fd, call, argument) };
+        unsafe { libc::ioctl(fd, call.into(), argument) };
     }
 
     fn map(&mut self) {

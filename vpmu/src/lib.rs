@@ -11,7 +11,7 @@
 //! Events belong to the vCPU that they are placed on. A vCPU's work takes the lock of that vCPU's
 //! shard alone; the order of all locks is written in `locks`.
 
-pub mod abi;
+pub use vpmu_abi as abi;
 mod arch;
 mod aux;
 mod backend;

@@ -13,18 +13,20 @@ use std::process::{Command as Process, Stdio};
 use vpmu::abi::*;
 
 const RUST: [&str; 11] = [
-    include_str!("../src/abi/mod.rs"),
-    include_str!("../src/abi/catalogue.rs"),
-    include_str!("../src/abi/command.rs"),
-    include_str!("../src/abi/config.rs"),
-    include_str!("../src/abi/control.rs"),
-    include_str!("../src/abi/metadata.rs"),
-    include_str!("../src/abi/notice.rs"),
-    include_str!("../src/abi/open.rs"),
-    include_str!("../src/abi/packet.rs"),
-    include_str!("../src/abi/persistent.rs"),
-    include_str!("../src/abi/task.rs"),
+    include_str!("../abi/src/lib.rs"),
+    include_str!("../abi/src/catalogue.rs"),
+    include_str!("../abi/src/command.rs"),
+    include_str!("../abi/src/config.rs"),
+    include_str!("../abi/src/control.rs"),
+    include_str!("../abi/src/metadata.rs"),
+    include_str!("../abi/src/notice.rs"),
+    include_str!("../abi/src/open.rs"),
+    include_str!("../abi/src/packet.rs"),
+    include_str!("../abi/src/persistent.rs"),
+    include_str!("../abi/src/task.rs"),
 ];
+/// The calls of programs, in the order of `vpmu_uapi.h`.
+const CALLS: &str = include_str!("../abi/src/uapi.rs");
 const HEADERS: [&str; 2] = [
     include_str!("../../guest-driver/linux/vpmu_abi.h"),
     include_str!("../../guest-driver/linux/vpmu_uapi.h"),
@@ -109,6 +111,53 @@ fn layouts() -> Vec<Layout> {
             data_size, aux_head, aux_tail, aux_offset, aux_size,
         }
     }
+}
+
+/// The arguments of the driver's ioctls. The specification leaves them to the driver.
+fn call_layouts() -> Vec<Layout> {
+    use vpmu::abi::uapi::*;
+    layouts! {
+        Info = "vpmu_info" {
+            version, vcpus, max_events, max_ring_pages, catalogue_len, count_mode, time_zero,
+            time_mult, time_shift, pmu_type, tsc_khz, max_sample_rate, max_aux_pages,
+            max_persistent, persistent_type,
+        }
+        Open = "vpmu_open" { attr, pid, cpu, group_fd, engine, flags }
+        Detach = "vpmu_detach" { id, name }
+        Persistent = "vpmu_persistent" { after, count, reserved, entries }
+        PersistentEntry = "vpmu_persistent_entry" { id, name, cpu, pages, engine, flags, attr }
+        Wakeup = "vpmu_wakeup" { every, unit, reserved }
+        Perf = "vpmu_perf" { fd, call, arg }
+        Catalogue = "vpmu_catalogue" { first, count, entries }
+        CatalogueEntry = "vpmu_catalogue_entry" { kind, flags, config, name, unit, source, counts }
+    }
+}
+
+fn call_constants() -> Vec<(&'static str, i128)> {
+    use vpmu::abi::uapi::*;
+    constants![
+        FLAG_PERSISTENT,
+        FLAG_ENABLE_ON_STARTER,
+        ATTR_SIZE,
+        PERSISTENT_WINDOW,
+        PERSISTENT_OVERWRITE,
+        CONFIG_KIND_SHIFT,
+        CONFIG1_PAUSED,
+        IOC_MAGIC,
+        IOC_INFO,
+        IOC_OPEN,
+        IOC_CATALOGUE,
+        IOC_MARK,
+        IOC_ENGINE,
+        IOC_PERSISTENT,
+        IOC_FLUSH,
+        IOC_DETACH,
+        IOC_ATTACH,
+        IOC_SET_STARTER,
+        IOC_SET_STOPPER,
+        IOC_PERF,
+        IOC_WAKEUP,
+    ]
 }
 
 fn constants() -> Vec<(&'static str, i128)> {
@@ -315,7 +364,7 @@ fn program() -> String {
     let mut claim = |what: String, value: i128| {
         program += &format!("_Static_assert({what} == {value}, \"{what} is not {value}\");\n");
     };
-    for layout in layouts() {
+    for layout in layouts().into_iter().chain(call_layouts()) {
         let c = layout.c;
         let size = i128::try_from(layout.size).expect("a size");
         if c == "perf_event_mmap_page" {
@@ -334,7 +383,7 @@ fn program() -> String {
             claim(format!("offsetof(struct {c}, {field})"), offset);
         }
     }
-    for (name, value) in constants() {
+    for (name, value) in constants().into_iter().chain(call_constants()) {
         claim(format!("VPMU_{name}"), value);
     }
     claim(
@@ -557,11 +606,11 @@ fn a_wrong_offset_would_be_found() {
     assert!(complaint.contains("vpmu_reply"), "{complaint}");
 }
 
-#[test]
-fn every_field_is_compared() {
+/// `struct.field` of each struct that `files` declare with a macro.
+fn declared_fields(files: &[&str]) -> BTreeSet<String> {
     let mut declared = BTreeSet::new();
     let mut current = "";
-    for line in RUST.iter().flat_map(|file| file.lines()) {
+    for line in files.iter().flat_map(|file| file.lines()) {
         if let Some(rest) = line.strip_prefix("    pub struct ") {
             current = rest.trim_end_matches(" {");
         } else if let Some(rest) = line.strip_prefix("        pub ")
@@ -571,63 +620,50 @@ fn every_field_is_compared() {
             declared.insert(format!("{current}.{field}"));
         }
     }
-    let compared = layouts()
-        .iter()
-        .flat_map(|layout| {
-            let rust = layout.rust;
-            layout
-                .fields
-                .iter()
-                .map(move |(field, _)| format!("{rust}.{field}"))
-        })
-        .collect();
-    assert_eq!(declared, compared);
+    declared
+}
+
+fn compared_fields(layouts: &[Layout]) -> BTreeSet<String> {
+    let fields = layouts.iter().flat_map(|layout| {
+        let fields = layout.fields.iter();
+        fields.map(|(field, _)| format!("{}.{field}", layout.rust))
+    });
+    fields.collect()
+}
+
+#[test]
+fn every_field_is_compared() {
+    assert_eq!(declared_fields(&RUST), compared_fields(&layouts()));
+    assert_eq!(declared_fields(&[CALLS]), compared_fields(&call_layouts()));
+}
+
+/// Names of the public constants in `files`.
+fn declared_constants(files: &[&str]) -> BTreeSet<String> {
+    let lines = files.iter().flat_map(|file| file.lines());
+    let constants = lines.filter_map(|line| line.strip_prefix("pub const "));
+    constants
+        .map(|rest| rest.split(':').next().expect("a name").to_owned())
+        .collect()
 }
 
 #[test]
 fn every_constant_is_compared() {
-    let compared: BTreeSet<_> = constants()
-        .iter()
-        .map(|(name, _)| (*name).to_owned())
-        .collect();
-    let in_rust: BTreeSet<_> = RUST
-        .iter()
-        .flat_map(|file| file.lines())
-        .filter_map(|line| line.strip_prefix("pub const "))
-        .map(|rest| rest.split(':').next().expect("a name").to_owned())
-        .collect();
-    assert_eq!(in_rust, compared);
-    // Of the headers alone: how programs call the driver.
-    let for_programs = [
-        "CONFIG_KIND_SHIFT",
-        "CONFIG1_PAUSED",
-        "IOC_MAGIC",
-        "IOC_INFO",
-        "IOC_OPEN",
-        "IOC_CATALOGUE",
-        "IOC_MARK",
-        "IOC_ENGINE",
-        "IOC_PERSISTENT",
-        "IOC_FLUSH",
-        "IOC_DETACH",
-        "IOC_ATTACH",
-        "IOC_SET_STARTER",
-        "IOC_SET_STOPPER",
-        "IOC_PERF",
-        "IOC_WAKEUP",
-        "ATTR_SIZE",
-        "FLAG_PERSISTENT",
-        "FLAG_ENABLE_ON_STARTER",
-        "PERSISTENT_WINDOW",
-        "PERSISTENT_OVERWRITE",
-    ];
+    let names = |constants: Vec<(&str, i128)>| -> BTreeSet<String> {
+        constants
+            .iter()
+            .map(|(name, _)| (*name).to_owned())
+            .collect()
+    };
+    let (wire, calls) = (names(constants()), names(call_constants()));
+    assert_eq!(declared_constants(&RUST), wire);
+    assert_eq!(declared_constants(&[CALLS]), calls);
     let in_c: BTreeSet<_> = HEADERS
         .iter()
         .flat_map(|header| header.lines())
         .filter_map(|line| line.strip_prefix("#define VPMU_"))
         .filter_map(|rest| rest.split_whitespace().next())
-        .filter(|name| !name.contains('(') && !for_programs.contains(name))
+        .filter(|name| !name.contains('('))
         .map(str::to_owned)
         .collect();
-    assert_eq!(in_c, compared);
+    assert_eq!(in_c, &wire | &calls);
 }

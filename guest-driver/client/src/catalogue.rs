@@ -1,25 +1,16 @@
 //! What this host can count: the events by name, and the finding of them. Opens nothing.
 
+use vpmu_abi::uapi::{self, CONFIG_KIND_SHIFT};
+use vpmu_abi::{
+    CATALOGUE_ANY_CONFIG, CATALOGUE_AUX, CATALOGUE_EXCLUDES, CATALOGUE_FORMAT_SHIFT,
+    CATALOGUE_GUEST_ONLY, CATALOGUE_SAMPLES, KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW,
+};
+
 use crate::attr::{AttrError, EventAttr};
 use crate::suggest::{near, suggestion};
-use crate::sys::RawEntry;
 use crate::trace::Format;
 
-/// Kinds that the host's hardware counts.
-const HARDWARE: u32 = 0;
-const HW_CACHE: u32 = 3;
-const RAW: u32 = 4;
-
-const SAMPLES: u32 = 1 << 0;
-const GUEST_ONLY: u32 = 1 << 1;
-const ANY_CONFIG: u32 = 1 << 2;
-const EXCLUDES: u32 = 1 << 3;
-const AUX: u32 = 1 << 4;
-/// The byte from here on is a trace's format.
-const FORMAT_SHIFT: u32 = 16;
-
-const KIND_SHIFT: u32 = 48;
-const CONFIG_MASK: u64 = (1 << KIND_SHIFT) - 1;
+const CONFIG_MASK: u64 = (1 << CONFIG_KIND_SHIFT) - 1;
 
 /// What is wrong with an event's name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,20 +83,21 @@ impl Entry {
     /// Whether its samples leave host work for the vCPU out: those of hardware do in every count mode.
     #[must_use]
     pub fn samples_guest_only(&self) -> bool {
-        self.guest_only || [HARDWARE, HW_CACHE, RAW].contains(&self.kind)
+        self.guest_only || [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW].contains(&self.kind)
     }
 
-    pub(crate) fn from_raw(raw: &RawEntry) -> Self {
+    pub(crate) fn from_raw(raw: &uapi::CatalogueEntry) -> Self {
         Self {
             name: text(&raw.name),
             unit: text(&raw.unit),
             counts: text(&raw.counts),
             source: text(&raw.source),
-            samples: raw.flags & SAMPLES != 0,
-            guest_only: raw.flags & GUEST_ONLY != 0,
-            takes_value: raw.flags & ANY_CONFIG != 0,
-            excludes: raw.flags & EXCLUDES != 0,
-            trace: (raw.flags & AUX != 0).then(|| Format::of(raw.flags >> FORMAT_SHIFT & 0xff)),
+            samples: raw.flags & CATALOGUE_SAMPLES != 0,
+            guest_only: raw.flags & CATALOGUE_GUEST_ONLY != 0,
+            takes_value: raw.flags & CATALOGUE_ANY_CONFIG != 0,
+            excludes: raw.flags & CATALOGUE_EXCLUDES != 0,
+            trace: (raw.flags & CATALOGUE_AUX != 0)
+                .then(|| Format::of(raw.flags >> CATALOGUE_FORMAT_SHIFT & 0xff)),
             kind: raw.kind,
             config: raw.config,
         }
@@ -162,7 +154,10 @@ impl Catalogue {
                 value: value.into(),
             })?,
         };
-        let attr = EventAttr::new(pmu_type, u64::from(entry.kind) << KIND_SHIFT | config);
+        let attr = EventAttr::new(
+            pmu_type,
+            u64::from(entry.kind) << CONFIG_KIND_SHIFT | config,
+        );
         let Some(modifiers) = modifiers else {
             return Ok(attr);
         };
@@ -183,7 +178,7 @@ impl Catalogue {
     #[must_use]
     pub fn spec(&self, pmu_type: u32, attr: &EventAttr) -> String {
         let (kind, config) = if attr.pmu_type == pmu_type {
-            (attr.config >> KIND_SHIFT, attr.config & CONFIG_MASK)
+            (attr.config >> CONFIG_KIND_SHIFT, attr.config & CONFIG_MASK)
         } else {
             (attr.pmu_type.into(), attr.config)
         };
@@ -245,7 +240,7 @@ fn number(text: &str) -> Option<u64> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    value.ok().filter(|value| value >> KIND_SHIFT == 0)
+    value.ok().filter(|value| value >> CONFIG_KIND_SHIFT == 0)
 }
 
 #[cfg(test)]
@@ -256,7 +251,7 @@ mod tests {
         let mut bytes = [0; 40];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
         let (unit, source, counts) = ([0; 16], [b's'; 56], [0xff; 128]);
-        Entry::from_raw(&RawEntry {
+        Entry::from_raw(&uapi::CatalogueEntry {
             kind,
             flags,
             config,
@@ -269,10 +264,15 @@ mod tests {
 
     fn catalogue() -> Catalogue {
         Catalogue::new(vec![
-            raw("task-clock", 1, 1, SAMPLES),
-            raw("cycles", 0, 0, SAMPLES | EXCLUDES | GUEST_ONLY),
+            raw("task-clock", 1, 1, CATALOGUE_SAMPLES),
+            raw(
+                "cycles",
+                0,
+                0,
+                CATALOGUE_SAMPLES | CATALOGUE_EXCLUDES | CATALOGUE_GUEST_ONLY,
+            ),
             raw("exits-io", 0x101, 2, 0),
-            raw("mark", 0x104, 0, SAMPLES | ANY_CONFIG),
+            raw("mark", 0x104, 0, CATALOGUE_SAMPLES | CATALOGUE_ANY_CONFIG),
         ])
     }
 
@@ -280,12 +280,12 @@ mod tests {
     fn samples_of_hardware_are_of_the_guest_alone_in_every_count_mode() {
         let only = |kind, flags| raw("event", kind, 0, flags).samples_guest_only();
         assert!(
-            [HARDWARE, HW_CACHE, RAW]
+            [KIND_HARDWARE, KIND_HW_CACHE, KIND_RAW]
                 .iter()
-                .all(|&kind| only(kind, SAMPLES))
+                .all(|&kind| only(kind, CATALOGUE_SAMPLES))
         );
-        assert!(!only(1, SAMPLES), "a clock of the host's");
-        assert!(only(1, SAMPLES | GUEST_ONLY));
+        assert!(!only(1, CATALOGUE_SAMPLES), "a clock of the host's");
+        assert!(only(1, CATALOGUE_SAMPLES | CATALOGUE_GUEST_ONLY));
     }
 
     #[test]
@@ -299,10 +299,13 @@ mod tests {
     #[test]
     fn traces_name_their_format() {
         let trace = |flags| raw("exit-trace", 0x105, 0, flags).trace;
-        assert_eq!(trace(SAMPLES | 1 << 16), None);
-        assert_eq!(trace(AUX | 1 << 16), Some(Format::Exits));
-        assert_eq!(trace(AUX | 2 << 16), Some(Format::Samples));
-        assert_eq!(trace(AUX | 0xff << 16 | 1 << 24), Some(Format::Unknown));
+        assert_eq!(trace(CATALOGUE_SAMPLES | 1 << 16), None);
+        assert_eq!(trace(CATALOGUE_AUX | 1 << 16), Some(Format::Exits));
+        assert_eq!(trace(CATALOGUE_AUX | 2 << 16), Some(Format::Samples));
+        assert_eq!(
+            trace(CATALOGUE_AUX | 0xff << 16 | 1 << 24),
+            Some(Format::Unknown)
+        );
     }
 
     #[test]

@@ -5,22 +5,21 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use vpmu_abi::uapi::CatalogueEntry;
+use vpmu_abi::{COUNT_VCPU, VERSION};
 use zerocopy::FromZeros;
 
 use crate::Error;
 use crate::attr::EventAttr;
 use crate::catalogue::{Catalogue, Entry};
 use crate::event::Event;
-use crate::sys::{self, RawEntry, Scope};
+use crate::sys::{self, Scope};
 
 /// Where the driver puts its device.
 pub const PATH: &str = "/dev/vpmu";
 
 /// Most catalogue entries read at once.
 const CHUNK: usize = 32;
-/// The one version of the device interface that this library speaks.
-const VERSION: u32 = 4;
-const COUNT_VCPU: u32 = 1;
 
 /// What the device refused.
 #[derive(Debug, thiserror::Error)]
@@ -278,7 +277,7 @@ fn read_catalogue(file: &File, len: u32) -> Result<Catalogue, DeviceError> {
     let mut entries = Vec::new();
     let mut first = 0;
     while first < len {
-        let mut raw = [RawEntry::new_zeroed(); CHUNK];
+        let mut raw = [CatalogueEntry::new_zeroed(); CHUNK];
         let filled =
             sys::catalogue(file.as_fd(), first, &mut raw).map_err(DeviceError::Catalogue)?;
         if filled == 0 {

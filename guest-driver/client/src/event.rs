@@ -189,8 +189,8 @@ impl Event {
     /// `ENOTTY` for an event of perf's own door.
     pub fn set_wakeup(&self, wakeup: Wakeup) -> Result<(), EventError> {
         let (every, unit) = match wakeup {
-            Wakeup::Records(every) => (every, sys::WAKEUP_RECORDS),
-            Wakeup::Bytes(every) => (every, sys::WAKEUP_BYTES),
+            Wakeup::Records(every) => (every, vpmu_abi::WAKEUP_RECORDS),
+            Wakeup::Bytes(every) => (every, vpmu_abi::WAKEUP_BYTES),
         };
         sys::set_wakeup(self.as_fd(), every, unit).map_err(EventError::Wakeup)
     }

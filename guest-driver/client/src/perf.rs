@@ -199,7 +199,7 @@ fn open(attr: &EventAttr, leader: Option<&Event>) -> Result<Event, PerfError> {
     let place = attr.place(leader.map(AsFd::as_fd));
     let mut raw = attr.to_raw();
     if attr.enable_on_starter {
-        raw.__bindgen_anon_3.config1 = sys::CONFIG1_PAUSED;
+        raw.__bindgen_anon_3.config1 = vpmu_abi::uapi::CONFIG1_PAUSED;
     }
     let fd = sys::perf_event_open(&mut raw, place).map_err(PerfError::Open)?;
     Ok(Event::new(fd, attr))

@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use vpmu_abi::uapi::{PERSISTENT_OVERWRITE, PERSISTENT_WINDOW, PersistentEntry};
+use vpmu_abi::{PERSISTENT_NAME, PERSISTENT_OPERATOR};
 use zerocopy::FromZeros;
 
 use crate::Error;
@@ -12,17 +14,13 @@ use crate::catalogue::text;
 use crate::device::Vpmu;
 use crate::event::Event;
 use crate::suggest::{near, suggestion};
-use crate::sys::{self, NAME_BYTES, RawPersistentEntry};
+use crate::sys;
 
 /// Most entries read at once.
 const CHUNK: usize = 32;
 
 /// The last byte of a name is zero.
-const MOST_LETTERS: usize = NAME_BYTES - 1;
-
-const OPERATOR: u32 = 1 << 0;
-const WINDOW: u32 = 1 << 1;
-const OVERWRITE: u32 = 1 << 2;
+const MOST_LETTERS: usize = PERSISTENT_NAME - 1;
 
 /// What was refused.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +113,7 @@ pub struct Persistent {
 }
 
 impl Persistent {
-    fn from_raw(raw: &RawPersistentEntry) -> Self {
+    fn from_raw(raw: &PersistentEntry) -> Self {
         let engine = Engine::of(raw.engine).unwrap_or_default();
         let cpu = i32::try_from(raw.cpu).unwrap_or(i32::MAX);
         Self {
@@ -123,9 +121,9 @@ impl Persistent {
             name: text(&raw.name),
             cpu: raw.cpu,
             data_pages: raw.pages.checked_sub(1),
-            is_operators: raw.flags & OPERATOR != 0,
-            outlives_reset: raw.flags & WINDOW != 0,
-            overwrites: raw.flags & OVERWRITE != 0,
+            is_operators: raw.flags & PERSISTENT_OPERATOR != 0,
+            outlives_reset: raw.flags & PERSISTENT_WINDOW != 0,
+            overwrites: raw.flags & PERSISTENT_OVERWRITE != 0,
             attr: EventAttr::from_bytes(&raw.attr, cpu, engine),
         }
     }
@@ -145,7 +143,7 @@ impl Vpmu {
         let mut events: Vec<Persistent> = Vec::new();
         loop {
             let after = events.last().map_or(0, |event| event.id);
-            let mut raw = [RawPersistentEntry::new_zeroed(); CHUNK];
+            let mut raw = [PersistentEntry::new_zeroed(); CHUNK];
             let filled =
                 sys::persistent(self.as_fd(), after, &mut raw).map_err(PersistentError::List)?;
             // A list that does not go on would be read for ever.
@@ -204,8 +202,8 @@ fn find(events: Vec<Persistent>, name: &str) -> Result<Persistent, PersistentErr
 }
 
 /// As the driver takes it; the device looks at the letters.
-fn name_bytes(name: &str) -> Option<[u8; NAME_BYTES]> {
-    let mut bytes = [0; NAME_BYTES];
+fn name_bytes(name: &str) -> Option<[u8; PERSISTENT_NAME]> {
+    let mut bytes = [0; PERSISTENT_NAME];
     let taken = bytes[..MOST_LETTERS].get_mut(..name.len())?;
     taken.copy_from_slice(name.as_bytes());
     (!name.contains('\0')).then_some(bytes)
@@ -235,7 +233,7 @@ impl Event {
 
 fn detach(
     name: &str,
-    call: impl FnOnce([u8; NAME_BYTES]) -> io::Result<u64>,
+    call: impl FnOnce([u8; PERSISTENT_NAME]) -> io::Result<u64>,
 ) -> Result<u64, PersistentError> {
     let bytes = name_bytes(name).ok_or_else(|| PersistentError::Name(name.into()))?;
     call(bytes).map_err(|error| match error.raw_os_error() {

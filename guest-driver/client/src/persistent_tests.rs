@@ -2,13 +2,13 @@
 
 use super::*;
 
-fn raw(id: u64, name: &str, flags: u32) -> RawPersistentEntry {
-    let mut bytes = [0; NAME_BYTES];
+fn raw(id: u64, name: &str, flags: u32) -> PersistentEntry {
+    let mut bytes = [0; PERSISTENT_NAME];
     bytes[..name.len()].copy_from_slice(name.as_bytes());
-    let mut attr = [0; sys::ATTR_BYTES];
+    let mut attr = [0; vpmu_abi::uapi::ATTR_SIZE];
     attr[0] = 9;
     attr[8] = 7;
-    RawPersistentEntry {
+    PersistentEntry {
         id,
         name: bytes,
         cpu: 1,
@@ -21,16 +21,16 @@ fn raw(id: u64, name: &str, flags: u32) -> RawPersistentEntry {
 
 #[test]
 fn persistent_entry_describes_its_event() {
-    let event = Persistent::from_raw(&raw(5, "boot-0", OPERATOR | WINDOW));
+    let event = Persistent::from_raw(&raw(5, "boot-0", PERSISTENT_OPERATOR | PERSISTENT_WINDOW));
     assert_eq!((event.id, event.name.as_str(), event.cpu), (5, "boot-0", 1));
     assert_eq!(event.data_pages, Some(64));
     assert!(event.is_operators && event.outlives_reset && !event.overwrites);
     assert_eq!((event.attr.pmu_type, event.attr.config), (9, 7));
     assert_eq!((event.attr.cpu, event.attr.pid), (1, -1));
     assert_eq!(event.attr.engine, Engine::Exit);
-    let without = RawPersistentEntry {
+    let without = PersistentEntry {
         pages: 0,
-        flags: OVERWRITE,
+        flags: PERSISTENT_OVERWRITE,
         ..raw(5, "boot-0", 0)
     };
     let event = Persistent::from_raw(&without);
@@ -63,7 +63,7 @@ fn names_have_their_room_and_letters() {
     let longest = "a".repeat(39);
     let bytes = name_bytes(&longest).unwrap();
     assert_eq!((&bytes[..39], bytes[39]), (longest.as_bytes(), 0));
-    assert_eq!(name_bytes(""), Some([0; NAME_BYTES]));
+    assert_eq!(name_bytes(""), Some([0; PERSISTENT_NAME]));
     assert_eq!(name_bytes(&(longest + "a")), None);
     assert_eq!(name_bytes("a\0b"), None);
     for good in ["", "a", "a1-_", "boot-0"] {

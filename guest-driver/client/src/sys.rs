@@ -1,5 +1,5 @@
 //! System calls behind safe functions: ioctls of the device and of events, perf_event_open(2), poll(2). This file
-//! knows the layout of the driver's structs, not their meaning.
+//! passes the driver's structs on, and knows nothing of their meaning.
 #![expect(unsafe_code, reason = "the edge to the kernel")]
 
 mod lasting;
@@ -14,80 +14,7 @@ use perf_event_open_sys::bindings::{self, perf_event_attr};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-/// `struct vpmu_info`.
-#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct RawInfo {
-    pub(crate) version: u32,
-    pub(crate) vcpus: u32,
-    pub(crate) max_events: u32,
-    pub(crate) max_ring_pages: u32,
-    pub(crate) catalogue_len: u32,
-    pub(crate) count_mode: u32,
-    pub(crate) time_zero: u64,
-    pub(crate) time_mult: u32,
-    pub(crate) time_shift: u32,
-    pub(crate) pmu_type: u32,
-    pub(crate) tsc_khz: u32,
-    pub(crate) max_sample_rate: u32,
-    pub(crate) max_aux_pages: u32,
-    pub(crate) max_persistent: u32,
-    pub(crate) persistent_type: u32,
-}
-
-/// `struct vpmu_open`.
-#[derive(Debug, Clone, Copy, Default, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawOpen {
-    attr: u64,
-    pid: i32,
-    cpu: i32,
-    group_fd: i32,
-    engine: u32,
-    flags: u64,
-}
-
-/// `struct vpmu_catalogue`.
-#[derive(Debug, Clone, Copy, Default, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawCatalogue {
-    first: u32,
-    count: u32,
-    entries: u64,
-}
-
-/// `struct vpmu_catalogue_entry`.
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct RawEntry {
-    pub(crate) kind: u32,
-    pub(crate) flags: u32,
-    pub(crate) config: u64,
-    pub(crate) name: [u8; 40],
-    pub(crate) unit: [u8; 16],
-    pub(crate) source: [u8; 56],
-    pub(crate) counts: [u8; 128],
-}
-
-const MAGIC: u32 = 0xb6;
-const IOC_WRITE: u32 = 1;
-const IOC_READ: u32 = 2;
-
-/// The kernel's `_IOC` encoding, as on x86 and arm64.
-const fn ioc(direction: u32, number: u32, size: usize) -> u32 {
-    assert!(size < 1 << 14);
-    #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
-    let size = size as u32;
-    direction << 30 | size << 16 | MAGIC << 8 | number
-}
-
-const IOC_INFO: u32 = ioc(IOC_READ, 0, size_of::<RawInfo>());
-const IOC_OPEN: u32 = ioc(IOC_WRITE, 1, size_of::<RawOpen>());
-const IOC_CATALOGUE: u32 = ioc(IOC_WRITE, 2, size_of::<RawCatalogue>());
-const IOC_MARK: u32 = ioc(0, 3, 0);
-const IOC_ENGINE: u32 = ioc(IOC_READ, 4, size_of::<u32>());
+use vpmu_abi::uapi;
 
 /// perf's ioctls of one event or its group.
 #[derive(Debug, Clone, Copy)]
@@ -117,10 +44,10 @@ fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<RawInfo> {
-    let mut info = RawInfo::default();
-    // SAFETY: the request writes one RawInfo, which `info` has room for.
-    checked(unsafe { libc::ioctl(device.as_raw_fd(), IOC_INFO.into(), &raw mut info) })?;
+pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<uapi::Info> {
+    let mut info = uapi::Info::default();
+    // SAFETY: the request writes one uapi::Info, which `info` has room for.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), uapi::IOC_INFO.into(), &raw mut info) })?;
     Ok(info)
 }
 
@@ -128,9 +55,9 @@ pub(crate) fn info(device: BorrowedFd<'_>) -> io::Result<RawInfo> {
 pub(crate) fn catalogue(
     device: BorrowedFd<'_>,
     first: u32,
-    entries: &mut [RawEntry],
+    entries: &mut [uapi::CatalogueEntry],
 ) -> io::Result<usize> {
-    let request = RawCatalogue {
+    let request = uapi::Catalogue {
         first,
         count: u32::try_from(entries.len()).unwrap_or(u32::MAX),
         entries: entries.as_mut_ptr().expose_provenance() as u64,
@@ -138,7 +65,11 @@ pub(crate) fn catalogue(
     // SAFETY: the driver writes at most `count` entries at `entries`, which is that long and
     // borrowed mutably until it returns.
     let filled = checked(unsafe {
-        libc::ioctl(device.as_raw_fd(), IOC_CATALOGUE.into(), &raw const request)
+        libc::ioctl(
+            device.as_raw_fd(),
+            uapi::IOC_CATALOGUE.into(),
+            &raw const request,
+        )
     })?;
     Ok(usize::try_from(filled).unwrap_or(0).min(entries.len()))
 }
@@ -146,7 +77,7 @@ pub(crate) fn catalogue(
 pub(crate) fn mark(device: BorrowedFd<'_>, value: u32) -> io::Result<()> {
     let value = libc::c_ulong::from(value);
     // SAFETY: the request takes its argument by value and touches no memory of ours.
-    checked(unsafe { libc::ioctl(device.as_raw_fd(), IOC_MARK.into(), value) })?;
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), uapi::IOC_MARK.into(), value) })?;
     Ok(())
 }
 
@@ -171,7 +102,7 @@ pub(crate) fn open(
     engine: u32,
     flags: u64,
 ) -> io::Result<OwnedFd> {
-    let request = RawOpen {
+    let request = uapi::Open {
         attr: std::ptr::from_mut(attr).expose_provenance() as u64,
         pid: place.pid,
         cpu: place.cpu,
@@ -181,8 +112,13 @@ pub(crate) fn open(
     };
     // SAFETY: the driver reads `request` and the attr it points to, and may write the attr's
     // size; both live and are borrowed until it returns.
-    let fd =
-        checked(unsafe { libc::ioctl(device.as_raw_fd(), IOC_OPEN.into(), &raw const request) })?;
+    let fd = checked(unsafe {
+        libc::ioctl(
+            device.as_raw_fd(),
+            uapi::IOC_OPEN.into(),
+            &raw const request,
+        )
+    })?;
     Ok(owned(fd))
 }
 
@@ -243,7 +179,7 @@ pub(crate) fn modify(event: BorrowedFd<'_>, attr: &mut perf_event_attr) -> io::R
 pub(crate) fn engine(event: BorrowedFd<'_>) -> io::Result<u32> {
     let mut engine = 0u32;
     // SAFETY: the request writes one u32, which `engine` has room for.
-    checked(unsafe { libc::ioctl(event.as_raw_fd(), IOC_ENGINE.into(), &raw mut engine) })?;
+    checked(unsafe { libc::ioctl(event.as_raw_fd(), uapi::IOC_ENGINE.into(), &raw mut engine) })?;
     Ok(engine)
 }
 
@@ -291,39 +227,4 @@ pub(crate) fn monotonic_raw() -> u64 {
     seconds
         .wrapping_mul(1_000_000_000)
         .wrapping_add(nanoseconds)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::mem::offset_of;
-
-    // The numbers are those of vpmu_uapi.h on a 64-bit machine.
-    #[test]
-    fn struct_layouts_match_the_header() {
-        assert_eq!(size_of::<RawInfo>(), 64);
-        assert_eq!(offset_of!(RawInfo, time_zero), 24);
-        assert_eq!(offset_of!(RawInfo, time_mult), 32);
-        assert_eq!(offset_of!(RawInfo, pmu_type), 40);
-        assert_eq!(offset_of!(RawInfo, max_sample_rate), 48);
-        assert_eq!(offset_of!(RawInfo, max_aux_pages), 52);
-        assert_eq!(offset_of!(RawInfo, persistent_type), 60);
-        assert_eq!(size_of::<RawOpen>(), 32);
-        assert_eq!(offset_of!(RawOpen, group_fd), 16);
-        assert_eq!(offset_of!(RawOpen, flags), 24);
-        assert_eq!(size_of::<RawCatalogue>(), 16);
-        assert_eq!(size_of::<RawEntry>(), 256);
-        assert_eq!(offset_of!(RawEntry, name), 16);
-        assert_eq!(offset_of!(RawEntry, source), 72);
-        assert_eq!(offset_of!(RawEntry, counts), 128);
-    }
-
-    #[test]
-    fn ioctl_numbers_match_the_header() {
-        assert_eq!(IOC_INFO, 0x8040_b600);
-        assert_eq!(IOC_OPEN, 0x4020_b601);
-        assert_eq!(IOC_CATALOGUE, 0x4010_b602);
-        assert_eq!(IOC_MARK, 0xb603);
-        assert_eq!(IOC_ENGINE, 0x8004_b604);
-    }
 }

@@ -11,45 +11,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_abi::uapi::{self, Info};
 
 use super::{Event, How, KIND_MARK, Later, MARK_ANY, checked, sampling};
 
-const IOC_INFO: u64 = 0x8040_b600;
-const IOC_OPEN: u64 = 0x4020_b601;
 /// Also for the assembly that places marks with registers of its own.
-pub(crate) const IOC_MARK: u64 = 0xb603;
-
-/// `struct vpmu_info`.
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(C)]
-pub(crate) struct Info {
-    pub(crate) version: u32,
-    pub(crate) vcpus: u32,
-    pub(crate) max_events: u32,
-    pub(crate) max_ring_pages: u32,
-    pub(crate) catalogue_len: u32,
-    pub(crate) count_mode: u32,
-    pub(crate) time_zero: u64,
-    pub(crate) time_mult: u32,
-    pub(crate) time_shift: u32,
-    pub(crate) pmu_type: u32,
-    pub(crate) tsc_khz: u32,
-    pub(crate) max_sample_rate: u32,
-    pub(crate) max_aux_pages: u32,
-    pub(crate) max_persistent: u32,
-    pub(crate) persistent_type: u32,
-}
-
-/// `struct vpmu_open`.
-#[repr(C)]
-struct RawOpen {
-    attr: u64,
-    pid: i32,
-    cpu: i32,
-    group_fd: i32,
-    engine: u32,
-    flags: u64,
-}
+pub(crate) const IOC_MARK: u64 = uapi::IOC_MARK as u64;
 
 /// `/dev/vpmu`.
 #[derive(Debug)]
@@ -63,7 +30,7 @@ impl Device {
         let file = File::options().read(true).write(true).open("/dev/vpmu")?;
         let mut info = Info::default();
         // SAFETY: the request writes one Info, which `info` has room for.
-        checked(unsafe { libc::ioctl(file.as_raw_fd(), IOC_INFO, &raw mut info) })?;
+        checked(unsafe { libc::ioctl(file.as_raw_fd(), uapi::IOC_INFO.into(), &raw mut info) })?;
         Ok(Self { file, info })
     }
 
@@ -72,7 +39,7 @@ impl Device {
         let mut attr = perf_event_attr {
             type_: self.info.pmu_type,
             size: size_of::<perf_event_attr>() as u32,
-            config: kind << 48 | event,
+            config: kind << uapi::CONFIG_KIND_SHIFT | event,
             ..perf_event_attr::default()
         };
         attr.set_disabled(1);
@@ -101,7 +68,7 @@ impl Device {
 
     /// `attr` may be written to, and what its size says is behind it may be read.
     fn open_at(&self, attr: *mut perf_event_attr, how: How<'_>) -> io::Result<Event> {
-        let request = RawOpen {
+        let request = uapi::Open {
             attr: attr.expose_provenance() as u64,
             pid: how.pid,
             cpu: how.cpu,
@@ -111,8 +78,13 @@ impl Device {
         };
         // SAFETY: the driver reads the request and the attr, and may write the attr's size;
         // the callers' references to them live until it returns.
-        let fd =
-            checked(unsafe { libc::ioctl(self.file.as_raw_fd(), IOC_OPEN, &raw const request) })?;
+        let fd = checked(unsafe {
+            libc::ioctl(
+                self.file.as_raw_fd(),
+                uapi::IOC_OPEN.into(),
+                &raw const request,
+            )
+        })?;
         // SAFETY: a descriptor that the kernel has just given to this call alone.
         Ok(Event(unsafe { OwnedFd::from_raw_fd(fd) }))
     }

@@ -6,14 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_abi::uapi;
 
 use super::{Later, checked};
-
-const IOC_ENGINE: u64 = 0x8004_b604;
-const IOC_FLUSH: u64 = 0xb606;
-const IOC_SET_STARTER: u64 = 0xb609;
-const IOC_WAKEUP: u64 = 0x4010_b60c;
-const IOC_SET_STOPPER: u64 = 0xb60a;
 
 /// An open event.
 #[derive(Debug)]
@@ -84,7 +79,9 @@ impl Event {
     pub(crate) fn engine(&self) -> io::Result<u32> {
         let mut engine = 0_u32;
         // SAFETY: the request writes one u32.
-        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_ENGINE, &raw mut engine) })?;
+        checked(unsafe {
+            libc::ioctl(self.0.as_raw_fd(), uapi::IOC_ENGINE.into(), &raw mut engine)
+        })?;
         Ok(engine)
     }
 
@@ -92,7 +89,13 @@ impl Event {
     pub(crate) fn wakeup(&self, every: u64, unit: u32, reserved: u32) -> io::Result<i32> {
         let request = [every, u64::from(reserved) << 32 | u64::from(unit)];
         // SAFETY: the request reads 16 bytes.
-        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_WAKEUP, request.as_ptr()) })
+        checked(unsafe {
+            libc::ioctl(
+                self.0.as_raw_fd(),
+                uapi::IOC_WAKEUP.into(),
+                request.as_ptr(),
+            )
+        })
     }
 
     /// splice(2) of some bytes of it into a pipe.
@@ -107,19 +110,19 @@ impl Event {
     /// its group.
     pub(crate) fn flush(&self, flags: u64) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
-        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_FLUSH, flags) })
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_FLUSH.into(), flags) })
     }
 
     /// Its overflows start the event of that descriptor.
     pub(crate) fn starts(&self, target: RawFd) -> io::Result<i32> {
         // SAFETY: as above.
-        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_SET_STARTER, target) })
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_SET_STARTER.into(), target) })
     }
 
     /// Its overflows stop it.
     pub(crate) fn stops(&self, target: RawFd) -> io::Result<i32> {
         // SAFETY: as above.
-        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), IOC_SET_STOPPER, target) })
+        checked(unsafe { libc::ioctl(self.0.as_raw_fd(), uapi::IOC_SET_STOPPER.into(), target) })
     }
 
     /// read(2) with a buffer of `bytes`, as words.

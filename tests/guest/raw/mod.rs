@@ -18,34 +18,25 @@ pub(crate) use device::{Device, IOC_MARK, kernels, kernels_own};
 pub(crate) use doorbell::Doorbell;
 pub(crate) use event::Event;
 pub(crate) use persistent::{IN_WINDOW, OPERATORS, OVERWRITES};
+pub(crate) use vpmu_abi::{
+    ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, EXIT_ALL, EXIT_MMIO, EXIT_OTHER, EXIT_SIGNAL,
+    EXIT_USER, MARK_ANY, PACE_CPU_CLOCK, PACE_EXITS,
+};
 
 pub(crate) const PAGE: usize = 4096;
 
 /// What marks, exits and clocks are opened by: `VPMU_CONFIG(kind, event)`.
-pub(crate) const KIND_SOFTWARE: u64 = 1;
-pub(crate) const KIND_TSC: u64 = 0x100;
-pub(crate) const KIND_EXITS: u64 = 0x101;
-pub(crate) const KIND_MARK: u64 = 0x104;
-pub(crate) const KIND_EXIT_TRACE: u64 = 0x105;
-pub(crate) const KIND_SAMPLE_TRACE: u64 = 0x106;
-pub(crate) const KIND_HOST_TRACE: u64 = 0x107;
-/// `config` of marks of every value.
-pub(crate) const MARK_ANY: u64 = 1 << 32;
-pub(crate) const EXIT_ALL: u64 = 0;
-pub(crate) const EXIT_USER: u64 = 1;
+pub(crate) const KIND_SOFTWARE: u64 = vpmu_abi::KIND_SOFTWARE as u64;
+pub(crate) const KIND_TSC: u64 = vpmu_abi::KIND_TSC as u64;
+pub(crate) const KIND_EXITS: u64 = vpmu_abi::KIND_EXITS as u64;
+pub(crate) const KIND_MARK: u64 = vpmu_abi::KIND_MARK as u64;
+pub(crate) const KIND_EXIT_TRACE: u64 = vpmu_abi::KIND_EXIT_TRACE as u64;
+pub(crate) const KIND_SAMPLE_TRACE: u64 = vpmu_abi::KIND_SAMPLE_TRACE as u64;
+pub(crate) const KIND_HOST_TRACE: u64 = vpmu_abi::KIND_HOST_TRACE as u64;
 /// The exits of [`port_write`](crate::cpu::port_write).
 pub(crate) const EXIT_PORT: u64 = crate::arch::EXIT_PORT;
-pub(crate) const EXIT_MMIO: u64 = 3;
-pub(crate) const EXIT_SIGNAL: u64 = 5;
-pub(crate) const EXIT_OTHER: u64 = 6;
 pub(crate) const SW_CPU_CLOCK: u64 = 0;
 pub(crate) const SW_TASK_CLOCK: u64 = 1;
-pub(crate) const PACE_CPU_CLOCK: u64 = 0;
-pub(crate) const PACE_EXITS: u64 = 1;
-
-pub(crate) const ENGINE_ANY: u32 = 0;
-pub(crate) const ENGINE_EXIT: u32 = 1;
-pub(crate) const ENGINE_BATCHED: u32 = 2;
 
 /// perf's numbers, in the width of the fields that hold them.
 pub(crate) const FORMAT_ENABLED: u64 = 1 << 0;
@@ -56,8 +47,8 @@ pub(crate) const FORMAT_LOST: u64 = 1 << 4;
 pub(crate) const FLAG_NO_GROUP: u64 = 1 << 0;
 pub(crate) const FLAG_OUTPUT: u64 = 1 << 1;
 /// The driver's own, beside perf's.
-pub(crate) const FLAG_PERSISTENT: u64 = 1 << 32;
-pub(crate) const FLAG_ON_STARTER: u64 = 1 << 33;
+pub(crate) const FLAG_PERSISTENT: u64 = vpmu_abi::uapi::FLAG_PERSISTENT;
+pub(crate) const FLAG_ON_STARTER: u64 = vpmu_abi::uapi::FLAG_ENABLE_ON_STARTER;
 /// The argument of an ioctl that means the whole group.
 pub(crate) const GROUP: u64 = 1;
 

@@ -3,54 +3,33 @@
 
 use std::io;
 use std::mem;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
+use vpmu_abi::{PERSISTENT_NAME, PERSISTENT_OPERATOR, uapi};
+
 use super::{Device, Event, How, checked};
 
-const IOC_PERSISTENT: u64 = 0x4018_b605;
-const IOC_FLUSH: u64 = 0xb606;
-const IOC_DETACH: u64 = 0xc030_b607;
-const IOC_ATTACH: u64 = 0xb608;
-
-const NAME: usize = 40;
-const ATTR: usize = 128;
-
 /// [`Entry::flags`]: the host's.
-pub(crate) const OPERATORS: u32 = 1 << 0;
+pub(crate) const OPERATORS: u32 = PERSISTENT_OPERATOR;
 /// [`Entry::flags`]: its ring outlives a reset.
-pub(crate) const IN_WINDOW: u32 = 1 << 1;
+pub(crate) const IN_WINDOW: u32 = uapi::PERSISTENT_WINDOW;
 /// [`Entry::flags`]: its ring is mapped read-only.
-pub(crate) const OVERWRITES: u32 = 1 << 2;
+pub(crate) const OVERWRITES: u32 = uapi::PERSISTENT_OVERWRITE;
 
-/// `struct vpmu_detach`.
-#[repr(C)]
-struct RawDetach {
-    id: u64,
-    name: [u8; NAME],
-}
-
-/// `struct vpmu_persistent`.
-#[repr(C)]
-struct RawList {
-    after: u64,
-    count: u32,
-    reserved: u32,
-    entries: u64,
-}
-
-/// `struct vpmu_persistent_entry`.
+/// A persistent event as the driver lists it.
 #[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Entry {
-    pub(crate) id: u64,
-    name: [u8; NAME],
-    pub(crate) cpu: u32,
-    pub(crate) pages: u32,
-    pub(crate) engine: u32,
-    pub(crate) flags: u32,
-    attr: [u8; ATTR],
+#[repr(transparent)]
+pub(crate) struct Entry(uapi::PersistentEntry);
+
+impl Deref for Entry {
+    type Target = uapi::PersistentEntry;
+
+    fn deref(&self) -> &uapi::PersistentEntry {
+        &self.0
+    }
 }
 
 impl Entry {
@@ -68,7 +47,7 @@ impl Entry {
     /// What it was opened by.
     pub(crate) fn attr(&self) -> perf_event_attr {
         let mut attr = perf_event_attr::default();
-        let bytes = mem::size_of::<perf_event_attr>().min(ATTR);
+        let bytes = mem::size_of::<perf_event_attr>().min(uapi::ATTR_SIZE);
         // SAFETY: both are at least that long and hold integers; they do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(
@@ -89,25 +68,21 @@ impl Device {
 
     /// The same with a word that has to be zero.
     pub(crate) fn list_raw(&self, after: u64, count: u32, reserved: u32) -> io::Result<Vec<Entry>> {
-        let none = Entry {
-            id: 0,
-            name: [0; NAME],
-            cpu: 0,
-            pages: 0,
-            engine: 0,
-            flags: 0,
-            attr: [0; ATTR],
-        };
-        let mut entries = vec![none; count as usize];
-        let request = RawList {
+        let mut entries = vec![Entry(uapi::PersistentEntry::default()); count as usize];
+        let request = uapi::Persistent {
             after,
             count,
             reserved,
             entries: entries.as_mut_ptr().expose_provenance() as u64,
         };
         // SAFETY: at most `count` entries are written where there is room for as many.
-        let filled =
-            checked(unsafe { libc::ioctl(self.as_raw_fd(), IOC_PERSISTENT, &raw const request) })?;
+        let filled = checked(unsafe {
+            libc::ioctl(
+                self.as_raw_fd(),
+                uapi::IOC_PERSISTENT.into(),
+                &raw const request,
+            )
+        })?;
         entries.truncate(usize::try_from(filled).map_err(io::Error::other)?);
         Ok(entries)
     }
@@ -142,30 +117,32 @@ impl Device {
     /// Flushes every persistent event.
     pub(crate) fn flush(&self) -> io::Result<i32> {
         // SAFETY: the request takes its argument by value.
-        checked(unsafe { libc::ioctl(self.as_raw_fd(), IOC_FLUSH, 0) })
+        checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_FLUSH.into(), 0) })
     }
 }
 
 impl Event {
     /// Makes it persistent, under this name if it is not empty; the id.
     pub(crate) fn detach(&self, name: &str) -> io::Result<u64> {
-        let mut bytes = [0; NAME];
-        let fits = name.len().min(NAME);
+        let mut bytes = [0; PERSISTENT_NAME];
+        let fits = name.len().min(PERSISTENT_NAME);
         bytes[..fits].copy_from_slice(&name.as_bytes()[..fits]);
         self.detach_raw(bytes)
     }
 
     /// The same with any bytes for a name.
-    pub(crate) fn detach_raw(&self, name: [u8; NAME]) -> io::Result<u64> {
-        let mut request = RawDetach { id: 0, name };
-        // SAFETY: the request reads and writes one RawDetach.
-        checked(unsafe { libc::ioctl(self.as_raw_fd(), IOC_DETACH, &raw mut request) })?;
+    pub(crate) fn detach_raw(&self, name: [u8; PERSISTENT_NAME]) -> io::Result<u64> {
+        let mut request = uapi::Detach { id: 0, name };
+        // SAFETY: the request reads and writes one uapi::Detach.
+        checked(unsafe {
+            libc::ioctl(self.as_raw_fd(), uapi::IOC_DETACH.into(), &raw mut request)
+        })?;
         Ok(request.id)
     }
 
     /// Makes it end with its last user again.
     pub(crate) fn attach(&self) -> io::Result<i32> {
         // SAFETY: the request takes no argument.
-        checked(unsafe { libc::ioctl(self.as_raw_fd(), IOC_ATTACH, 0) })
+        checked(unsafe { libc::ioctl(self.as_raw_fd(), uapi::IOC_ATTACH.into(), 0) })
     }
 }

@@ -1,9 +1,9 @@
 //! Attributes out of the kernel's bytes: what a list tells of an event that others opened.
 
+use vpmu_abi::uapi::ATTR_SIZE;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::{AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Engine, EventAttr};
-use crate::sys::ATTR_BYTES;
 
 /// `struct perf_event_attr` as of Linux 6.1.
 #[derive(Debug, Clone, Copy, FromBytes, Immutable, KnownLayout)]
@@ -33,7 +33,7 @@ struct Raw {
     _sig_data: u64,
 }
 
-const _: () = assert!(size_of::<Raw>() == ATTR_BYTES);
+const _: () = assert!(size_of::<Raw>() == ATTR_SIZE);
 
 // Numbers of bits of `flags`.
 const DISABLED: u32 = 0;
@@ -52,7 +52,7 @@ const WRITE_BACKWARD: u32 = 27;
 
 impl EventAttr {
     /// That of everything on `cpu` which the bytes describe.
-    pub(crate) fn from_bytes(bytes: &[u8; ATTR_BYTES], cpu: i32, engine: Engine) -> Self {
+    pub(crate) fn from_bytes(bytes: &[u8; ATTR_SIZE], cpu: i32, engine: Engine) -> Self {
         let raw: Raw = zerocopy::transmute!(*bytes);
         let flag = |bit: u32| raw.flags >> bit & 1 != 0;
         Self {

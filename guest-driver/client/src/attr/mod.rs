@@ -8,8 +8,9 @@ pub use bits::*;
 use std::os::fd::BorrowedFd;
 
 use perf_event_open_sys::bindings::{self, perf_event_attr};
+use vpmu_abi::{ENGINE_ANY, ENGINE_BATCHED, ENGINE_EXIT, uapi};
 
-use crate::sys::{self, Place};
+use crate::sys::Place;
 
 #[expect(
     clippy::cast_possible_truncation,
@@ -51,9 +52,9 @@ impl Engine {
     /// The driver's number for it.
     pub(crate) fn number(self) -> u32 {
         match self {
-            Self::Any => 0,
-            Self::Exit => 1,
-            Self::Batched => 2,
+            Self::Any => ENGINE_ANY,
+            Self::Exit => ENGINE_EXIT,
+            Self::Batched => ENGINE_BATCHED,
         }
     }
 
@@ -379,8 +380,8 @@ impl EventAttr {
     /// What the shared-page door is told beside the attributes.
     pub(crate) fn door_flags(&self) -> u64 {
         let flag = |asked, flag| if asked { flag } else { 0 };
-        flag(self.persistent, sys::FLAG_PERSISTENT)
-            | flag(self.enable_on_starter, sys::FLAG_ENABLE_ON_STARTER)
+        flag(self.persistent, uapi::FLAG_PERSISTENT)
+            | flag(self.enable_on_starter, uapi::FLAG_ENABLE_ON_STARTER)
     }
 
     /// In the kernel's form.

@@ -137,7 +137,7 @@ fn attr_from_kernel_bytes_equals_request() {
     };
     for attr in [some, others] {
         let raw = attr.to_raw();
-        let mut bytes = [0; crate::sys::ATTR_BYTES];
+        let mut bytes = [0; vpmu_abi::uapi::ATTR_SIZE];
         #[expect(unsafe_code, reason = "its fields have unions among them")]
         // SAFETY: the kernel's struct is longer than these bytes, and plain numbers throughout.
         unsafe {

@@ -5,9 +5,10 @@ mod packet;
 
 pub use packet::{ALIGN, Access, Exit, Reason, Sync, TraceSample};
 
+use vpmu_abi::{
+    FORMAT_EXITS, FORMAT_SAMPLES, PACKET_EXIT, PACKET_PADDING, PACKET_SAMPLE, PACKET_SYNC,
+};
 use zerocopy::FromBytes;
-
-use packet::{EXIT, PADDING, SAMPLE, SYNC};
 
 /// Every page of an area begins with a [`Sync`], and no packet crosses into the next.
 const PAGE: u64 = 4096;
@@ -28,9 +29,9 @@ pub enum Format {
 
 impl Format {
     pub(crate) fn of(number: u32) -> Self {
-        match number {
-            1 => Self::Exits,
-            2 => Self::Samples,
+        match u16::try_from(number) {
+            Ok(FORMAT_EXITS) => Self::Exits,
+            Ok(FORMAT_SAMPLES) => Self::Samples,
             _ => Self::Unknown,
         }
     }
@@ -126,10 +127,10 @@ impl<'a> Packets<'a> {
     fn parse(&self) -> Option<Packet<'a>> {
         let page = self.page();
         let packet = match *page.first()? {
-            PADDING if page.get(..ALIGN)?.iter().all(|&byte| byte == 0) => Packet::Padding,
-            EXIT => Packet::Exit(Exit::ref_from_prefix(page).ok()?.0),
-            SAMPLE => Packet::Sample(TraceSample::ref_from_prefix(page).ok()?.0),
-            SYNC => {
+            PACKET_PADDING if page.get(..ALIGN)?.iter().all(|&byte| byte == 0) => Packet::Padding,
+            PACKET_EXIT => Packet::Exit(Exit::ref_from_prefix(page).ok()?.0),
+            PACKET_SAMPLE => Packet::Sample(TraceSample::ref_from_prefix(page).ok()?.0),
+            PACKET_SYNC => {
                 let (sync, _) = Sync::ref_from_prefix(page).ok()?;
                 Packet::Sync(Some(sync).filter(|sync| sync.has_magic())?)
             }

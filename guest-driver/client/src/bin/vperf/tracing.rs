@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use vpmu_abi::{KIND_SAMPLE_TRACE, PACE_CPU_CLOCK, PACE_EXITS};
 use vpmu_client::area::AreaError;
 use vpmu_client::ring::RingError;
 use vpmu_client::trace::Format;
@@ -19,11 +20,6 @@ const DEFAULT_PAGES_LOG2: u32 = 10;
 const RING_PAGES_LOG2: u32 = 3;
 const PAGE: u64 = 4096;
 const CPUINFO: &str = "/proc/cpuinfo";
-
-/// The device's kind of sample traces, and what their configs count.
-const KIND_SAMPLE_TRACE: u32 = 0x106;
-const PACE_CPU_CLOCK: u64 = 0;
-const PACE_EXITS: u64 = 1;
 
 /// Why events cannot be traced.
 #[derive(Debug, thiserror::Error)]

@@ -256,10 +256,9 @@ const VMX: &[(u16, &str)] = &[
 mod tests {
     use super::*;
     use crate::exits::composed;
+    use vpmu_abi::PACKET_HARDWARE;
     use vpmu_client::Packet;
     use vpmu_client::trace::Packets;
-
-    const HARDWARE: u8 = 8;
 
     fn words(exit: composed::Exit, processor: Processor) -> (String, String) {
         let bytes = exit.bytes();
@@ -303,7 +302,7 @@ mod tests {
     #[test]
     fn hardware_reasons_have_vendor_names() {
         let of = |number, processor, first, second| {
-            words(exit(HARDWARE, number, first, second), processor)
+            words(exit(PACKET_HARDWARE, number, first, second), processor)
         };
         let pair = |reason: &str, what: &str| (reason.to_owned(), what.to_owned());
         let (svm, vmx) = (Processor::Svm, Processor::Vmx);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use vpmu_abi::KIND_EXIT_TRACE;
 use vpmu_client::device::DeviceError;
 use vpmu_client::trace::Format;
 use vpmu_client::{Entry, Vpmu};
@@ -13,9 +14,6 @@ use crate::recording::{Recording, RecordingError, Sources};
 use crate::target::{TargetArgs, TargetError};
 use crate::tracing::{self, AreaChoice, TracingError};
 use crate::workload::WorkloadError;
-
-/// The device's kind of traces of exits.
-const KIND_EXIT_TRACE: u32 = 0x105;
 
 /// Record every exit of a command, tasks, or CPUs.
 ///

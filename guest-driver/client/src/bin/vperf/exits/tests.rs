@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use serde_json::Value;
 use tempfile::TempDir;
+use vpmu_abi::{PACKET_CUT, PACKET_IP, PACKET_USER};
 use vpmu_client::trace::Format;
 
 use super::composed::{self, sync};
@@ -13,9 +14,7 @@ use crate::data::{
     Aux, End, Kernel, Line, Map, Process, Processor, Symbol, TraceLine, Traced, Writer,
 };
 
-const USER_IP: u8 = 1 | 2;
-const KERNEL_IP: u8 = 2;
-const CUT: u8 = 4;
+const USER_IP: u8 = PACKET_USER | PACKET_IP;
 
 /// A directory with a recording in it, named as by default.
 fn recorded(complete: bool, traces: &[(Format, Vec<Vec<u8>>)]) -> (TempDir, PathBuf) {
@@ -96,7 +95,7 @@ fn packets() -> Vec<Vec<u8>> {
     let port = composed::Exit {
         qualification: 0x3f8,
         detail: 1 | 1 << 8 | 1 << 32,
-        ..exit(KERNEL_IP, 2, 1_000)
+        ..exit(PACKET_IP, 2, 1_000)
     };
     let memory = composed::Exit {
         qualification: 0xd000_0000,
@@ -115,7 +114,7 @@ fn packets() -> Vec<Vec<u8>> {
         memory.bytes(),
         vec![0; 64],
         exit(0, 4, 90_000).bytes(),
-        exit(8 | CUT | KERNEL_IP, 0x72, 1_000).bytes(),
+        exit(8 | PACKET_CUT | PACKET_IP, 0x72, 1_000).bytes(),
         sync(2, 9, 192),
     ]
 }

@@ -1,8 +1,9 @@
-//! The wire: every number and layout that the guest sees, and no logic.
+//! The wire between device and driver, and in [`uapi`] the calls of guest programs on the driver: every number and
+//! layout, and no logic.
 //!
-//! `SPEC.md` gives the meaning; this module is the source of truth for sizes, offsets and
-//! values. `guest-driver/linux/vpmu_abi.h` is its C twin, compared field by field by
-//! `tests/abi.rs`. All integers are little-endian; reserved fields are zero.
+//! `vpmu/SPEC.md` gives the meaning; this crate is the source of truth for sizes, offsets and values.
+//! `guest-driver/linux/vpmu_abi.h` and `vpmu_uapi.h` are its C twins, compared field by field by
+//! `vpmu/tests/abi.rs`. All integers of the wire are little-endian; reserved fields are zero.
 
 /// A struct of the wire: its bytes are its fields in order, without padding.
 macro_rules! wire {
@@ -42,6 +43,7 @@ mod open;
 mod packet;
 mod persistent;
 mod task;
+pub mod uapi;
 
 pub use catalogue::*;
 pub use command::*;

@@ -1,0 +1,241 @@
+//! How a guest's programs call its Linux driver: the arguments of the ioctls of `/dev/vpmu` and of events' descriptors,
+//! in the guest's own byte order. `guest-driver/linux/vpmu_uapi.h` is the C twin and documents each call; the kinds,
+//! catalogue flags and packets that it shows to programs are those of the wire.
+
+/// A struct of a call: its bytes are its fields in order, without padding.
+macro_rules! call {
+    ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
+        $(#[$about])*
+        #[derive(
+            Debug,
+            Clone,
+            Copy,
+            zerocopy::FromBytes,
+            zerocopy::IntoBytes,
+            zerocopy::Immutable,
+            zerocopy::KnownLayout,
+        )]
+        #[repr(C)]
+        pub struct $name { $($fields)* }
+
+        impl Default for $name {
+            /// Every byte zero.
+            fn default() -> Self {
+                zerocopy::FromZeros::new_zeroed()
+            }
+        }
+    };
+}
+
+call! {
+    /// The answer to [`IOC_INFO`].
+    pub struct Info {
+        /// Of the device interface: [`VERSION`](crate::VERSION).
+        pub version: u32,
+        /// vCPUs that the device counts on.
+        pub vcpus: u32,
+        /// Most events open at once.
+        pub max_events: u32,
+        /// Most data pages of one ring.
+        pub max_ring_pages: u32,
+        /// Entries of the catalogue.
+        pub catalogue_len: u32,
+        /// One of `COUNT_*`.
+        pub count_mode: u32,
+        /// Record time = `time_zero + ((tsc * time_mult) >> time_shift)`.
+        pub time_zero: u64,
+        /// See `time_zero`.
+        pub time_mult: u32,
+        /// See `time_zero`.
+        pub time_shift: u32,
+        /// `perf_event_attr::type` of the vpmu PMU.
+        pub pmu_type: u32,
+        /// Frequency of the guest's TSC.
+        pub tsc_khz: u32,
+        /// Most samples that one event makes in a second.
+        pub max_sample_rate: u32,
+        /// Most pages of one AUX area.
+        pub max_aux_pages: u32,
+        /// Most persistent events of the guest.
+        pub max_persistent: u32,
+        /// `perf_event_attr::type` of the persistent PMU.
+        pub persistent_type: u32,
+    }
+}
+
+call! {
+    /// The argument of [`IOC_OPEN`]: the arguments of perf_event_open(2).
+    pub struct Open {
+        /// Address of a `perf_event_attr`.
+        pub attr: u64,
+        /// 0 for the caller, a thread, or -1 for every task on `cpu`.
+        pub pid: i32,
+        /// -1 for any, or a CPU number.
+        pub cpu: i32,
+        /// -1, or the descriptor of the group's leader.
+        pub group_fd: i32,
+        /// One of `ENGINE_*`.
+        pub engine: u32,
+        /// perf's `PERF_FLAG_FD_*`, and `FLAG_*`.
+        pub flags: u64,
+    }
+}
+
+/// [`Open::flags`]: then as [`IOC_DETACH`].
+pub const FLAG_PERSISTENT: u64 = 1 << 32;
+/// [`Open::flags`]: the event opens paused, for its starter.
+pub const FLAG_ENABLE_ON_STARTER: u64 = 1 << 33;
+
+/// Bytes of a `perf_event_attr` in the list of persistent events, as of Linux 6.1.
+pub const ATTR_SIZE: usize = 128;
+
+call! {
+    /// The argument of [`IOC_DETACH`].
+    pub struct Detach {
+        /// Filled in: the `config` that opens the event again.
+        pub id: u64,
+        /// Padded with zeros; empty for the name that the event has, or `event` and its id.
+        pub name: [u8; crate::PERSISTENT_NAME],
+    }
+}
+
+call! {
+    /// The argument of [`IOC_PERSISTENT`].
+    pub struct Persistent {
+        /// Only events with a higher id.
+        pub after: u64,
+        /// Most events wanted.
+        pub count: u32,
+        /// Zero.
+        pub reserved: u32,
+        /// Address of as many [`PersistentEntry`].
+        pub entries: u64,
+    }
+}
+
+call! {
+    /// A persistent event as it is now.
+    pub struct PersistentEntry {
+        /// The `config` that opens it again.
+        pub id: u64,
+        /// Under which sysfs lists it, padded with zeros.
+        pub name: [u8; crate::PERSISTENT_NAME],
+        /// The CPU to open it again on.
+        pub cpu: u32,
+        /// Pages of its ring, the metadata page included; zero without a ring.
+        pub pages: u32,
+        /// One of `ENGINE_*`.
+        pub engine: u32,
+        /// `PERSISTENT_*`.
+        pub flags: u32,
+        /// A `perf_event_attr`; disabled as the event is now.
+        pub attr: [u8; ATTR_SIZE],
+    }
+}
+
+/// [`PersistentEntry::flags`]: its ring outlives a reset of the guest.
+pub const PERSISTENT_WINDOW: u32 = 1 << 1;
+/// [`PersistentEntry::flags`]: its ring is mapped read-only.
+pub const PERSISTENT_OVERWRITE: u32 = 1 << 2;
+
+call! {
+    /// The argument of [`IOC_WAKEUP`].
+    pub struct Wakeup {
+        /// A wakeup every so many, counted from the call on; 1 to 2³² − 1.
+        pub every: u64,
+        /// One of `WAKEUP_*`.
+        pub unit: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+call! {
+    /// The argument of [`IOC_PERF`]: a call on a descriptor of perf_event_open(2).
+    pub struct Perf {
+        /// The descriptor, of an event of this device's PMUs.
+        pub fd: i32,
+        /// [`IOC_FLUSH`], [`IOC_DETACH`], [`IOC_ATTACH`], [`IOC_SET_STARTER`] or [`IOC_SET_STOPPER`].
+        pub call: u32,
+        /// The argument of `call`: zero, an address, or the descriptor of a target.
+        pub arg: u64,
+    }
+}
+
+call! {
+    /// The argument of [`IOC_CATALOGUE`].
+    pub struct Catalogue {
+        /// First entry wanted.
+        pub first: u32,
+        /// Most entries wanted.
+        pub count: u32,
+        /// Address of as many [`CatalogueEntry`].
+        pub entries: u64,
+    }
+}
+
+call! {
+    /// One event that the host can count; as [`crate::CatalogueEntry`].
+    pub struct CatalogueEntry {
+        /// One of `KIND_*`.
+        pub kind: u32,
+        /// `CATALOGUE_*`.
+        pub flags: u32,
+        /// Which event of the kind.
+        pub config: u64,
+        /// As written after `vperf -e`.
+        pub name: [u8; 40],
+        /// Of the count.
+        pub unit: [u8; 16],
+        /// What counts it.
+        pub source: [u8; 56],
+        /// What exactly is counted.
+        pub counts: [u8; 128],
+    }
+}
+
+/// `perf_event_attr::config` of the vpmu PMU has the kind from this bit on, the event of that kind below.
+pub const CONFIG_KIND_SHIFT: u32 = 48;
+/// `perf_event_attr::config1` of the vpmu PMU: the event opens paused, for its starter.
+pub const CONFIG1_PAUSED: u64 = 1 << 0;
+
+/// The type of the driver's ioctls.
+pub const IOC_MAGIC: u32 = 0xb6;
+
+const READ: u32 = 2;
+const WRITE: u32 = 1;
+
+/// The kernel's `_IOC`, as on x86 and arm64.
+const fn ioc(direction: u32, number: u32, size: usize) -> u32 {
+    assert!(size < 1 << 14);
+    #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
+    let size = size as u32;
+    direction << 30 | size << 16 | IOC_MAGIC << 8 | number
+}
+
+/// Describes the device: writes an [`Info`].
+pub const IOC_INFO: u32 = ioc(READ, 0, size_of::<Info>());
+/// Takes an [`Open`]; returns the event's descriptor.
+pub const IOC_OPEN: u32 = ioc(WRITE, 1, size_of::<Open>());
+/// Takes a [`Catalogue`]; returns the number of entries written.
+pub const IOC_CATALOGUE: u32 = ioc(WRITE, 2, size_of::<Catalogue>());
+/// Places a mark on the caller's CPU; the argument is its value.
+pub const IOC_MARK: u32 = ioc(0, 3, 0);
+/// On an event: writes which engine samples it, a `u32`.
+pub const IOC_ENGINE: u32 = ioc(READ, 4, size_of::<u32>());
+/// Takes a [`Persistent`]; returns the number of entries written.
+pub const IOC_PERSISTENT: u32 = ioc(WRITE, 5, size_of::<Persistent>());
+/// Flushes an event, with `PERF_IOC_FLAG_GROUP` its group; on the device, every persistent event.
+pub const IOC_FLUSH: u32 = ioc(0, 6, 0);
+/// On an event: makes it persistent; takes and fills in a [`Detach`].
+pub const IOC_DETACH: u32 = ioc(READ | WRITE, 7, size_of::<Detach>());
+/// On an event: no longer persistent, it ends with its last user.
+pub const IOC_ATTACH: u32 = ioc(0, 8, 0);
+/// On an event: its overflow starts the event of the descriptor in the argument.
+pub const IOC_SET_STARTER: u32 = ioc(0, 9, 0);
+/// On an event: its overflow stops the event of the descriptor in the argument.
+pub const IOC_SET_STOPPER: u32 = ioc(0, 10, 0);
+/// On the device: takes a [`Perf`].
+pub const IOC_PERF: u32 = ioc(WRITE, 11, size_of::<Perf>());
+/// On an event: takes a [`Wakeup`].
+pub const IOC_WAKEUP: u32 = ioc(WRITE, 12, size_of::<Wakeup>());
