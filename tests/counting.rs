@@ -14,6 +14,7 @@ tests::guest_tests! {
     every_listed_event_opens,
     what_is_not_listed_is_refused,
     a_short_buffer_is_refused,
+    data_breakpoints_count_beside_marks,
     a_count_follows_its_task,
     another_tasks_marks_do_not_count,
     children_are_inherited,

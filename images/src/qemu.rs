@@ -1,4 +1,4 @@
-//! The labs' QEMU: Debian's, with a fix of the project's, built for the one machine that a lab is.
+//! The labs' QEMU: Debian's, with fixes of the project's, built for the one machine that a lab is.
 //! Knows how QEMU is built, nothing of what runs on it.
 
 use std::fs;
@@ -22,7 +22,10 @@ use crate::sources;
 const PACKAGE: &str = "qemu-system-x86";
 /// The series that the fixes are for.
 const SERIES: &str = "7.2";
-const VMRUN_FIX: &str = include_str!("../lab/vmrun.patch");
+const VMRUN_FIXES: &str = concat!(
+    include_str!("../lab/vmrun.patch"),
+    include_str!("../lab/debugregs.patch")
+);
 const OVERFLOW_FIX: &str = include_str!("../lab/pmuovf.patch");
 const OPTIONS: [&str; 8] = [
     "--enable-tcg",
@@ -45,7 +48,7 @@ struct Machine {
     devices: &'static str,
     /// A patch of its source.
     fix: &'static str,
-    /// The patch's name.
+    /// What the patch mends.
     fix_name: &'static str,
 }
 
@@ -55,8 +58,8 @@ impl Machine {
             Arch::X86_64 => Self {
                 arch,
                 devices: "CONFIG_Q35=y\nCONFIG_ISA_DEBUG=y\n",
-                fix: VMRUN_FIX,
-                fix_name: "the VMRUN fix",
+                fix: VMRUN_FIXES,
+                fix_name: "the VMRUN fixes",
             },
             Arch::Aarch64 => Self {
                 arch,

@@ -1,14 +1,17 @@
 //! Counts: exact where the device sees each event, within bounds where the host measures.
 
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use perf_event_open_sys::bindings::{self, perf_event_attr};
 use vpmu_client::trace::Format;
 use vpmu_client::{Event, EventAttr, Vpmu};
 
 use crate::cpu;
 use crate::ensure::{ensure, ensure_eq, errno};
-use crate::{Outcome, Test};
+use crate::{Outcome, Test, raw};
 
 pub(crate) const TESTS: &[Test] = &[
     ("marks_count_exactly", marks_count_exactly),
@@ -32,6 +35,10 @@ pub(crate) const TESTS: &[Test] = &[
         what_is_not_listed_is_refused,
     ),
     ("a_short_buffer_is_refused", a_short_buffer_is_refused),
+    (
+        "data_breakpoints_count_beside_marks",
+        data_breakpoints_count_beside_marks,
+    ),
 ];
 
 /// An event of this thread, enabled.
@@ -227,6 +234,49 @@ fn all_exits_hold_those_of_the_vmm() -> Outcome {
         "{user} exits reached the VMM, of 100 port writes"
     );
     ensure!(all >= user, "{all} exits, of which {user} reached the VMM");
+    Ok(())
+}
+
+/// Writes to `word`, each of which traps, and as many marks, by a thread on `cpu`.
+fn break_on_writes(cpu: usize, times: u64) -> Result<(u64, u64), String> {
+    let counts = || -> Result<(u64, u64), Box<dyn std::error::Error>> {
+        cpu::pin(cpu)?;
+        let device = raw::Device::open()?;
+        let word = AtomicU64::new(0);
+        let mut attr = perf_event_attr {
+            type_: bindings::PERF_TYPE_BREAKPOINT,
+            size: u32::try_from(size_of::<perf_event_attr>())?,
+            bp_type: bindings::HW_BREAKPOINT_W,
+            ..perf_event_attr::default()
+        };
+        attr.__bindgen_anon_3.bp_addr = ptr::from_ref(&word).expose_provenance() as u64;
+        attr.__bindgen_anon_4.bp_len = bindings::HW_BREAKPOINT_LEN_8.into();
+        attr.set_disabled(1);
+        let writes = raw::kernels_own(&attr)?;
+        let marks = device.open_event(&device.attr(raw::KIND_MARK, 5), raw::How::OWN)?;
+        for event in [&writes, &marks] {
+            event.enable(0)?;
+        }
+        for value in 0..times {
+            word.store(value, Ordering::Relaxed);
+            device.mark(5)?;
+        }
+        for event in [&writes, &marks] {
+            event.disable(0)?;
+        }
+        Ok((writes.count()?, marks.count()?))
+    };
+    counts().map_err(|error| error.to_string())
+}
+
+/// The kernel's own breakpoints, on two vCPUs at once: the debug registers change with each vCPU that a host's CPU
+/// runs.
+fn data_breakpoints_count_beside_marks() -> Outcome {
+    let threads = [0, 1].map(|cpu| thread::spawn(move || break_on_writes(cpu, 500)));
+    for thread in threads {
+        let counts = thread.join().map_err(|_| "a thread ended by a panic")??;
+        ensure_eq!(counts, (500, 500), "traps of writes, and marks");
+    }
     Ok(())
 }
 
