@@ -38,7 +38,7 @@ pub(crate) const TESTS: &[Test] = &[(
 )];
 
 const SEED: u64 = 0x5eed_0001;
-const OPERATIONS: u64 = 800;
+const OPERATIONS: u64 = 600;
 /// Half of them are root's.
 const PROCESSES: u64 = 6;
 /// Descriptors and maps that a process keeps at most.
