@@ -39,6 +39,7 @@ mod rings;
 mod rooms;
 mod sampling;
 mod sampling_time;
+mod saving;
 mod traces;
 mod vcpus;
 mod wakeups;
