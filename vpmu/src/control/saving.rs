@@ -447,8 +447,6 @@ impl Control {
             let Some(area) = &saved.area else {
                 continue;
             };
-            let writers = self.sinks.writers(id);
-            let traces = |id: &u64| self.events.get(id).is_some_and(|one| one.spec.is_trace());
             let driven = matches!(area.keeper, SavedKeeper::Driver { .. });
             if let Some(own) = own
                 && (!own.spec.is_trace() || driven && own.spec.kind == KIND_VMM_TRACE)
@@ -456,9 +454,9 @@ impl Control {
                 return Err(fault("its event has no such area"));
             }
             if let SavedKeeper::Driver { turn: Some(turn) } = &area.keeper
-                && !writers.iter().any(|id| *id == turn.event && traces(id))
+                && !self.sinks.writers(id).contains(&turn.event)
             {
-                return Err(fault("an event may write that does not trace there"));
+                return Err(fault("an event may write that is of another family"));
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ mod driver;
 mod errors;
 mod features;
 mod flush;
+mod forgery;
 mod groups;
 mod hostile;
 mod life;

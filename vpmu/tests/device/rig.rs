@@ -278,6 +278,12 @@ impl Rig {
         self.settings.clone()
     }
 
+    /// The transport has set the driver's queues up so.
+    pub(crate) fn set_transport(&mut self, features: u64, queues: &[Queue]) {
+        let states = queues.iter().map(Queue::state).collect();
+        self.driver = Some((features, states));
+    }
+
     /// What the transport gives a device that is restored.
     pub(crate) fn transport(&self) -> (u64, Vec<Queue>) {
         let (features, states) = self.driver.clone().unwrap_or_default();
@@ -336,8 +342,7 @@ impl Rig {
     /// Sets every queue up afresh and the device going.
     pub(crate) fn activate(&mut self, features: u64) {
         let queues = self.make_queues();
-        let states = queues.iter().map(Queue::state).collect();
-        self.driver = Some((features, states));
+        self.set_transport(features, &queues);
         self.vpmu
             .activate(self.memory.clone(), features, queues)
             .expect("active");

@@ -118,6 +118,30 @@ fn drivers_area_goes_on_in_its_turn() {
 }
 
 #[test]
+fn child_that_traces_nothing_keeps_its_turn() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK))
+        .expect("open");
+    let page = rig.next_ring;
+    rig.next_ring += 2 * 0x1000;
+    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &[page]).expect("an area");
+    let child = OpenRequest {
+        parent: event.into(),
+        ..open_of(KIND_MARK, 5, CONTEXT_TASK)
+    };
+    let child = rig.open(&child).expect("open");
+    let begin = Command {
+        room: 4096.into(),
+        ..command(COMMAND_AUX_BEGIN, child)
+    };
+    assert_eq!(rig.commands(0, &[begin])[0].status.get(), 0);
+    rig.move_on();
+    let reply = rig.command(0, COMMAND_AUX_END, child);
+    assert_eq!((reply.status.get(), reply.value.get()), (0, 0));
+}
+
+#[test]
 fn exit_that_lasts_is_cut() {
     let mut rig = Rig::new();
     let user = open_of(KIND_EXIT_TRACE, EXIT_SIGNAL, 0);

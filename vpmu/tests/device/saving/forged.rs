@@ -7,6 +7,7 @@ use vpmu::abi::*;
 use vpmu::{RestoreError, SavedState};
 
 use super::{mark, marks};
+use crate::forgery::{Forgery, forge, leaves};
 use crate::persistent::{asked, window};
 use crate::rig::{MEMORY, Rig, command, open_of, sampling};
 use crate::traces::area::map_aux;
@@ -254,7 +255,7 @@ fn forged_states_are_refused_by_name() {
         (
             sink(9, "/area/keeper/Driver/turn/event"),
             json!(3),
-            "does not trace",
+            "another family",
         ),
         (sink(9, "/area/keeper/Driver/turn"), json!(null), "none may"),
         (
@@ -348,35 +349,6 @@ fn more_events_than_are_allowed_are_refused() {
     assert!(error.contains("more events"), "{error}");
 }
 
-/// Every leaf of a file.
-fn leaves(value: &Value, at: String, into: &mut Vec<String>) {
-    match value {
-        Value::Array(all) => {
-            for (index, one) in all.iter().enumerate() {
-                leaves(one, format!("{at}/{index}"), into);
-            }
-        }
-        Value::Object(all) => {
-            for (name, one) in all {
-                leaves(one, format!("{at}/{name}"), into);
-            }
-        }
-        _ => into.push(at),
-    }
-}
-
-/// What a leaf becomes, or the array that it is in.
-#[derive(Debug, Clone)]
-enum Forgery {
-    Number(u64),
-    Plus(u64),
-    Flip,
-    Null,
-    /// The parent loses it, or has it twice.
-    Remove,
-    Repeat,
-}
-
 fn forgery() -> impl Strategy<Value = Forgery> {
     let number = prop_oneof![
         Just(0_u64),
@@ -396,37 +368,11 @@ fn forgery() -> impl Strategy<Value = Forgery> {
     ]
 }
 
-fn forge(state: &mut Value, at: &str, forgery: &Forgery) {
-    let parent = at.rsplit_once('/').map_or("", |(parent, _)| parent);
-    let index = at.rsplit('/').next().and_then(|last| last.parse().ok());
-    let leaf = state.pointer(at).cloned().unwrap_or(Value::Null);
-    if let (Forgery::Remove | Forgery::Repeat, Some(index)) = (forgery, index)
-        && let Some(Value::Array(all)) = state.pointer_mut(parent)
-        && index < all.len()
-    {
-        match forgery {
-            Forgery::Remove => drop(all.remove(index)),
-            _ => all.insert(index, leaf),
-        }
-        return;
-    }
-    if let Some(place) = state.pointer_mut(at) {
-        *place = match (forgery, &leaf) {
-            (Forgery::Number(number), _) => json!(number),
-            (Forgery::Plus(more), leaf) => json!(leaf.as_u64().unwrap_or(0).wrapping_add(*more)),
-            (Forgery::Flip, Value::Bool(on)) => json!(!on),
-            (Forgery::Flip, leaf) => json!(leaf.as_u64().unwrap_or(0) ^ 1),
-            _ => Value::Null,
-        };
-    }
-}
-
 #[test]
 fn forged_states_harm_nobody() {
     let rich = Rich::new();
     let state = rich.state();
-    let mut places = Vec::new();
-    leaves(&state, String::new(), &mut places);
+    let places = leaves(&state);
     let steps = prop::collection::vec((any::<prop::sample::Index>(), forgery()), 1..4);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 2000,
