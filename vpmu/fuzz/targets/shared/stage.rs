@@ -281,6 +281,9 @@ impl Stage {
         }
         for vcpu in (0..VCPUS).filter(|vcpu| self.attached[*vcpu as usize]) {
             self.rig.attach_as(vcpu, thread(vcpu));
+            let known = |session: &mut VcpuSession| (session.vcpu(), session.exits());
+            let exits = self.rig.vpmu.exits(vcpu);
+            assert_eq!(self.rig.vcpus.with(vcpu, known), (vcpu, exits));
             self.rig.vcpus.enter(vcpu);
         }
         let _ = self.rig.vpmu.notify(QUEUE_CONTROL);

@@ -60,13 +60,14 @@ fn paused_ring_stays_paused() {
     let event = rig.open(&marks(0, 1)).expect("open");
     let mut ring = rig.map(event, 4);
     rig.pause(event, 1).expect("paused");
+    mark(&rig, 1, 2);
     rig.move_on();
-    mark(&rig, 1, 3);
+    mark(&rig, 3, 3);
     assert_eq!(ring.take(10), []);
     rig.pause(event, 0).expect("resumed");
     mark(&rig, 9, 1);
     let records = ring.take(10);
-    assert_eq!(records[0], Record::Lost { id: event, lost: 3 });
+    assert_eq!(records[0], Record::Lost { id: event, lost: 5 });
     assert!(matches!(records[1], Record::Sample(sample) if sample.ip == 9));
 }
 
