@@ -214,7 +214,9 @@ impl Control {
             (Some(saved), Some(driver)) => (saved, driver),
             _ => return Ok(()),
         };
-        if saved.features != features {
+        // The transport knows nothing of those that the driver accepted by CONTROL_FEATURES.
+        let accepted = saved.features & !features;
+        if features & !saved.features != 0 || accepted & !self.offered() != 0 {
             return Err(RestoreError::Features {
                 saved: saved.features,
                 given: features,
@@ -225,6 +227,7 @@ impl Control {
         }
         let activated = self.activate(memory, features, queues);
         activated.map_err(Error::WindowOverlaps)?;
+        self.features |= accepted;
         for (index, saved) in saved.queues.iter().enumerate() {
             if index == usize::from(QUEUE_CONTROL) {
                 self.queue.restore(saved);

@@ -41,8 +41,10 @@ pub enum RestoreError {
     /// A figure of the whole device cannot be.
     #[error("the state's {0} cannot be")]
     Figure(&'static str),
-    /// The driver has not negotiated these features.
-    #[error("the driver negotiated {given:#x}, but {saved:#x} when the state was saved")]
+    /// The driver has not accepted these features, or cannot have.
+    #[error(
+        "the driver negotiated {given:#x}, but had accepted {saved:#x} when the state was saved"
+    )]
     Features {
         /// As saved.
         saved: u64,
