@@ -141,6 +141,7 @@ fn child_that_traces_nothing_keeps_its_turn() {
     assert_eq!((reply.status.get(), reply.value.get()), (0, 0));
 }
 
+/// VPMU-D-6.13-9.
 #[test]
 fn exit_that_lasts_is_cut() {
     let mut rig = Rig::new();

@@ -1,12 +1,14 @@
 //! Counts, states and totals over a save.
 
-use vpmu::ExitReason;
 use vpmu::abi::*;
+use vpmu::{EventMatch, ExitReason, Policy, Settings, Tier};
 
 use super::{mark, marks};
+use crate::persistent::{self, asked, window};
 use crate::rig::{Rig, command, open_of, thread};
 use crate::world::{At, CYCLES, FAULTS};
 
+/// VPMU-D-6.13-2.
 #[test]
 fn counts_go_on_over_twenty_saves() {
     let mut rig = Rig::new();
@@ -42,6 +44,7 @@ fn counts_go_on_over_twenty_saves() {
     assert_eq!(rig.world.open_counters(), 0);
 }
 
+/// VPMU-D-6.13-5.
 #[test]
 fn time_between_save_and_attach_is_not_counted() {
     let mut rig = Rig::new();
@@ -131,6 +134,7 @@ fn event_in_error_stays_so() {
     assert_eq!(rig.notice(), None, "once");
 }
 
+/// VPMU-D-6.13-6.
 #[test]
 fn host_without_counters_has_the_event_in_error() {
     let mut rig = Rig::new();
@@ -153,6 +157,43 @@ fn host_without_counters_has_the_event_in_error() {
     assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 100));
     mark(&next, 1, 2);
     assert_eq!(next.value(0, kept), 5);
+}
+
+/// VPMU-D-6.13-6.
+#[test]
+fn operator_who_denies_the_event_has_it_in_error() {
+    let window = window(16);
+    let mut rig = Rig::windowed(&window);
+    let denied = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let kept = rig.open(&open_of(KIND_EXITS, EXIT_IO, 0)).expect("open");
+    for event in [denied, kept] {
+        rig.command(0, COMMAND_ENABLE, event);
+    }
+    let operators = rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+    mark(&rig, 1, 3);
+    rig.halt();
+    let state = rig.save();
+    let marks = EventMatch::kind(KIND_MARK);
+    let settings = Settings {
+        policy: Policy::new(Tier::Full.events(), vec![marks]),
+        ..rig.settings()
+    };
+    let mut next = rig.successor(settings, rig.memory.clone(), Some(&window));
+    rig.vpmu.reset();
+    next.resume(&state);
+    next.post_notice(0, 64);
+    let notice = (NOTICE_PERSISTENT, operators, 0);
+    assert_eq!(next.counted_notice(), Some(notice), "still due");
+    next.post_notice(1, 64);
+    let notice = (NOTICE_ERROR, denied, REFUSED_POLICY.into());
+    assert_eq!(next.counted_notice(), Some(notice));
+    let reply = next.command(0, COMMAND_READ, denied);
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_ERROR, 3));
+    mark(&next, 4, 2);
+    next.exit(0, ExitReason::Io, &mut At(1));
+    assert_eq!(next.value(0, kept), 1);
+    let history = persistent::samples(&next, operators);
+    assert_eq!(history.len(), 5, "the list does not bind the operator");
 }
 
 #[test]
@@ -178,6 +219,7 @@ fn totals_and_exits_only_grow() {
     assert_eq!(ring.samples().len(), 20);
 }
 
+/// VPMU-D-6.13-3.
 #[test]
 fn ids_are_never_used_again() {
     let mut rig = Rig::new();
@@ -189,6 +231,7 @@ fn ids_are_never_used_again() {
     assert!(first < second && second < third);
 }
 
+/// VPMU-D-6.13-4.
 #[test]
 fn requests_that_wait_are_served_after_it() {
     let mut rig = Rig::new();

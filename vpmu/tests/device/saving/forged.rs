@@ -8,7 +8,7 @@ use vpmu::{RestoreError, SavedState};
 
 use super::{mark, marks};
 use crate::forgery::{Forgery, forge, leaves};
-use crate::persistent::{asked, window};
+use crate::persistent::{WINDOW_FEATURES, asked, window};
 use crate::rig::{MEMORY, Rig, command, open_of, sampling};
 use crate::traces::area::map_aux;
 
@@ -107,6 +107,7 @@ impl Rich {
     }
 }
 
+/// VPMU-D-6.13-2.
 #[test]
 fn restored_device_has_the_state_that_was_saved() {
     let rich = Rich::new();
@@ -131,6 +132,7 @@ fn restored_device_has_the_state_that_was_saved() {
     assert_eq!(but_locks(again), but_locks(state));
 }
 
+/// VPMU-D-7-4.
 #[test]
 fn forged_states_are_refused_by_name() {
     let rich = Rich::new();
@@ -152,6 +154,11 @@ fn forged_states_are_refused_by_name() {
         ("/vcpus/0/task_page".into(), json!(MEMORY), "task page"),
         ("/vcpus/1/exits/io".into(), json!(u64::MAX), "so often"),
         ("/driver/features".into(), json!(1_u64 << 32), "negotiated"),
+        (
+            "/driver/features".into(),
+            json!(WINDOW_FEATURES | 1 << 20),
+            "negotiated",
+        ),
         ("/driver/queues".into(), json!([]), "number of queues"),
         ("/totals/kicks".into(), json!([]), "notified queues"),
         // Events.
@@ -368,6 +375,7 @@ fn forgery() -> impl Strategy<Value = Forgery> {
     ]
 }
 
+/// VPMU-D-7-4.
 #[test]
 fn forged_states_harm_nobody() {
     let rich = Rich::new();

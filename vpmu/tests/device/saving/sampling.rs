@@ -29,6 +29,7 @@ fn periods_of_the_device_go_on_where_they_were() {
     assert_eq!(rig.vpmu.metrics().samples_lost, 0);
 }
 
+/// VPMU-D-6.13-8.
 #[test]
 fn full_ring_reports_its_loss_once() {
     let mut rig = Rig::new();
@@ -91,6 +92,7 @@ fn wakeups_are_counted_on() {
     assert_eq!(rig.counted_notice(), Some((NOTICE_WAKEUP, event, 1)));
 }
 
+/// VPMU-D-6.13-1.
 #[test]
 fn overflows_that_the_host_holds_are_written_before() {
     let mut rig = Rig::new();
@@ -109,6 +111,7 @@ fn overflows_that_the_host_holds_are_written_before() {
     assert_eq!(rig.value(0, event), 450);
 }
 
+/// VPMU-D-6.13-1.
 #[test]
 fn records_of_the_batched_engine_are_collected_before() {
     let mut rig = Rig::new();

@@ -29,6 +29,7 @@ fn device_goes_on_after_a_save() {
     assert_eq!(ips, [3, 6]);
 }
 
+/// VPMU-D-6.13-7.
 #[test]
 fn another_frequency_is_in_every_page() {
     let mut rig = Rig::new();
