@@ -64,6 +64,9 @@ pub enum OperatorError {
     /// A file to write to that did not come along.
     #[error("the request has no file with it that could be written to: ask with 'vmm ctl'")]
     NoFile,
+    /// Another part of the machine does that.
+    #[error("the PMU cannot save the machine: this is a bug")]
+    Machine,
     /// A recording that cannot be written.
     #[error(transparent)]
     Recording(#[from] RecordingError),
@@ -202,6 +205,8 @@ impl Operator {
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
+            // The whole machine's, not the PMU's.
+            Request::Snapshot { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
                 self.vpmu.end(id).map_err(OperatorError::End)?;

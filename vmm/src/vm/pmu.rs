@@ -15,15 +15,17 @@ use crate::board::{self, Buses};
 use crate::cli::Engine;
 use crate::config::Config;
 use crate::confine::{Confinement, ThreadKind};
-use crate::ctl::{Server, Socket};
-use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
-use crate::devices::vpmu::{Carrier, Drain, DrainThread, VirtioPmu};
+use crate::devices::virtio_mmio::{
+    Interrupt, QUEUE_NOTIFY, SavedTransport, TransportError, VirtioMmio,
+};
+use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
 use crate::operator::Operator;
 use crate::recording::Recorder;
 use crate::signal::{self, Threads};
+use crate::snapshot::{SavedPmu, SnapshotError};
 use crate::stats::Statistics;
 
 /// The device, its transport and its lines.
@@ -33,10 +35,8 @@ pub(super) struct Pmu {
     /// What the event loop serves of it.
     pub(super) queues: Queues,
     pub(super) operator: Arc<Operator>,
-    /// Serves the control socket for as long as the machine is there.
-    _server: Option<Server>,
-    /// Drains the device for as long.
-    _drain: DrainThread,
+    /// Drains the device for as long as the machine is there.
+    drain: DrainThread,
     interrupt: Arc<Interrupt>,
     transport: Arc<VirtioMmio>,
 }
@@ -58,22 +58,19 @@ pub(super) struct Parts<'a> {
 pub(super) struct Opened {
     files: HostFiles,
     pub(super) recorder: Recorder,
-    pub(super) socket: Option<Socket>,
 }
 
 impl Opened {
     /// Opens what `config` names, and what the host tells of its events.
     ///
     /// # Errors
-    /// [`VmError::Operator`], [`VmError::Socket`].
+    /// [`VmError::Operator`].
     pub(super) fn open(config: &Config) -> Result<Self, VmError> {
         if let Some(why) = host_kernel::lost_counts().filter(|_| config.hardware.events) {
             log::warn!("{why}; 'vmm check' has perf.moved-hw");
         }
-        let listen = |path| Socket::listen(path, config.user);
         Ok(Self {
             recorder: Operator::recorder(config)?,
-            socket: config.ctl.as_deref().map(listen).transpose()?,
             files: HostFiles::read(&config.hardware),
         })
     }
@@ -128,11 +125,7 @@ impl Pmu {
             guest_ips: parts.guest_ips,
         };
         let confinement = parts.confinement;
-        let Opened {
-            files,
-            recorder,
-            socket,
-        } = parts.opened;
+        let Opened { files, recorder } = parts.opened;
         let begin = confinement.begin(ThreadKind::Closer);
         let begin = || begin().map_err(io::Error::other);
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
@@ -165,17 +158,11 @@ impl Pmu {
         let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
         let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
-        let server = socket.map(|socket| {
-            let operator = Arc::clone(&operator);
-            let serve = move |request, file| operator.serve(request, file);
-            Server::start(socket, Box::new(serve), confinement)
-        });
         Ok(Self {
             vpmu,
             queues,
             operator,
-            _server: server.transpose()?,
-            _drain: drain,
+            drain,
             interrupt,
             transport,
         })
@@ -190,6 +177,32 @@ impl Pmu {
             .map_err(kvm::KvmError::refused("wire an interrupt"))?;
         notification(vm, abi::QUEUE_CONTROL, &self.queues.control)?;
         notification(vm, abi::QUEUE_EVENT, &self.queues.notices)
+    }
+
+    /// Has the drain's thread leave the device alone until the value is dropped.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.drain.hold()
+    }
+
+    /// The transport's state.
+    pub(super) fn save(&self) -> SavedTransport {
+        self.transport.save()
+    }
+
+    /// Takes the place of a device that was saved so. Whatever a driver has put into its queues is looked
+    /// for, as a notification may have been on its way.
+    ///
+    /// # Errors
+    /// [`VmError::Snapshot`].
+    pub(super) fn restore(&self, saved: &SavedPmu) -> Result<(), VmError> {
+        let failed = |error: TransportError| SnapshotError::Pmu(error.into());
+        self.transport.restore(&saved.transport).map_err(failed)?;
+        for queue in [&self.queues.control, &self.queues.notices] {
+            queue
+                .write(1)
+                .map_err(|source| VmError::Host("event descriptors", source))?;
+        }
+        Ok(())
     }
 
     /// The guest's driver is gone.
