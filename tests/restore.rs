@@ -38,7 +38,7 @@ restore() {
 	put "$name.log" "/tmp/$name.log"
 }
 ACT=lines
-# A machine that goes on after its snapshot, with a device that no driver uses.
+# A machine without a device.
 boot live --no-vpmu --ctl /tmp/ctl > /tmp/live.said &
 until_line live 40
 snapshot live /tmp/here
@@ -46,30 +46,36 @@ wait
 cat /tmp/live.said
 rm -r /tmp/here
 
-# One that ends with it, and two copies at once.
-boot ended --no-vpmu --ctl /tmp/ctl > /tmp/ended.said &
-until_line ended 40
-snapshot ended /tmp/here --then-exit
+# One whose device is in use: it goes on after its first snapshot and ends with its second. Two copies at once.
+ACT=events
+boot used --ctl /tmp/ctl > /tmp/used.said &
+until_line used 20
+snapshot used /tmp/first
+until_line used 60
+snapshot ended /tmp/second --then-exit
 wait
-cat /tmp/ended.said
-put ended.console /tmp/ended.console
-restore one /tmp/here > /tmp/one.said &
-restore two /tmp/here > /tmp/two.said &
+cat /tmp/used.said
+put used.console /tmp/used.console
+restore early /tmp/first > /tmp/early.said &
+restore one /tmp/second > /tmp/one.said &
+restore two /tmp/second > /tmp/two.said &
 wait
-cat /tmp/one.said /tmp/two.said
+cat /tmp/early.said /tmp/one.said /tmp/two.said
 true
 "#;
 
 static SESSION: SharedSession = SharedSession::new(SCRIPT);
 
-/// Checks that a console has every line once, in order, its times never going back, and then the end.
-fn whole(console: &[u8]) {
+/// Checks that a console has every line up to the last once, in order, its times never going back, and then
+/// the end; the first line that it has.
+fn rest(console: &[u8]) -> u32 {
     let text = String::from_utf8_lossy(console).replace('\r', "");
     let said: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_prefix("@guest "))
         .collect();
     let (last, lines) = said.split_last().expect("the guest says something");
+    assert_eq!(*last, "whole", "{text}");
     let lines: Vec<(u32, u64)> = lines
         .iter()
         .map(|line| {
@@ -85,9 +91,15 @@ fn whole(console: &[u8]) {
         })
         .collect();
     let numbers: Vec<u32> = lines.iter().map(|(number, _)| *number).collect();
-    assert_eq!(numbers, (1..=LINES).collect::<Vec<_>>(), "{text}");
+    let first = *numbers.first().expect("a line");
+    assert_eq!(numbers, (first..=LINES).collect::<Vec<_>>(), "{text}");
     assert!(lines.is_sorted_by_key(|(_, time)| *time), "{text}");
-    assert_eq!(*last, "whole");
+    first
+}
+
+/// The same of a console that has them all.
+fn whole(console: &[u8]) {
+    assert_eq!(rest(console), 1);
 }
 
 #[test]
@@ -102,14 +114,26 @@ fn guest_that_is_saved_says_every_line_once() {
 #[test]
 fn each_copy_says_the_rest_of_the_lines_once() {
     let session = SESSION.get();
-    let log = session.text("ended-snapshot");
-    assert_eq!(session.exit("ended-snapshot"), 0, "{log}");
-    assert_eq!(session.exit("ended"), 6, "{}", session.text("ended.log"));
-    let before = session.file("ended.console");
+    for snapshot in ["used", "ended"] {
+        let log = session.text(&format!("{snapshot}-snapshot"));
+        assert_eq!(session.exit(&format!("{snapshot}-snapshot")), 0, "{log}");
+    }
+    assert_eq!(session.exit("used"), 6, "{}", session.text("used.log"));
+    let before = session.file("used.console");
     assert!(!before.windows(5).any(|bytes| bytes == b"whole"));
     for copy in ["one", "two"] {
         let log = session.text(&format!("{copy}.log"));
         assert_eq!(session.exit(copy), 0, "{log}");
         whole(&[before, session.file(&format!("{copy}.console"))].concat());
     }
+}
+
+#[test]
+fn events_go_on_in_each_copy() {
+    let session = SESSION.get();
+    let log = session.text("early.log");
+    assert_eq!(session.exit("early"), 0, "{log}");
+    // Those before are the machine's that went on.
+    let first = rest(session.file("early.console"));
+    assert!((20..60).contains(&first), "{first}");
 }

@@ -67,6 +67,7 @@ fn perform() -> Outcome {
         "wait" => wait(),
         "profiled" => crate::profiled::rounds(),
         "lines" => crate::restore::lines(),
+        "events" => crate::restore::events(),
         "counts" => crate::conformance::counts(),
         other => match other.strip_prefix("close-") {
             Some(count) => close(count.parse()?),

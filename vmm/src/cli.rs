@@ -243,7 +243,9 @@ and PMU are the snapshot's: leave --vcpus, --memory, --window and --no-vpmu out,
 is as for a machine that boots: limits, console, control socket, confinement. The guest's clock goes on from
 the moment of the snapshot. Memory is read from DIR when the guest touches it and never written there, so
 that many machines can go on from one snapshot; keep its files as they are meanwhile. With --on-reset
-restart, --kernel says what boots after a reset. A snapshot that is damaged, or that this host cannot go on
+restart, --kernel says what boots after a reset. The guest's events go on with their counts; one that this host
+does not count, or --pmu and --deny-event deny, is in error. The operator's persistent events go on, too;
+--persistent starts others beside them, under other names. A snapshot that is damaged, or that this host cannot go on
 with, starts nothing: status 1, and a message that says why.
 
 Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in

@@ -122,7 +122,9 @@ impl Operator {
         recorder: Recorder,
     ) -> Result<Self, OperatorError> {
         let asked = config.recording.is_some();
-        if asked || !config.persistent.is_empty() {
+        // Those of a machine that goes on are there already.
+        let known = vpmu.persistent().iter().any(|event| event.operator);
+        if asked || known || !config.persistent.is_empty() {
             recorder.check()?;
         }
         let operator = Self {

@@ -260,7 +260,8 @@ fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
     refused(&bench.path("nowhere"), &[], 1, &["nowhere/state"]);
     refused(&one, &["--vcpus", "3"], 2, &["--vcpus", "has 2"]);
     refused(&one, &["--memory", "64"], 2, &["--memory", "has 16"]);
-    refused(&one, &["--no-vpmu"], 2, &["--no-vpmu"]);
+    refused(&one, &["--no-vpmu"], 2, &["--no-vpmu", "has a PMU"]);
+    refused(&one, &["--pmu", "off"], 2, &["--pmu", "has a PMU"]);
     refused(&one, &["--on-reset", "restart"], 2, &["--kernel"]);
     let no = |change: &dyn Fn(&Path), words: &[&str]| {
         refused(&changed(&bench, &one, change), &[], 1, words);

@@ -186,6 +186,7 @@ pub(crate) struct State {
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedPmu {
     pub(crate) transport: SavedTransport,
+    pub(crate) device: vpmu::SavedState,
 }
 
 /// A snapshot that is open, checked as far as that can be without KVM.

@@ -208,6 +208,7 @@ impl Vm {
                     confinement: &confinement,
                     opened,
                     guest_ips,
+                    saved: restored.as_ref().and_then(|it| it.state.pmu.as_ref()),
                 };
                 Some(Pmu::new(&config, settings, parts, &mut buses)?)
             }
@@ -249,19 +250,10 @@ impl Vm {
         vm.wire(&boot.vm)?;
         vm.boot = Some(boot);
         if let Some(restored) = restored {
-            vm.restore_devices(restored.state)?;
+            let console = vm.console.serial.restore(restored.state.console);
+            console.map_err(|error| SnapshotError::Console(format!("{error:?}")))?;
         }
         Ok(vm)
-    }
-
-    /// Puts the devices' state in, whose interrupts have been wired.
-    fn restore_devices(&self, state: crate::snapshot::State) -> Result<(), VmError> {
-        let console = self.console.serial.restore(state.console);
-        console.map_err(|error| SnapshotError::Console(format!("{error:?}")))?;
-        match (&self.pmu, &state.pmu) {
-            (Some(pmu), Some(saved)) => pmu.restore(saved),
-            _ => Ok(()),
-        }
     }
 
     /// Runs the guest until it ends, or someone ends it.

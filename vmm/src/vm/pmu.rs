@@ -7,7 +7,7 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, Settings, Vpmu, abi};
+use vpmu::{Engines, RestoreError, SaveError, Settings, Vpmu, abi};
 
 use super::{VmError, event};
 use crate::arch::layout;
@@ -16,7 +16,7 @@ use crate::cli::Engine;
 use crate::config::Config;
 use crate::confine::{Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{
-    Interrupt, QUEUE_NOTIFY, SavedTransport, TransportError, VirtioMmio,
+    Interrupt, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
 };
 use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu};
 use crate::event_loop::Queues;
@@ -51,6 +51,8 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples carry guest addresses.
     pub(super) guest_ips: bool,
+    /// What it was saved as, of a machine that goes on.
+    pub(super) saved: Option<&'a SavedPmu>,
 }
 
 /// What the PMU and its operator need of the file system, open before it is out of reach.
@@ -156,6 +158,9 @@ impl Pmu {
             },
         };
         let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
+        if let Some(saved) = parts.saved {
+            restore(saved, &transport, &queues)?;
+        }
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
         let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
         Ok(Self {
@@ -184,31 +189,62 @@ impl Pmu {
         self.drain.hold()
     }
 
-    /// The transport's state.
-    pub(super) fn save(&self) -> SavedTransport {
-        self.transport.save()
-    }
-
-    /// Takes the place of a device that was saved so. Whatever a driver has put into its queues is looked
-    /// for, as a notification may have been on its way.
+    /// The state of the device and its transport. Afterwards memory and window hold what belongs to it.
     ///
     /// # Errors
-    /// [`VmError::Snapshot`].
-    pub(super) fn restore(&self, saved: &SavedPmu) -> Result<(), VmError> {
-        let failed = |error: TransportError| SnapshotError::Pmu(error.into());
-        self.transport.restore(&saved.transport).map_err(failed)?;
-        for queue in [&self.queues.control, &self.queues.notices] {
-            queue
-                .write(1)
-                .map_err(|source| VmError::Host("event descriptors", source))?;
-        }
-        Ok(())
+    /// [`SaveError`]; the device goes on.
+    pub(super) fn save(&self) -> Result<SavedPmu, SaveError> {
+        let device = self.vpmu.save()?;
+        // Afterwards: the device may have raised its interrupt.
+        let transport = self.transport.save();
+        Ok(SavedPmu { transport, device })
     }
 
     /// The guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
     }
+}
+
+/// Why a device cannot take the place of a saved one.
+#[derive(Debug, thiserror::Error)]
+enum PmuError {
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error(transparent)]
+    Device(#[from] RestoreError),
+    #[error("its transport has a driver, or it has one itself, but not both")]
+    Driver,
+}
+
+/// Has the device take the place of a saved one, before any vCPU is there. Notifications may have been on their
+/// way: its queues are looked at once.
+///
+/// # Errors
+/// [`VmError::Snapshot`].
+fn restore(saved: &SavedPmu, transport: &VirtioMmio, queues: &Queues) -> Result<(), VmError> {
+    let failed = |error: PmuError| SnapshotError::Pmu(error.into());
+    take_place(saved, transport, &queues.vpmu).map_err(failed)?;
+    for queue in [&queues.control, &queues.notices] {
+        queue
+            .write(1)
+            .map_err(|source| VmError::Host("event descriptors", source))?;
+    }
+    Ok(())
+}
+
+fn take_place(saved: &SavedPmu, transport: &VirtioMmio, vpmu: &Vpmu) -> Result<(), PmuError> {
+    let driver = transport.restore(&saved.transport)?;
+    if driver.is_some() != saved.device.has_driver() {
+        return Err(PmuError::Driver);
+    }
+    let driver = driver.unwrap_or_default();
+    let SavedDriver {
+        memory,
+        features,
+        queues,
+    } = driver;
+    Ok(vpmu.restore(&saved.device, memory, queues, features)?)
 }
 
 /// Has KVM signal a queue's notifications instead of ending the run call.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use kvm_ioctls::VmFd;
 
+use super::pmu::Pmu;
 use super::{Vm, reached};
 use crate::arch::state::{StateError, VmState};
 use crate::confine::Confinement;
@@ -15,7 +16,7 @@ use crate::operator::{Operator, OperatorError};
 use crate::report;
 use crate::snapshot::desk::{Desk, Wanted};
 use crate::snapshot::memory::WriteError;
-use crate::snapshot::{self, Facts, SavedPmu, State};
+use crate::snapshot::{self, Facts, State};
 
 /// Why the machine is not saved. It goes on.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +27,9 @@ enum TakeError {
     /// Registers that only the embedder knows.
     #[error("the machine has registers that its embedder emulates, which are not saved")]
     Emulated,
-    /// A driver uses the PMU.
-    #[error("the guest uses the PMU device, which is not saved yet: unload its driver")]
-    PmuInUse,
+    /// The PMU's part of it.
+    #[error("the PMU device cannot be saved")]
+    Pmu(#[from] vpmu::SaveError),
     /// KVM's part of it.
     #[error("the machine cannot be saved")]
     State(#[from] StateError),
@@ -62,17 +63,14 @@ impl Vm {
         let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
         let (closed, states) = closed.ok_or(TakeError::Ends)?;
         let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
+        // First: the device writes to memory all that it holds, and may interrupt the guest.
+        let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
         let state = State {
             vcpus: states.into_iter().collect::<Result<_, _>>()?,
             vm: VmState::save(vm)?,
             console: self.console.serial.save(),
-            pmu: self.pmu.as_ref().map(|pmu| SavedPmu {
-                transport: pmu.save(),
-            }),
+            pmu,
         };
-        if state.pmu.as_ref().is_some_and(|pmu| pmu.transport.live()) {
-            return Err(TakeError::PmuInUse);
-        }
         let facts = Facts::from(&self.config);
         let text = snapshot::text(&wanted.id, facts, &state)?;
         let memories = reached(&self.memory, self.window.as_ref());

@@ -39,6 +39,12 @@ impl SavedState {
         }
     }
 
+    /// Whether a driver used the device: its transport has to be one of a device with a driver, too.
+    #[must_use]
+    pub fn has_driver(&self) -> bool {
+        self.driver.is_some()
+    }
+
     /// Whether the host recorded samples of one of its events.
     pub(crate) fn is_batched(&self) -> bool {
         let mut events = self.events.iter();

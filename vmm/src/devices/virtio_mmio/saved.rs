@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueState};
+use vm_memory::GuestMemoryMmap;
 
 use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
 
@@ -20,14 +21,9 @@ pub(crate) enum TransportError {
         #[source]
         source: virtio_queue::Error,
     },
-    /// Another number of queues.
-    #[error("the saved device has {saved} queues, this one {own}")]
-    Queues {
-        /// Those that were saved.
-        saved: usize,
-        /// Those of the device.
-        own: usize,
-    },
+    /// Queues that the device does not offer.
+    #[error("the saved device has other queues, or larger ones")]
+    Queues,
     /// The interrupt.
     #[error("the interrupt failed")]
     Interrupt(#[source] io::Error),
@@ -57,6 +53,14 @@ struct SavedQueue {
     descriptors: u64,
     available: u64,
     used: u64,
+}
+
+/// What a driver had set up.
+#[derive(Debug, Default)]
+pub(crate) struct SavedDriver {
+    pub(crate) memory: GuestMemoryMmap,
+    pub(crate) features: u64,
+    pub(crate) queues: Vec<Queue>,
 }
 
 impl From<&Queue> for SavedQueue {
@@ -89,7 +93,7 @@ impl SavedQueue {
 
 impl SavedTransport {
     /// Whether a driver uses the device.
-    pub(crate) fn live(&self) -> bool {
+    fn live(&self) -> bool {
         self.status & DRIVER_OK != 0 && self.status & NEEDS_RESET == 0
     }
 
@@ -119,19 +123,21 @@ impl VirtioMmio {
         }
     }
 
-    /// Takes the place of a transport that was saved so. The device behind it has been restored.
+    /// Takes the place of a transport that was saved so; the driver, if there was one, for the device behind
+    /// it, which is to be restored next.
     ///
     /// # Errors
     /// [`TransportError`].
-    pub(crate) fn restore(&self, saved: &SavedTransport) -> Result<(), TransportError> {
-        let queues = saved.queues()?;
-        let own = self.backend.queue_sizes().len();
-        if queues.len() != own {
-            return Err(TransportError::Queues {
-                saved: queues.len(),
-                own,
-            });
+    pub(crate) fn restore(
+        &self,
+        saved: &SavedTransport,
+    ) -> Result<Option<SavedDriver>, TransportError> {
+        let sizes = saved.queues.iter().map(|queue| queue.max_size);
+        if !sizes.eq(self.backend.queue_sizes()) {
+            return Err(TransportError::Queues);
         }
+        let queues = saved.queues()?;
+        let driver = saved.live().then(|| saved.queues()).transpose()?;
         *self.state() = State {
             status: saved.status,
             device_features_select: saved.device_features_select,
@@ -145,6 +151,10 @@ impl VirtioMmio {
             .restore(saved.interrupt)
             .map_err(TransportError::Interrupt)?;
         self.live.store(saved.live(), Ordering::Release);
-        Ok(())
+        Ok(driver.map(|queues| SavedDriver {
+            memory: self.memory.clone(),
+            features: saved.driver_features,
+            queues,
+        }))
     }
 }
