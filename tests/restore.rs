@@ -7,7 +7,7 @@
 use tests::host::SharedSession;
 
 /// Lines of the guest, as its program numbers them.
-const LINES: u32 = 300;
+const LINES: u32 = 150;
 
 const SCRIPT: &str = r#"
 until_line() {
@@ -124,6 +124,7 @@ fn each_copy_says_the_rest_of_the_lines_once() {
     for copy in ["one", "two"] {
         let log = session.text(&format!("{copy}.log"));
         assert_eq!(session.exit(copy), 0, "{log}");
+        println!("{log}");
         whole(&[before, session.file(&format!("{copy}.console"))].concat());
     }
 }
@@ -133,6 +134,7 @@ fn events_go_on_in_each_copy() {
     let session = SESSION.get();
     let log = session.text("early.log");
     assert_eq!(session.exit("early"), 0, "{log}");
+    println!("{log}");
     // Those before are the machine's that went on.
     let first = rest(session.file("early.console"));
     assert!((20..60).contains(&first), "{first}");

@@ -21,7 +21,7 @@ use crate::{Outcome, cpu, fields};
 use perf_event_open_sys::bindings::perf_event_attr;
 
 /// Lines of a run.
-const LINES: u32 = 300;
+const LINES: u32 = 150;
 /// Between two of them, for the host to get a word in.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -211,6 +211,11 @@ impl Watch {
         ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
         self.clock.0.flush(0)?;
         let clock = self.clock.1.take()?;
+        let storms = [fields::THROTTLE, fields::UNTHROTTLE];
+        let clock: Vec<_> = clock
+            .into_iter()
+            .filter(|record| !storms.contains(&record.kind))
+            .collect();
         let (ticks, _) = fields::samples(&clock, &self.clock_attr)?;
         let times: Vec<_> = ticks.iter().filter_map(|tick| tick.time).collect();
         ensure!(

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::request::{Opening, STEERS, Terms};
+use super::request::{Opening, STEERS, Terms, needs_guest_ips};
 use super::{Control, Entry};
 use crate::abi::{
-    CONTEXT_TASK, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE, NOTICE_AUX, NOTICE_ERROR,
-    NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD, OPEN_FREQ, OPEN_SAMPLE_ID_ALL,
-    OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, READ_ALLOWED, SAMPLE_ALLOWED,
+    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE,
+    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD,
+    OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
+    READ_ALLOWED, SAMPLE_ALLOWED,
 };
 use crate::aux::Area;
 use crate::device::Error;
@@ -559,7 +560,7 @@ impl Control {
     /// Checks the request that an event was opened with. The reason, if the host counts such events no more
     /// or its operator denies them.
     fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
-        let (spec, request) = (&saved.spec, request(saved));
+        let (spec, mut request) = (&saved.spec, request(saved));
         let backend = &self.backend;
         let operators = saved.persistence.as_ref();
         let operators = operators.is_some_and(|known| known.operator);
@@ -586,8 +587,15 @@ impl Control {
         {
             return Err("its flags or fields are unknown, or contradict each other");
         }
+        // A host that does not name guest addresses: each sample costs an exit from here on.
+        let falls_back = spec.engine == ENGINE_BATCHED
+            && needs_guest_ips(&request, backend.settings.engines)
+            && backend.guest_ips() != Some(true);
+        if falls_back {
+            request.engine = ENGINE_EXIT.into();
+        }
         match terms.check(&request) {
-            Ok(opening) if opening.engine == spec.engine => Ok((opening, None)),
+            Ok(opening) if opening.engine == request.engine.get() => Ok((opening, None)),
             Ok(_) => Err("another engine makes its samples"),
             Err(Errno::EINVAL) => Err("it was not opened so"),
             Err(_) if spec.kind == KIND_SAMPLE_TRACE && period.is_none() => {

@@ -150,16 +150,22 @@ fn records_of_the_batched_engine_are_collected_before() {
 }
 
 #[test]
-fn host_without_guest_ips_has_a_batched_event_in_error() {
+fn host_without_guest_ips_samples_at_exits() {
     let mut rig = Rig::new();
     rig.world.know_ips();
     let request = sampling(open_of(CYCLES.0, CYCLES.1, 0), 100);
-    let event = rig.open(&request).expect("open");
+    let reply = rig.open_reply(&request);
+    assert_eq!(reply.engine.get(), ENGINE_BATCHED);
+    let event = reply.id.get();
+    let mut ring = rig.map(event, 8);
     rig.command(0, COMMAND_ENABLE, event);
     rig.move_on();
-    rig.post_notice(0, 64);
-    assert_eq!(rig.notice(), Some((NOTICE_ERROR, event)));
-    assert_eq!(rig.command(0, COMMAND_READ, event).state.get(), STATE_ERROR);
+    rig.world.work(thread(0), 250, 4);
+    rig.exit(0, ExitReason::Signal, &mut At(0x77));
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [0x77, 0x77]);
+    let reply = rig.command(0, COMMAND_READ, event);
+    assert_eq!((reply.state.get(), reply.value.get()), (STATE_ACTIVE, 250));
 }
 
 #[test]
