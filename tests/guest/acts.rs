@@ -66,6 +66,8 @@ fn perform() -> Outcome {
         "twice" => twice(),
         "wait" => wait(),
         "profiled" => crate::profiled::rounds(),
+        "lines" => crate::restore::lines(),
+        "events" => crate::restore::events(),
         "counts" => crate::conformance::counts(),
         other => match other.strip_prefix("close-") {
             Some(count) => close(count.parse()?),

@@ -70,6 +70,7 @@ mod profiles;
 mod programs;
 mod raw;
 mod refusals;
+mod restore;
 mod rings;
 mod sampling;
 mod stock_counters;

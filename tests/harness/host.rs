@@ -153,6 +153,7 @@ impl Session {
 pub struct SharedSession {
     script: &'static str,
     arch: Arch,
+    perf: bool,
     session: OnceLock<Result<Session, String>>,
 }
 
@@ -163,6 +164,18 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::X86_64,
+            perf: true,
+            session: OnceLock::new(),
+        }
+    }
+
+    /// The same without perf.
+    #[must_use]
+    pub const fn new(script: &'static str) -> Self {
+        Self {
+            script,
+            arch: Arch::X86_64,
+            perf: false,
             session: OnceLock::new(),
         }
     }
@@ -173,6 +186,7 @@ impl SharedSession {
         Self {
             script,
             arch: Arch::Aarch64,
+            perf: false,
             session: OnceLock::new(),
         }
     }
@@ -183,9 +197,9 @@ impl SharedSession {
     /// The session failed, for this test or one before.
     pub fn get(&self) -> &Session {
         let session = self.session.get_or_init(|| {
-            let files = match self.arch {
-                Arch::X86_64 => images::foreign::perf().map_err(|error| chain(&error))?,
-                Arch::Aarch64 => Files::new(),
+            let files = match self.perf {
+                true => images::foreign::perf().map_err(|error| chain(&error))?,
+                false => Files::new(),
             };
             Session::run_on(self.arch, self.script, files)
         });

@@ -28,6 +28,8 @@ Examples:
       Boot Linux, its console on this terminal; Ctrl-A x ends it
   vmm ctl --socket vm.sock list
       See the persistent events of a machine that runs with --ctl vm.sock
+  vmm ctl --socket vm.sock snapshot here
+      Save it; 'vmm run --restore here' goes on from there
 
 'vmm run --help' tells of every option and exit status."
 )]
@@ -44,7 +46,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Tell what this machine can do, and what follows from it
     Check(CheckArgs),
-    /// Ask a running machine about its persistent events, start and end them
+    /// Ask a running machine about its persistent events, start and end them; save the machine
     Ctl(CtlArgs),
 }
 
@@ -63,6 +65,10 @@ pub struct RunArgs {
     /// Kernel command line
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help = cmdline_help())]
     pub cmdline: Option<String>,
+
+    /// Go on with the machine that 'vmm ctl snapshot DIR' saved, in place of booting a kernel. See below
+    #[arg(long, value_name = "DIR")]
+    pub restore: Option<PathBuf>,
 
     /// Number of vCPUs, 1 to 254 [default: 1]
     #[arg(long, value_name = "N")]
@@ -231,6 +237,17 @@ Resets: with --on-reset restart the guest boots again from the same files, in ze
 persistent events whose rings lie in the window go on, and so does its time. A power-off, a kernel
 panic and a signal end the run all the same.
 
+Snapshots: 'vmm ctl --socket vm.sock snapshot DIR' saves a machine that runs with --ctl; --restore DIR goes
+on with it, here or on another host with the same processor, KVM and TSC frequency. vCPUs, memory, window
+and PMU are the snapshot's: leave --vcpus, --memory, --window and --no-vpmu out, or give the same. All else
+is as for a machine that boots: limits, console, control socket, confinement. The guest's clock goes on from
+the moment of the snapshot. Memory is read from DIR when the guest touches it and never written there, so
+that many machines can go on from one snapshot; keep its files as they are meanwhile. With --on-reset
+restart, --kernel says what boots after a reset. The guest's events go on with their counts; one that this host
+does not count, or --pmu and --deny-event deny, is in error. The operator's persistent events go on, too;
+--persistent starts others beside them, under other names. A snapshot that is damaged, or that this host cannot go on
+with, starts nothing: status 1, and a message that says why.
+
 Persistent events: --persistent EVENT[,OPTION...] starts one that the guest can read and nobody in
 it can stop. EVENT is a name of 'vmm check --pmu full'; marks is every mark, mark=7 those of the
 value 7, exits-io:k those in kernel mode. The options:
@@ -267,7 +284,7 @@ are never passed on. The catalogue lists those that the host opens, as raw-0x11.
 ask for any.
 
 Control: --ctl makes a socket, yours alone, on which 'vmm ctl' lists, starts, flushes, records and
-ends persistent events while the guest runs. It goes with the machine; one that a dead machine
+ends persistent events while the guest runs, and saves the machine. It goes with the machine; one that a dead machine
 has left is replaced.
 
 Confinement: before the guest's first instruction the VMM opens what it needs, closes the descriptors
@@ -284,7 +301,7 @@ init is reached; the report has the time from the first instruction until then.
 Exit status:
   0  the guest powered off         4  the guest triple-faulted
   1  the VMM failed                5  the guest kernel panicked
-  2  wrong usage                   6  ended by Ctrl-A x or a signal
+  2  wrong usage                   6  ended by Ctrl-A x, a signal or 'snapshot --then-exit'
   3  the guest asked for a reset   7  a seccomp filter refused a system call";
 
 fn kernel_help() -> String {

@@ -1,5 +1,6 @@
 //! What the operator decides, from flags and from a file; checked once, here.
 
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,10 +13,12 @@ use crate::arch::layout::{PAGE, WINDOW_MAX};
 use crate::arch::platform;
 use crate::cli::{CountMode, Engine, OnReset, RunArgs};
 use crate::confine::User;
+use crate::exit::{EXIT_FAILURE, EXIT_USAGE};
 use crate::limits::{LimitArgs, LimitError, Limits, bytes};
 use crate::persistent::Spec;
 use crate::policy::{Decision, Events, HardwareUse, PolicyError, PolicyFile, Tier};
 use crate::raw_events::RawEvents;
+use crate::snapshot::{self, Facts, SnapshotError};
 
 pub use crate::arch::layout::MAX_VCPUS;
 
@@ -30,12 +33,14 @@ const DEFAULT_WINDOW: u64 = 16 << 20;
 /// What a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The kernel image.
-    pub kernel: PathBuf,
+    /// The kernel image; none: the machine goes on from a snapshot, and cannot boot again.
+    pub kernel: Option<PathBuf>,
     /// Its initramfs.
     pub initramfs: Option<PathBuf>,
     /// Its command line.
     pub cmdline: String,
+    /// The snapshot that it goes on from.
+    pub restore: Option<PathBuf>,
     /// vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
     /// Guest memory in MiB.
@@ -120,15 +125,38 @@ pub enum ConfigError {
     /// A limit that cannot be.
     #[error(transparent)]
     Limits(#[from] LimitError),
-    /// A control socket of a machine that has nothing to control.
-    #[error("--ctl is of use with the PMU alone: leave --no-vpmu, or --pmu off, out")]
-    CtlWithoutVpmu,
+    /// A snapshot that no machine can go on from.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// A machine that goes on from a snapshot has nothing to boot again from.
+    #[error("--on-reset restart needs --kernel with --restore, too: the snapshot has none")]
+    RestartWithoutKernel,
     /// A PMU that processors cannot have here.
     #[error("--guest-pmu: {0}")]
     GuestPmu(&'static str),
     /// Persistent events in a machine that has no events at all.
     #[error("--persistent needs the PMU: leave --no-vpmu, or --pmu off, out")]
     PersistentWithoutVpmu,
+}
+
+impl ConfigError {
+    /// `flag` says otherwise than the snapshot, which has `saved`.
+    fn differs(flag: &'static str, saved: impl Display) -> Self {
+        Self::Snapshot(SnapshotError::Differs {
+            flag,
+            saved: saved.to_string(),
+        })
+    }
+
+    /// The exit status: a snapshot that cannot be read is no mistake in the flags.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Snapshot(SnapshotError::Differs { .. }) => EXIT_USAGE,
+            Self::Snapshot(_) => EXIT_FAILURE,
+            _ => EXIT_USAGE,
+        }
+    }
 }
 
 /// The file of `--config`: the flags by their long names, all optional.
@@ -196,19 +224,35 @@ impl TryFrom<&RunArgs> for Config {
             None => Document::default(),
         };
         let args = args.clone();
-        let vcpus = args.vcpus.or(file.vcpus).unwrap_or(1);
-        let memory_mib = args.memory.or(file.memory).unwrap_or(DEFAULT_MEMORY_MIB);
+        let facts = args.restore.as_deref().map(snapshot::facts).transpose()?;
+        let facts = facts.as_ref();
+        let vcpus = args.vcpus.or(file.vcpus);
+        let vcpus = same_or(facts, "--vcpus", vcpus, |it| it.vcpus.into())?.unwrap_or(1);
+        let memory_mib = args.memory.or(file.memory);
+        let memory_mib = same_or(facts, "--memory", memory_mib, |it| it.memory_mib)?
+            .unwrap_or(DEFAULT_MEMORY_MIB);
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
             return Err(ConfigError::Memory(memory_mib));
         }
-        let window = args.window.or(file.window).unwrap_or(DEFAULT_WINDOW);
+        let window = args.window.or(file.window);
+        let window = same_or(facts, "--window", window, |it| it.window)?.unwrap_or(DEFAULT_WINDOW);
         if !window.is_multiple_of(PAGE) || window > WINDOW_MAX {
             return Err(ConfigError::Window(window));
         }
         let limits = args.limits.over(file.limits).limits(window)?;
-        let guest_pmu = args.guest_pmu || file.guest_pmu.unwrap_or(false);
+        let guest_pmu = args.guest_pmu.then_some(true).or(file.guest_pmu);
+        let guest_pmu =
+            same_or(facts, "--guest-pmu", guest_pmu, |it| it.guest_pmu)?.unwrap_or(false);
         if let (true, Some(reason)) = (guest_pmu, platform::NO_GUEST_PMU) {
             return Err(ConfigError::GuestPmu(reason));
+        }
+        let kernel = args.kernel.or(file.kernel);
+        if kernel.is_none() && args.restore.is_none() {
+            return Err(ConfigError::NoKernel);
+        }
+        let on_reset = args.on_reset.or(file.on_reset).unwrap_or_default();
+        if kernel.is_none() && on_reset == OnReset::Restart {
+            return Err(ConfigError::RestartWithoutKernel);
         }
         let persistent = match args.persistent {
             none if none.is_empty() => file.persistent,
@@ -223,17 +267,26 @@ impl TryFrom<&RunArgs> for Config {
             hardware_events: file.hardware_events,
         };
         let own = persistent.iter().map(Spec::event_name);
-        let policy = args.policy.decide(of_file, args.no_vpmu, own)?;
+        let (flag, given) = match (args.policy.pmu.or(file.pmu), args.no_vpmu, file.vpmu) {
+            (_, true, _) => ("--no-vpmu", Some(false)),
+            (Some(tier), ..) => ("--pmu", Some(tier != Tier::Off)),
+            (None, _, vpmu) => ("\"vpmu\"", vpmu),
+        };
+        let saved = facts.map(|it| it.vpmu);
+        if let Some(saved) = saved.filter(|&saved| given.is_some_and(|given| given != saved)) {
+            let saved = if saved { "a PMU" } else { "no PMU" };
+            return Err(ConfigError::differs(flag, saved));
+        }
+        let without = given.or(saved) == Some(false);
+        let policy = args.policy.decide(of_file, without, own)?;
         let vpmu = policy.tier != Some(Tier::Off);
         let ctl = args.ctl.or(file.ctl);
-        if ctl.is_some() && !vpmu {
-            return Err(ConfigError::CtlWithoutVpmu);
-        }
         if !persistent.is_empty() && !vpmu {
             return Err(ConfigError::PersistentWithoutVpmu);
         }
         Ok(Self {
-            kernel: args.kernel.or(file.kernel).ok_or(ConfigError::NoKernel)?,
+            kernel,
+            restore: args.restore,
             initramfs: args.initramfs.or(file.initramfs),
             cmdline: args
                 .cmdline
@@ -263,7 +316,7 @@ impl TryFrom<&RunArgs> for Config {
             recording: args.recording.or(file.recording),
             symbols: args.symbols.or(file.symbols),
             limits,
-            on_reset: args.on_reset.or(file.on_reset).unwrap_or_default(),
+            on_reset,
             ctl,
             engine: args.engine.or(file.engine).unwrap_or_default(),
             user: args.user.or(file.user),
@@ -272,6 +325,19 @@ impl TryFrom<&RunArgs> for Config {
             report: args.report.or(file.report),
             summary: args.summary || file.summary.unwrap_or(false),
         })
+    }
+}
+
+/// What was given, or else the snapshot's; both must be the same.
+fn same_or<T: Copy + PartialEq + Display>(
+    facts: Option<&Facts>,
+    flag: &'static str,
+    given: Option<T>,
+    fact: impl FnOnce(&Facts) -> T,
+) -> Result<Option<T>, ConfigError> {
+    match (given, facts.map(fact)) {
+        (Some(given), Some(saved)) if given != saved => Err(ConfigError::differs(flag, saved)),
+        (given, saved) => Ok(given.or(saved)),
     }
 }
 

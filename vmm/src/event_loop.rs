@@ -18,6 +18,7 @@ use crate::devices::console::Keys;
 use crate::devices::serial::Serial;
 use crate::exit::{End, Ending};
 use crate::signal::EndingSignals;
+use crate::snapshot::desk::Desk;
 
 /// How long console output waits for more of it before it is written.
 const BATCH_TIME: Duration = Duration::from_millis(2);
@@ -31,6 +32,7 @@ const ROOM: u32 = 3;
 const OUTPUT: u32 = 4;
 const CONTROL: u32 = 5;
 const NOTICES: u32 = 6;
+const DESK: u32 = 7;
 
 /// Why the loop cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +73,7 @@ struct Wakeups {
     signals: EndingSignals,
     console: Console,
     queues: Option<Queues>,
+    desk: Arc<Desk>,
     keyboard: Keyboard,
     write_at: Option<Instant>,
     failed: Option<event_manager::Error>,
@@ -86,18 +89,29 @@ pub struct EventLoop {
     wakeups: SubscriberId,
     end: Arc<End>,
     serial: Arc<Serial>,
+    desk: Arc<Desk>,
+}
+
+/// Why the loop stopped serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// The end is announced.
+    Ended,
+    /// Somebody wants the machine saved.
+    Asked,
 }
 
 impl EventLoop {
-    /// A loop that ends whenever `end` says so.
+    /// A loop that ends whenever `end` says so, and stops whenever somebody asks at `desk`.
     ///
     /// # Errors
     /// [`LoopError`].
-    pub fn new(
+    pub(crate) fn new(
         end: &Arc<End>,
         signals: EndingSignals,
         console: Console,
         queues: Option<Queues>,
+        desk: Arc<Desk>,
     ) -> Result<Self, LoopError> {
         let serial = Arc::clone(&console.serial);
         let wakeups = Wakeups {
@@ -105,6 +119,7 @@ impl EventLoop {
             signals,
             console,
             queues,
+            desk: Arc::clone(&desk),
             keyboard: Keyboard::new().map_err(LoopError::Input)?,
             write_at: None,
             failed: None,
@@ -115,25 +130,31 @@ impl EventLoop {
             manager,
             end: Arc::clone(end),
             serial,
+            desk,
         })
     }
 
-    /// Serves until the end is announced.
+    /// Serves until the end is announced, or somebody wants the machine saved.
     ///
     /// # Errors
     /// [`LoopError`]; the end is then not announced.
-    pub fn run(&mut self) -> Result<(), LoopError> {
+    pub(crate) fn run(&mut self) -> Result<Stopped, LoopError> {
+        let mut stopped = Stopped::Ended;
         while !self.end.reached() {
+            if self.desk.is_asked() {
+                stopped = Stopped::Asked;
+                break;
+            }
             self.serve(None)?;
         }
         self.serial.write_out();
-        Ok(())
+        Ok(stopped)
     }
 
     /// Serves for so long, or until the end is announced.
     ///
     /// # Errors
-    /// As [`EventLoop::run`].
+    /// [`LoopError`]; the end is then not announced.
     pub fn run_for(&mut self, time: Duration) -> Result<(), LoopError> {
         let until = Instant::now().checked_add(time);
         while !self.end.reached() && until.is_none_or(|until| Instant::now() < until) {
@@ -179,6 +200,7 @@ impl Wakeups {
         add(self.signals.as_raw_fd(), SIGNALS)?;
         add(self.console.room.as_raw_fd(), ROOM)?;
         add(self.console.waiting.as_raw_fd(), OUTPUT)?;
+        add(self.desk.as_raw_fd(), DESK)?;
         if let Some(queues) = &self.queues {
             add(queues.control.as_raw_fd(), CONTROL)?;
             add(queues.notices.as_raw_fd(), NOTICES)?;
@@ -237,6 +259,7 @@ impl MutEventSubscriber for Wakeups {
                     let _ = queues.vpmu.notify(abi::QUEUE_EVENT);
                 }
             }
+            DESK => self.desk.heard(),
             // The end itself: `run` looks.
             _ => {}
         }

@@ -9,6 +9,7 @@
 //!
 //! [`operator`] is the hand on persistent events: [`persistent`] is how they are asked for, [`ctl`]
 //! how a running machine is, [`recording`] what they hold.
+//! [`snapshot`] is the machine in a directory, to go on from there.
 //! [`confine`] is what the process gives up before the guest's first instruction.
 //! [`check`] tells what this machine could run.
 
@@ -43,6 +44,7 @@ pub mod raw_events;
 pub mod recording;
 pub mod report;
 pub mod signal;
+pub mod snapshot;
 pub mod stats;
 pub mod terminal;
 pub mod vcpu;

@@ -43,7 +43,7 @@ fn run(args: &RunArgs) -> u8 {
     let inherited = Inherited::find();
     let config = match Config::try_from(args) {
         Ok(config) => config,
-        Err(error) => return fail(&error, EXIT_USAGE),
+        Err(error) => return fail(&error, error.exit_code()),
     };
     let destination = match config.report.as_deref().map(Destination::open).transpose() {
         Ok(destination) => destination,

@@ -3,12 +3,18 @@
 
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use libc::c_int;
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::mmap::MmapRegionError;
+use vm_memory::{
+    Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionCollectionError, GuestRegionMmap, MmapRegion,
+};
 
 use crate::arch::layout::{self, WINDOW};
 
@@ -33,6 +39,12 @@ pub enum MemoryError {
         #[source]
         source: vm_memory::mmap::FromRangesError,
     },
+    /// The host does not map the memory of a snapshot.
+    #[error("cannot map the memory of the snapshot")]
+    Map(#[source] MmapRegionError),
+    /// The regions of a snapshot: a mistake of ours.
+    #[error("the memory of the snapshot has no place")]
+    Place(#[source] GuestRegionCollectionError),
     /// The host does not keep guest memory apart.
     #[error("cannot keep the guest's memory out of core dumps")]
     Guard(#[source] io::Error),
@@ -57,19 +69,72 @@ pub enum MemoryError {
 /// # Errors
 /// [`MemoryError::Reserve`].
 pub fn allocate(mib: u64) -> Result<GuestMemoryMmap, MemoryError> {
-    let ranges: Vec<_> = layout::ram(mib << 20)
-        .into_iter()
-        .map(|(start, size)| {
-            (
-                GuestAddress(start),
-                usize::try_from(size).unwrap_or(usize::MAX),
-            )
-        })
-        .collect();
+    let ranges = ranges(mib);
     let memory = GuestMemoryMmap::from_ranges(&ranges)
         .map_err(|source| MemoryError::Reserve { mib, source })?;
     advise(&memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
     Ok(memory)
+}
+
+fn ranges(mib: u64) -> Vec<(GuestAddress, usize)> {
+    let ranges = layout::ram(mib << 20).into_iter();
+    ranges
+        .map(|(start, size)| {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            (GuestAddress(start), size)
+        })
+        .collect()
+}
+
+/// As [`allocate`], its contents those of `file`: the host reads a page when the guest touches it, and gives
+/// the guest one of its own when it writes. The file stays as it is, and must.
+///
+/// # Errors
+/// [`MemoryError`].
+pub(crate) fn map(mib: u64, file: &File) -> Result<GuestMemoryMmap, MemoryError> {
+    let memory = map_ranges(&ranges(mib), file, 0)?;
+    advise(&memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
+    Ok(memory)
+}
+
+/// As [`window`], its contents those of `file` from `offset` on.
+///
+/// # Errors
+/// [`MemoryError`].
+pub(crate) fn map_window(
+    bytes: u64,
+    file: &File,
+    offset: u64,
+) -> Result<GuestMemoryMmap, MemoryError> {
+    let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let window = map_ranges(&[(GuestAddress(WINDOW), size)], file, offset)?;
+    for advice in [libc::MADV_DONTDUMP, libc::MADV_DONTFORK] {
+        advise(&window, advice).map_err(MemoryError::Guard)?;
+    }
+    Ok(window)
+}
+
+const PROTECTION: c_int = libc::PROT_READ | libc::PROT_WRITE;
+const COPY_ON_WRITE: c_int = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+
+fn map_ranges(
+    ranges: &[(GuestAddress, usize)],
+    file: &File,
+    mut offset: u64,
+) -> Result<GuestMemoryMmap, MemoryError> {
+    let file = file.try_clone().map_err(MmapRegionError::Mmap);
+    let file = Arc::new(file.map_err(MemoryError::Map)?);
+    let regions = ranges.iter().map(|&(start, size)| {
+        let place = FileOffset::from_arc(Arc::clone(&file), offset);
+        offset += size as u64;
+        let region = MmapRegion::build(Some(place), size, PROTECTION, COPY_ON_WRITE)
+            .map_err(MemoryError::Map)?;
+        GuestRegionMmap::new(region, start).ok_or(MemoryError::Place(
+            GuestRegionCollectionError::MemoryRegionOverlap,
+        ))
+    });
+    let regions: Vec<_> = regions.collect::<Result<_, _>>()?;
+    GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Place)
 }
 
 /// Reserves the window, `bytes` long; the host gives pages as they are touched. It is left out of core
@@ -93,6 +158,19 @@ pub fn window(bytes: u64) -> Result<GuestMemoryMmap, MemoryError> {
 /// # Errors
 /// [`MemoryError::Empty`].
 pub fn empty(memory: &GuestMemoryMmap) -> Result<(), MemoryError> {
+    for region in memory.iter().filter(|it| it.file_offset().is_some()) {
+        // What the file has would come back.
+        let size = usize::try_from(region.len()).unwrap_or(usize::MAX);
+        let flags = COPY_ON_WRITE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: takes the place of the region's own mapping, whole, with the same protection; all who look
+        // into it know that its bytes may change at any time.
+        let mapped = unsafe { libc::mmap(region.as_ptr().cast(), size, PROTECTION, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(MemoryError::Empty(io::Error::last_os_error()));
+        }
+    }
+    // The mappings are new.
+    advise(memory, libc::MADV_DONTDUMP).map_err(MemoryError::Guard)?;
     // Private and anonymous, for which the kernel promises zeros.
     advise(memory, libc::MADV_DONTNEED).map_err(MemoryError::Empty)
 }
@@ -186,6 +264,30 @@ mod tests {
         memory.write_obj(0xa5a5_u16, place).expect("in range");
         empty(&memory).expect("emptied");
         assert_eq!(memory.read_obj::<u16>(place).expect("in range"), 0);
+    }
+
+    #[test]
+    fn memory_of_a_file_is_copied_on_write_and_emptied_for_good() {
+        use std::os::unix::fs::FileExt;
+        use vm_memory::Bytes;
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(2 << 20).expect("room");
+        file.write_all_at(&[7, 8], 0x1000).expect("room");
+        file.write_all_at(&[9], (1 << 20) + 0x2000).expect("room");
+        let memory = map(1, &file).expect("mapped");
+        let window = map_window(1 << 20, &file, 1 << 20).expect("mapped");
+        let start = memory.iter().next().expect("a region").start_addr();
+        let place = GuestAddress(start.raw_value() + 0x1000);
+        assert_eq!(memory.read_obj::<[u8; 2]>(place).expect("in range"), [7, 8]);
+        let in_window = GuestAddress(WINDOW + 0x2000);
+        assert_eq!(window.read_obj::<u8>(in_window).expect("in range"), 9);
+        memory.write_obj(1u8, place).expect("in range");
+        let other = map(1, &file).expect("mapped");
+        assert_eq!(other.read_obj::<[u8; 2]>(place).expect("in range"), [7, 8]);
+        empty(&memory).expect("emptied");
+        assert_eq!(memory.read_obj::<[u8; 2]>(place).expect("in range"), [0, 0]);
+        let flags = flags(&memory);
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
     }
 
     #[test]

@@ -64,6 +64,9 @@ pub enum OperatorError {
     /// A file to write to that did not come along.
     #[error("the request has no file with it that could be written to: ask with 'vmm ctl'")]
     NoFile,
+    /// Another part of the machine does that.
+    #[error("the PMU cannot save the machine: this is a bug")]
+    Machine,
     /// A recording that cannot be written.
     #[error(transparent)]
     Recording(#[from] RecordingError),
@@ -119,7 +122,9 @@ impl Operator {
         recorder: Recorder,
     ) -> Result<Self, OperatorError> {
         let asked = config.recording.is_some();
-        if asked || !config.persistent.is_empty() {
+        // Those of a machine that goes on are there already.
+        let known = vpmu.persistent().iter().any(|event| event.operator);
+        if asked || known || !config.persistent.is_empty() {
             recorder.check()?;
         }
         let operator = Self {
@@ -202,6 +207,8 @@ impl Operator {
                 let started = self.start(&parsed)?;
                 Ok(Answer::Events(self.entries(|id| started.contains(&id))))
             }
+            // The whole machine's, not the PMU's.
+            Request::Snapshot { .. } => Err(OperatorError::Machine),
             Request::End { event } => {
                 let id = self.find(&event)?;
                 self.vpmu.end(id).map_err(OperatorError::End)?;

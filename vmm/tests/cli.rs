@@ -83,11 +83,6 @@ fn wrong_usage_is_told_in_one_line() {
         2,
         &["again", "--on-reset", "restart"],
     );
-    refused(
-        &["run", "--kernel", "x", "--no-vpmu", "--ctl", "y"],
-        2,
-        &["--ctl", "--no-vpmu"],
-    );
     for (args, words) in [
         (
             &["--allow-event", "instrutions"][..],
@@ -102,7 +97,6 @@ fn wrong_usage_is_told_in_one_line() {
             &["--pmu", "off", "--persistent", "marks"],
             ["--persistent", "--pmu off"],
         ),
-        (&["--pmu", "off", "--ctl", "y"], ["--ctl", "--pmu off"]),
         (
             &["--pmu", "clocks", "--no-vpmu"],
             ["--pmu clocks", "--no-vpmu"],

@@ -22,6 +22,7 @@ use crate::metrics::{ExitCounts, Metrics};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
 use crate::producer::{AuxError, AuxProducer, AuxWriter};
 use crate::refusal::Refusal;
+use crate::save::{RestoreError, SaveError, SavedState};
 use crate::session::VcpuSession;
 use crate::settings::{CountMode, LimitsError, Settings};
 use crate::shard::{Shard, State};
@@ -237,6 +238,7 @@ impl Vpmu {
             metrics.add_work(shard.vcpu.work());
             shard.with(|state| state.add_to(&mut metrics));
         }
+        self.shared.control.lock().add_before(&mut metrics);
         metrics
     }
 
@@ -300,6 +302,19 @@ impl Vpmu {
         queues: Vec<Queue>,
     ) -> Result<(), Error> {
         self.reset();
+        self.check_driver(&memory, features, &queues)?;
+        let mut control = self.shared.control.lock();
+        let activated = control.activate(memory, features, queues);
+        activated.map_err(Error::WindowOverlaps)
+    }
+
+    /// Whether the device can serve a driver with these.
+    fn check_driver(
+        &self,
+        memory: &GuestMemoryMmap,
+        features: u64,
+        queues: &[Queue],
+    ) -> Result<(), Error> {
         if features & VERSION_1 == 0 || features & !self.features() != 0 {
             return Err(Error::Features(features));
         }
@@ -311,19 +326,86 @@ impl Vpmu {
         }
         for (index, queue) in queues.iter().enumerate() {
             let needed = index == usize::from(QUEUE_CONTROL);
-            if (needed || queue.ready()) && !queue.is_valid(&memory) {
+            if (needed || queue.ready()) && !queue.is_valid(memory) {
                 return Err(Error::Queue(index));
             }
         }
-        let mut control = self.shared.control.lock();
-        let activated = control.activate(memory, features, queues);
-        activated.map_err(Error::WindowOverlaps)
+        Ok(())
     }
 
     /// Forgets the driver and its memory, which is not touched afterwards, and closes every event but the
     /// persistent ones that need neither: those go on.
     pub fn reset(&self) {
         self.shared.control.lock().reset();
+    }
+
+    // Its state outside its host.
+
+    /// The state of the device, for [`Vpmu::restore`]. Every sample, packet and count up to now is in guest
+    /// memory, or the window, when this returns: the VMM copies both afterwards, and until then calls nothing
+    /// of the device. The device itself goes on as if nothing had been, but that traces report the exit
+    /// that lasts as cut.
+    ///
+    /// Every vCPU has left the guest, its exit handled; none is made to leave.
+    ///
+    /// # Errors
+    /// [`SaveError`]; the device goes on.
+    pub fn save(&self) -> Result<SavedState, SaveError> {
+        for (vcpu, shard) in (0..).zip(self.shared.shards.iter()) {
+            if shard.vcpu.visit().is_some() {
+                return Err(SaveError::Inside(vcpu));
+            }
+            if shard.vcpu.is_unserved() {
+                return Err(SaveError::Unserved(vcpu));
+            }
+        }
+        self.shared.control.lock().quiesce();
+        let totals = self.metrics();
+        self.shared.control.lock().save(totals)
+    }
+
+    /// Makes this device what another was when it was [saved](Vpmu::save): a new one of the same settings,
+    /// window and producers, whose machine has its vCPUs, but none of them a thread yet. `memory` and the
+    /// window hold what they held then. `features` are those that the driver negotiated, `queues` where it
+    /// set them up; how far the device had come on them is part of the state. Without a driver then, none
+    /// of the three is looked at.
+    ///
+    /// Events count on from the saved counts as vCPUs [attach](Vpmu::attach); the time between is not
+    /// theirs. What this host does not count is in error, and the driver is told so. A host counter
+    /// that samples begins a new period. Times are those of the guest's TSC as it is now: where its
+    /// frequency is another, configuration space and metadata pages have the new conversion, and the VMM
+    /// reports a change of the configuration. The VMM then notifies the control queue once
+    /// ([`Vpmu::notify`]): requests may wait there.
+    ///
+    /// The state may come from anyone: each part of it is checked as a request of the guest's is.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the device is as new then.
+    pub fn restore(
+        &self,
+        state: &SavedState,
+        memory: GuestMemoryMmap,
+        queues: Vec<Queue>,
+        features: u64,
+    ) -> Result<(), RestoreError> {
+        state.check_format()?;
+        let driver = match state.driver {
+            Some(_) => {
+                self.check_driver(&memory, features, &queues)?;
+                Some((memory, features, queues))
+            }
+            None => None,
+        };
+        // Before the lock is taken: the machine is asked for its statistics, and may run a guest.
+        self.shared.backend.catalogue();
+        if state.is_batched() {
+            self.shared.backend.ask_guest_ips();
+        }
+        let mut control = self.shared.control.lock();
+        match control.is_new() {
+            true => control.restore(state, driver),
+            false => Err(RestoreError::InUse),
+        }
     }
 
     /// The driver notified the control or the event queue. A vCPU's queue is served by the vCPU's

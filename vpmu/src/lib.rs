@@ -5,7 +5,8 @@
 //! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
 //! transport. Each vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
 //! notifications to its [`VcpuSession`]. The operator's persistent events live on over every reset,
-//! in a window of the VMM's memory. The crate knows guest memory and perf; it knows nothing of KVM,
+//! in a window of the VMM's memory. [`Vpmu::save`] returns the state of a device as plain data, which
+//! [`Vpmu::restore`] gives to a new one; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM,
 //! event loops or command lines.
 //!
 //! Events belong to the vCPU that they are placed on. A vCPU's work takes the lock of that vCPU's
@@ -41,6 +42,7 @@ mod queues;
 mod record;
 mod refusal;
 mod ring;
+mod save;
 mod session;
 mod settings;
 mod shard;
@@ -63,6 +65,7 @@ pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use policy::{EventMatch, Policy, Tier};
 pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
 pub use refusal::Refusal;
+pub use save::{RestoreError, SaveError, SavedState};
 pub use session::VcpuSession;
 pub use settings::{CountMode, Engines, Hardware, Limits, LimitsError, RawEvents, Settings};
 pub use source::Source;

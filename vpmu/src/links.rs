@@ -4,6 +4,11 @@ use std::collections::BTreeMap;
 
 /// What an event can be to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) enum Role {
     Starter,
     Stopper,
@@ -89,6 +94,17 @@ impl Links {
     pub(crate) fn steer(&mut self, member: u64, leader: u64, role: Role) {
         let link = self.links.entry((member, leader)).or_default();
         link.steers = Some(role);
+    }
+
+    /// The links that were asked for one by one: trigger, target, role.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = (u64, u64, Role)> {
+        let roles = [Role::Starter, Role::Stopper];
+        self.links
+            .iter()
+            .flat_map(move |(&(trigger, target), &link)| {
+                let taken = roles.into_iter().filter(move |&role| link.takes(role));
+                taken.map(move |role| (trigger, target, role))
+            })
     }
 
     /// What an overflow of `trigger` does, and to whom.

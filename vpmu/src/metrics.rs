@@ -4,6 +4,11 @@ use crate::work::{Turn, Work};
 
 /// Exits that reached the VMM, by reason, since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub struct ExitCounts {
     /// Port I/O.
     pub io: u64,
@@ -27,6 +32,11 @@ impl ExitCounts {
 
 /// What the device did since the start; a reset does not zero it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub struct Metrics {
     /// Events opened.
     pub events_opened: u64,
@@ -94,6 +104,75 @@ impl Metrics {
         self.work = self.work + work;
         self.largest_turn = self.largest_turn.max(largest);
         self.turns_unfinished += unfinished;
+    }
+
+    /// Adds the totals of the machine before a restore. Kept apart by vCPU, as these are.
+    pub(crate) fn add_before(&mut self, before: &Self) {
+        let Self {
+            events_opened,
+            control_requests,
+            commands,
+            kicks,
+            samples_written,
+            samples_lost,
+            samples_throttled,
+            samples_over_budget,
+            sampling_time,
+            sampling_throttles,
+            counter_waits,
+            host_counters,
+            host_overflows,
+            host_throttles,
+            samples_unnamed,
+            drains,
+            overflow_exits,
+            interrupts,
+            notices,
+            marks,
+            wakeups,
+            aux_written,
+            aux_lost,
+            aux_records,
+            bad_requests,
+            work,
+            largest_turn,
+            turns_unfinished,
+        } = self;
+        // Those before may be forged: they saturate.
+        for (sum, more) in [
+            (events_opened, before.events_opened),
+            (control_requests, before.control_requests),
+            (commands, before.commands),
+            (samples_written, before.samples_written),
+            (samples_lost, before.samples_lost),
+            (samples_throttled, before.samples_throttled),
+            (samples_over_budget, before.samples_over_budget),
+            (sampling_time, before.sampling_time),
+            (sampling_throttles, before.sampling_throttles),
+            (counter_waits, before.counter_waits),
+            (host_overflows, before.host_overflows),
+            (host_throttles, before.host_throttles),
+            (samples_unnamed, before.samples_unnamed),
+            (drains, before.drains),
+            (overflow_exits, before.overflow_exits),
+            (interrupts, before.interrupts),
+            (notices, before.notices),
+            (marks, before.marks),
+            (wakeups, before.wakeups),
+            (aux_written, before.aux_written),
+            (aux_lost, before.aux_lost),
+            (aux_records, before.aux_records),
+            (bad_requests, before.bad_requests),
+            (turns_unfinished, before.turns_unfinished),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        for (kicks, more) in kicks.iter_mut().zip(&before.kicks) {
+            *kicks = kicks.saturating_add(*more);
+        }
+        *host_counters = (*host_counters).max(before.host_counters);
+        *work = work.saturating_add(before.work);
+        *largest_turn = largest_turn.max(before.largest_turn);
     }
 
     /// One more turn.

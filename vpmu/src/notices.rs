@@ -11,7 +11,8 @@ use crate::abi::{
 use crate::locks::{Held, Lock, NOTICES};
 use crate::machine::Machine;
 use crate::queues::{BadChain, Chain, DeviceQueue, put};
-use crate::refusal::Refusal;
+use crate::refusal::{self, Refusal};
+use crate::save::{Fault, SavedNotice, SavedQueue};
 
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
@@ -46,6 +47,16 @@ impl Notices {
         let mut state = self.state.lock();
         state.due = Due::default();
         state.queue = queue;
+    }
+
+    /// How far the event queue is; `None` without a driver.
+    pub(crate) fn save_queue(&self) -> Option<SavedQueue> {
+        self.state.lock().queue.save()
+    }
+
+    /// The event queue is so far.
+    pub(crate) fn restore_queue(&self, saved: &SavedQueue) {
+        self.state.lock().queue.restore(saved);
     }
 
     /// Forgets the driver, and what is due.
@@ -209,6 +220,53 @@ pub(crate) struct Due {
 }
 
 impl Due {
+    /// All of them, oldest first.
+    pub(crate) fn save(&self) -> Vec<SavedNotice> {
+        let notices = self.queue.iter().map(|notice| {
+            let (kind, event) = (notice.kind.get(), notice.event.get());
+            let count = |of: &BTreeMap<u64, u64>| of.get(&event).copied().unwrap_or(0);
+            SavedNotice {
+                kind,
+                event,
+                value: match kind {
+                    NOTICE_WAKEUP => count(&self.waking),
+                    NOTICE_LIMIT => count(&self.limited),
+                    _ => notice.value.get().into(),
+                },
+            }
+        });
+        notices.collect()
+    }
+
+    /// Makes a notice due that was before a restore; its event has been checked.
+    ///
+    /// # Errors
+    /// There is none like it.
+    pub(crate) fn restore(&mut self, saved: &SavedNotice) -> Result<(), Fault> {
+        let SavedNotice { kind, event, value } = *saved;
+        let counts = matches!(kind, NOTICE_WAKEUP | NOTICE_LIMIT);
+        let (most, fresh) = match kind {
+            NOTICE_WAKEUP => (u64::MAX, self.waking.insert(event, value).is_none()),
+            NOTICE_LIMIT => (u64::MAX, self.limited.insert(event, value).is_none()),
+            NOTICE_AUX => (0, self.fetched.insert(event)),
+            NOTICE_PERSISTENT => (0, !std::mem::replace(&mut self.listing, true)),
+            NOTICE_ERROR => (refusal::LAST.into(), {
+                let mut errors = self.queue.iter();
+                !errors.any(|one| (one.kind.get(), one.event.get()) == (kind, event))
+            }),
+            _ => return Err("it is of no known kind"),
+        };
+        if value > most || counts && value == 0 {
+            return Err("it has no such value");
+        }
+        if !fresh {
+            return Err("it is due already");
+        }
+        // What is counted is put in when it is delivered; the rest is a byte.
+        self.push_with(kind, event, u8::try_from(value).unwrap_or(0));
+        Ok(())
+    }
+
     /// Records of an event call for so many wakeups more; the notice counts those that are not
     /// delivered.
     pub(crate) fn wake(&mut self, event: u64, wakeups: u64) {

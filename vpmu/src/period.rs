@@ -1,10 +1,14 @@
 //! When an event that the device itself counts overflows.
 
+use crate::save::SavedPeriod;
 use crate::source::Rate;
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// What a step of adaption takes of the way to the period that would have been right.
 const STEPS: i128 = 8;
+
+/// perf takes no longer period.
+pub(crate) const LONGEST: u64 = u64::MAX >> 1;
 
 /// A period, fixed or adapted to a frequency, and how much of it is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +56,36 @@ impl Period {
             }),
             ..Self::new(1)
         }
+    }
+
+    /// As it is now; the speed of the count is found anew when it grows again.
+    pub(crate) fn save(self) -> SavedPeriod {
+        SavedPeriod {
+            length: self.length,
+            counted: self.counted,
+            frequency: self.frequency.map(|frequency| frequency.hertz),
+        }
+    }
+
+    /// As it was saved; `None` where no period can be so.
+    pub(crate) fn restore(saved: &SavedPeriod) -> Option<Self> {
+        let SavedPeriod {
+            length,
+            counted,
+            frequency,
+        } = *saved;
+        // A frequency's can have grown shorter than what is over of it.
+        let most = if frequency.is_some() { LONGEST } else { length };
+        let sound = (1..=LONGEST).contains(&length) && counted < most && frequency != Some(0);
+        sound.then_some(Self {
+            length,
+            counted,
+            frequency: frequency.map(|hertz| Frequency {
+                hertz,
+                since: None,
+                base: 0,
+            }),
+        })
     }
 
     /// As it was asked for.

@@ -9,6 +9,7 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::save::SavedQueue;
 use crate::work;
 
 /// Bit of the available ring's flags: the driver wants no interrupt.
@@ -69,6 +70,25 @@ impl DeviceQueue {
             descriptors: 0,
             spare: Vec::new(),
         }))
+    }
+
+    /// How far the device has come; `None` without a queue.
+    pub(crate) fn save(&self) -> Option<SavedQueue> {
+        let active = self.0.as_ref()?;
+        Some(SavedQueue {
+            next_available: active.queue.next_avail(),
+            next_used: active.queue.next_used(),
+            broken: active.broken,
+        })
+    }
+
+    /// The device has come so far, before it looks at the queue.
+    pub(crate) fn restore(&mut self, saved: &SavedQueue) {
+        if let Some(active) = &mut self.0 {
+            active.queue.set_next_avail(saved.next_available);
+            active.queue.set_next_used(saved.next_used);
+            active.broken = saved.broken;
+        }
     }
 
     /// The queue is served from now on, because the driver notified it or a notice is due:

@@ -7,6 +7,9 @@ use crate::abi::{
     REFUSED_OTHER, REFUSED_PERMISSION, REFUSED_POLICY, REFUSED_SEVERAL_PMUS,
 };
 
+/// The last of the reasons as the guest reads them.
+pub(crate) const LAST: u8 = REFUSED_MEDIATED;
+
 /// Why the host refuses a counter. The text is the operator's, with the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Refusal {

@@ -168,6 +168,9 @@ impl VcpuSession {
         };
         self.shared.notices.deliver(served == Some(true));
         if let Some(shard) = self.shard() {
+            if serving.begun || turn == Turn::Unfinished {
+                shard.vcpu.set_unserved(turn == Turn::Unfinished);
+            }
             shard.vcpu.count_work(before.since(), turn);
         }
         turn
@@ -228,6 +231,7 @@ impl Drop for VcpuSession {
             self.shared.flushes.vcpu_left();
             // Whoever opens a counter on the thread holds the shard.
             self.shared.on(shard, State::detach);
+            shard.vcpu.set_unserved(false);
             shard.vcpu.give_back();
             self.shared.notices.deliver(false);
         }

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::aux::{Appended, Area, Chunk, Refused, Window};
+use crate::clock::Clock;
 use crate::event::EventSpec;
 use crate::locks::{Lock, SINK};
 use crate::pages::GuestPages;
 use crate::record::{Layout, Origin, Record};
 use crate::ring::{CountSnapshot, Outcome, Ring, Session, WriteContext};
+use crate::save::{SaveError, SavedPendingAux, SavedSink};
 use crate::trace::{Packet, Trace};
 
 /// A ring, an AUX area, or both, in cache lines of its own.
@@ -122,6 +124,45 @@ impl Sink {
             what: area,
             memory: Arc::clone(memory),
         });
+    }
+
+    /// As it is now; `window_page` is the first of its ring in the window.
+    ///
+    /// # Errors
+    /// A producer of the VMM's writes to its area.
+    pub(crate) fn save(&self, window_page: Option<u32>) -> Result<SavedSink, SaveError> {
+        let state = self.state.lock();
+        let area = match &state.area {
+            Some(mapped) => Some(mapped.what.save().ok_or(SaveError::Producing(self.id))?),
+            None => None,
+        };
+        Ok(SavedSink {
+            id: self.id,
+            window_page,
+            ring: state.ring.as_ref().map(|mapped| mapped.what.save()),
+            area,
+            pending: state.pending.map(|pending| SavedPendingAux {
+                chunk: pending.chunk,
+                layout: pending.layout,
+                origin: pending.origin,
+            }),
+        })
+    }
+
+    /// A piece of the area had ended before a restore, and no record reports it yet.
+    pub(crate) fn set_pending(&self, saved: &SavedPendingAux) {
+        self.state.lock().pending = Some(PendingAuxRecord {
+            chunk: saved.chunk,
+            layout: saved.layout,
+            origin: saved.origin,
+        });
+    }
+
+    /// Shows the conversion of `clock` in the metadata page, which another device began.
+    pub(crate) fn retime(&self, clock: Clock) {
+        if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
+            what.retime(memory, clock);
+        }
     }
 
     /// Takes ring and area away: nothing writes to their pages from now on.

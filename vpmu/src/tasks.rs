@@ -19,6 +19,11 @@ const TRIES: usize = 3;
 
 /// A process and a thread of the guest's; zeros where nobody knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) struct Task {
     pub(crate) pid: u32,
     pub(crate) tid: u32,
@@ -32,6 +37,11 @@ impl Tasks {
     /// `page` has been found to be guest memory; `None` without one.
     pub(crate) fn new(page: Option<GuestAddress>) -> Self {
         Self(page)
+    }
+
+    /// Where the page is.
+    pub(crate) fn page(self) -> Option<GuestAddress> {
+        self.0
     }
 
     /// The task that runs on the vCPU, which stands still meanwhile.

@@ -219,6 +219,15 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
+    /// Of an event whose overflows made records before a restore, or made none: in that case until the
+    /// next look at the time.
+    pub(crate) fn restore(closed: bool) -> Self {
+        Self {
+            closed,
+            ..Self::default()
+        }
+    }
+
     /// An overflow at `time`, in guest nanoseconds.
     pub(crate) fn admit(&mut self, limit: RateLimit, time: u64) -> Verdict {
         let window = time / limit.window;

@@ -67,6 +67,8 @@ impl Hooks {
 pub(crate) struct Vcpu {
     /// A session of it lives.
     taken: AtomicBool,
+    /// Its session has a notification to go on with.
+    unserved: AtomicBool,
     thread: AtomicI32,
     tsc_offset: AtomicU64,
     exits: [AtomicU64; 5],
@@ -124,6 +126,34 @@ impl Vcpu {
     /// The session is over.
     pub(crate) fn give_back(&self) {
         self.taken.store(false, Ordering::Release);
+    }
+
+    /// Whether a session of it lives.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// A notification of a vCPU queue by this one is served in part, or whole again.
+    pub(crate) fn set_unserved(&self, unserved: bool) {
+        self.unserved.store(unserved, Ordering::Relaxed);
+    }
+
+    /// Whether a notification of a vCPU queue by this one is served in part.
+    pub(crate) fn is_unserved(&self) -> bool {
+        self.unserved.load(Ordering::Relaxed)
+    }
+
+    /// It has left the guest so often before its first thread.
+    pub(crate) fn restore_exits(&self, before: &ExitCounts) {
+        for (reason, count) in [
+            (ExitReason::Io, before.io),
+            (ExitReason::Mmio, before.mmio),
+            (ExitReason::Hlt, before.hlt),
+            (ExitReason::Signal, before.signal),
+            (ExitReason::Other, before.other),
+        ] {
+            self.exits[reason as usize].store(count, Ordering::Relaxed);
+        }
     }
 
     /// `thread` runs it from now on; it has not been in the guest yet.

@@ -80,6 +80,30 @@ impl Window {
         Some(addresses.collect())
     }
 
+    /// Takes the run of `pages` pages that begins with page `first`, with the bytes that are there; `None`
+    /// where `holder` could not have been given it.
+    pub(crate) fn retake(
+        &mut self,
+        first: u32,
+        pages: u32,
+        holder: Holder,
+    ) -> Option<Vec<GuestAddress>> {
+        let end = first.checked_add(pages)?;
+        let most = match holder {
+            Holder::Guest => self.operators,
+            Holder::Operator => self.pages,
+        };
+        let before = self.taken.range(..end).next_back();
+        let free = before.is_none_or(|(&other, &len)| other + len <= first);
+        if pages == 0 || end > most || !free {
+            return None;
+        }
+        self.taken.insert(first, pages);
+        let base = self.region.start_addr().0 + u64::from(first) * PAGE;
+        let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
+        Some(addresses.collect())
+    }
+
     /// Gives back the run that begins with page `first`.
     pub(crate) fn give_back(&mut self, first: u32) {
         self.taken.remove(&first);

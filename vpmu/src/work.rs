@@ -20,6 +20,11 @@ thread_local! {
 
 /// Work done by one thread: since its start, or between two moments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub struct Work {
     /// Events started, stopped, read, counted or written for, each time.
     pub operations: u64,
@@ -44,6 +49,15 @@ impl Work {
     /// Whether a turn ends with it: what is left waits while others go first.
     pub(crate) fn fills_a_turn(self) -> bool {
         self.operations >= TURN_OPERATIONS || self.host_calls >= TURN_HOST_CALLS
+    }
+
+    /// The sum, or as much of it as there can be.
+    #[must_use]
+    pub(crate) fn saturating_add(self, more: Self) -> Self {
+        Self {
+            operations: self.operations.saturating_add(more.operations),
+            host_calls: self.host_calls.saturating_add(more.host_calls),
+        }
     }
 
     /// Each figure as large as the larger one.

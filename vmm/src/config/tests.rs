@@ -24,7 +24,7 @@ fn kernel() -> RunArgs {
 #[test]
 fn a_kernel_is_all_that_is_needed() {
     let config = Config::try_from(&kernel()).expect("valid");
-    assert_eq!(config.kernel, Path::new("vmlinux"));
+    assert_eq!(config.kernel.as_deref(), Some(Path::new("vmlinux")));
     assert_eq!((config.vcpus, config.memory_mib), (1, 256));
     assert!(config.vpmu && !config.summary);
     let limits = LimitArgs::default().limits(16 << 20).expect("limits");
@@ -68,7 +68,8 @@ fn flags_win_over_the_file() {
     assert_eq!((config.window, limits.max_persistent), (0, 3));
     assert_eq!(config.on_reset, OnReset::Exit);
     assert_eq!((limits.max_sample_rate, limits.max_aux_pages), (7, 16));
-    assert_eq!((config.kernel.as_path(), config.vcpus), (Path::new("b"), 2));
+    let kernel = config.kernel.as_deref();
+    assert_eq!((kernel, config.vcpus), (Some(Path::new("b")), 2));
     assert_eq!((config.memory_mib, config.engine), (64, Engine::Batched));
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) restarts: bool,
     /// The directory of recordings.
     pub(super) recordings: Option<RawFd>,
-    /// The directory of the control socket.
+    /// The directory of the control socket, by which the machine can be saved.
     pub(super) socket: Option<RawFd>,
 }
 
@@ -114,6 +114,9 @@ pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
 fn vcpu(plan: &Plan) -> Vec<Rule> {
     let mut rules = vec![ioctl((KVM_RUN, "KVM_RUN: the guest"))];
     rules.extend(calls::VCPU.map(ioctl));
+    if plan.socket.is_some() {
+        rules.extend(calls::SAVE_VCPU.map(ioctl));
+    }
     rules.extend(machine(plan));
     rules.push(rule(
         calls::POLL,
@@ -166,6 +169,14 @@ fn main(plan: &Plan) -> Vec<Rule> {
     ]);
     rules.extend(open_files());
     rules.extend(recording(plan));
+    if plan.socket.is_some() {
+        rules.extend(calls::SAVE_VM.map(ioctl));
+        rules.push(rule(
+            call!(SYS_pwrite64, pwrite64),
+            [],
+            "the guest's memory, to the file of a snapshot",
+        ));
+    }
     if plan.restarts {
         rules.extend(BOOT.map(ioctl));
         rules.extend(calls::BOOT.map(ioctl));
@@ -360,6 +371,22 @@ mod tests {
         };
         assert!(!creates(ThreadKind::Main, &once));
         assert!(!creates(ThreadKind::Vcpu, &all()));
+    }
+
+    #[test]
+    fn state_is_read_only_where_a_machine_can_be_saved_and_set_nowhere() {
+        let none = Plan {
+            socket: None,
+            ..all()
+        };
+        for request in calls::SAVE_VCPU.map(ioctl) {
+            assert!(of(ThreadKind::Vcpu, &all()).contains(&request));
+            assert!(!of(ThreadKind::Vcpu, &none).contains(&request));
+        }
+        for request in calls::SAVE_VM.map(ioctl) {
+            assert!(of(ThreadKind::Main, &all()).contains(&request));
+            assert!(!of(ThreadKind::Main, &none).contains(&request));
+        }
     }
 
     #[test]

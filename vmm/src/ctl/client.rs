@@ -1,18 +1,23 @@
 //! `vmm ctl`: asks a running machine, and prints its answer.
 
-use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
 use super::descriptor;
-use super::protocol::{Answer, Reply, Request};
+use super::protocol::{Answer, Reply, Request, Taken};
 use super::table;
-use crate::place::{Place, Temporary};
+use crate::place::Place;
+use crate::snapshot::directory::Directory;
 
 /// More than any answer has, and a bound on what is read of somebody who is no VMM.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -59,7 +64,25 @@ pub enum CtlCommand {
         /// Name or id of it
         event: String,
     },
+    /// Save the machine, for 'vmm run --restore DIR'
+    #[command(after_help = SNAPSHOT_HELP)]
+    Snapshot {
+        /// Where to: a directory that is empty, or is made now
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        /// End the run when its state is taken
+        #[arg(long)]
+        then_exit: bool,
+    },
 }
+
+const SNAPSHOT_HELP: &str = "\
+The guest stands still while its memory is written, and then goes on; with --then-exit the run ends
+instead, with status 6. What fails leaves no files in DIR, and the machine running.
+
+DIR holds all that the guest has in memory, secrets included: it is for its owner alone. Keep its files as
+they are while machines run from it, as those read their memory from there. 'vmm run --restore DIR' goes on
+from it any number of times; the copies have the same random numbers, keys and addresses.";
 
 const HELP: &str = "\
 Examples:
@@ -67,6 +90,7 @@ Examples:
   vmm ctl --socket vm.sock start marks,size=1M,name=steps
   vmm ctl --socket vm.sock dump now.data && perf script -i now.data
   vmm ctl --socket vm.sock list --json | jq .events
+  vmm ctl --socket vm.sock snapshot here && vmm run --restore here
 
 The socket belongs to whoever started the machine; root may use it too.
 
@@ -132,6 +156,20 @@ pub enum CtlError {
         #[source]
         source: io::Error,
     },
+    /// The directory of a snapshot.
+    #[error("cannot make the snapshot {directory}{remedy}")]
+    Directory {
+        /// Which.
+        directory: PathBuf,
+        /// What to do.
+        remedy: &'static str,
+        /// The host's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The answer is one to another question.
+    #[error("what answers on {0} is no machine of this version")]
+    Other(PathBuf),
     /// The machine's own words.
     #[error("{0}")]
     Refused(String),
@@ -149,8 +187,11 @@ pub enum CtlError {
 /// [`CtlError`].
 pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
     let request = request(&args.command)?;
-    let answer = match &request {
-        Request::Dump { file: Some(path) } => dump(&args.socket, &request, path)?,
+    let answer = match (&request, &args.command) {
+        (_, CtlCommand::Snapshot { directory, .. }) => {
+            return snapshot(&args.socket, &request, directory, args.json);
+        }
+        (Request::Dump { file: Some(path) }, _) => dump(&args.socket, &request, path)?,
         _ => ask(&args.socket, &request, None)?,
     };
     let text = if args.json {
@@ -158,6 +199,10 @@ pub fn run(args: &CtlArgs) -> Result<(), CtlError> {
     } else {
         told(&answer)
     };
+    print(&text)
+}
+
+fn print(text: &str) -> Result<(), CtlError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         // The reader has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -175,6 +220,10 @@ fn request(command: &CtlCommand) -> Result<Request, CtlError> {
         CtlCommand::Flush { event } => Request::Flush { event },
         CtlCommand::Start { spec } => Request::Start { spec },
         CtlCommand::End { event } => Request::End { event },
+        CtlCommand::Snapshot { then_exit, .. } => Request::Snapshot {
+            id: new_id(),
+            then_exit,
+        },
     })
 }
 
@@ -194,13 +243,93 @@ fn dump(socket: &Path, request: &Request, path: &Path) -> Result<Answer, CtlErro
         source,
     };
     let temporary = place.create_temporary().map_err(failed)?;
-    let answer = ask(socket, request, Some(&temporary))?;
+    let answer = ask(socket, request, Some(temporary.file()))?;
     place.keep_older().map_err(failed)?;
     temporary.persist().map_err(failed)?;
     Ok(answer)
 }
 
-fn ask(socket: &Path, request: &Request, file: Option<&Temporary<'_>>) -> Result<Answer, CtlError> {
+/// The machine writes its memory to a file that is opened here; its state comes with the answer.
+fn snapshot(
+    socket: &Path,
+    request: &Request,
+    directory: &Path,
+    json: bool,
+) -> Result<(), CtlError> {
+    let failed = |source: io::Error| CtlError::Directory {
+        directory: directory.to_owned(),
+        remedy: match source.kind() {
+            io::ErrorKind::DirectoryNotEmpty => ": give one that is empty, or not there",
+            _ => "",
+        },
+        source,
+    };
+    let place = Directory::make(directory).map_err(failed)?;
+    let taken = match ask_with_progress(socket, request, place.memory())? {
+        Answer::Snapshot(taken) => taken,
+        _ => return Err(CtlError::Other(socket.to_owned())),
+    };
+    place.finish(&taken.state).map_err(failed)?;
+    let Taken {
+        memory,
+        written,
+        paused_ns,
+        ..
+    } = taken;
+    if json {
+        let answer = serde_json::json!({"snapshot": {
+            "directory": directory, "memory": memory, "written": written, "paused_ns": paused_ns,
+        }});
+        return print(&(serde_json::to_string_pretty(&answer).map_err(CtlError::Json)? + "\n"));
+    }
+    print(&format!(
+        "{}: {} MiB of memory, {} MiB written, the guest stood still for {} ms\n",
+        directory.display(),
+        memory >> 20,
+        written.div_ceil(1 << 20),
+        paused_ns / 1_000_000,
+    ))
+}
+
+/// How often a person sees how far it is.
+const PROGRESS: Duration = Duration::from_millis(200);
+
+/// Asks; whoever waits at a terminal sees how `file` grows.
+fn ask_with_progress(socket: &Path, request: &Request, file: &File) -> Result<Answer, CtlError> {
+    if !io::stderr().is_terminal() {
+        return ask(socket, request, Some(file));
+    }
+    thread::scope(|scope| {
+        let (tell, answered) = sync_channel(1);
+        scope.spawn(move || {
+            // Whoever asks waits for it.
+            let _ = tell.send(ask(socket, request, Some(file)));
+        });
+        loop {
+            match answered.recv_timeout(PROGRESS) {
+                Ok(answer) => {
+                    eprint!("\r\x1b[K");
+                    return answer;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let blocks = file.metadata().map_or(0, |status| status.blocks());
+                    eprint!("\r{} MiB of memory written", blocks >> 11);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(CtlError::Closed(socket.to_owned()));
+                }
+            }
+        }
+    })
+}
+
+/// A name that no other snapshot has.
+fn new_id() -> String {
+    let [high, low] = [0u8, 1].map(|half| RandomState::new().hash_one(half));
+    format!("{high:016x}{low:016x}")
+}
+
+fn ask(socket: &Path, request: &Request, file: Option<&File>) -> Result<Answer, CtlError> {
     let path = || socket.to_owned();
     let failed = |source| CtlError::Socket {
         path: path(),
@@ -218,8 +347,7 @@ fn ask(socket: &Path, request: &Request, file: Option<&Temporary<'_>>) -> Result
     let mut line = serde_json::to_vec(request).map_err(CtlError::Json)?;
     line.push(b'\n');
     let mut answer = Vec::new();
-    let file = file.map(|file| file.file().as_fd());
-    let sent = descriptor::send(&stream, &line, file);
+    let sent = descriptor::send(&stream, &line, file.map(AsFd::as_fd));
     // Whoever refuses to read may have said why.
     let read = BufReader::new(stream.take(MAX_ANSWER)).read_until(b'\n', &mut answer);
     if answer.is_empty() {
@@ -247,7 +375,8 @@ fn told(answer: &Answer) -> String {
     match answer {
         Answer::Events(events) => table::render(events),
         Answer::Recording(recorded) => format!("{recorded}\n"),
-        Answer::Done => String::new(),
+        // Its own words are those of `snapshot`.
+        Answer::Snapshot(_) | Answer::Done => String::new(),
     }
 }
 

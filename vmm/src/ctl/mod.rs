@@ -1,4 +1,4 @@
-//! `vmm ctl`: a running machine's persistent events, from outside.
+//! `vmm ctl`: a running machine and its persistent events, from outside.
 //!
 //! A Unix socket carries one request of JSON in a line, and one answer in a line. Whoever may open it
 //! has the operator's power over this machine's PMU, so that it is the owner's alone.
@@ -11,7 +11,7 @@ mod socket;
 mod table;
 
 pub use self::client::{CtlArgs, CtlError, run};
-pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring};
+pub use self::protocol::{Answer, Entry, Recorded, Reply, Request, Ring, Taken};
 #[cfg(feature = "internals")]
 pub(crate) use self::server::converse;
 pub use self::server::{Server, ServerError};

@@ -38,6 +38,26 @@ pub enum Request {
         /// Which, by name or id.
         event: String,
     },
+    /// Save the machine; a file for its memory comes with the request.
+    Snapshot {
+        /// The snapshot's name.
+        id: String,
+        /// The run ends when it is taken.
+        then_exit: bool,
+    },
+}
+
+/// A machine that was saved: what is not in the file of its memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The text of the state file.
+    pub state: String,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Of these, bytes that are not in holes.
+    pub written: u64,
+    /// Nanoseconds that the guest stood still.
+    pub paused_ns: u64,
 }
 
 /// What comes of it.
@@ -58,6 +78,8 @@ pub enum Answer {
     Events(Vec<Entry>),
     /// A recording was written.
     Recording(Recorded),
+    /// The machine was saved.
+    Snapshot(Taken),
     /// Nothing.
     Done,
 }

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vm_superio::serial::SerialEvents;
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{SerialEvents, SerialState};
 use vm_superio::{Serial as Uart, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -60,6 +61,21 @@ impl Write for Wire {
     }
 }
 
+/// The registers of the port, and input that the guest has not read.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedSerial {
+    divisor: [u8; 2],
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    input: Vec<u8>,
+}
+
 /// The serial console.
 #[derive(Debug)]
 pub struct Serial {
@@ -97,6 +113,48 @@ impl Serial {
     pub fn reset(&self) {
         let (line, room, wire) = (self.line.clone(), self.room.clone(), self.wire.clone());
         *self.lock() = Uart::with_events(line, room, wire);
+    }
+
+    /// Its state.
+    pub(crate) fn save(&self) -> SavedSerial {
+        let state = self.lock().state();
+        SavedSerial {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            input: state.in_buffer,
+        }
+    }
+
+    /// Takes the place of a port that was saved so; raises the interrupt that was pending.
+    ///
+    /// # Errors
+    /// More input than the port has room for, or the line's.
+    pub(crate) fn restore(
+        &self,
+        saved: SavedSerial,
+    ) -> Result<(), vm_superio::serial::Error<io::Error>> {
+        let [low, high] = saved.divisor;
+        let state = SerialState {
+            baud_divisor_low: low,
+            baud_divisor_high: high,
+            interrupt_enable: saved.interrupt_enable,
+            interrupt_identification: saved.interrupt_identification,
+            line_control: saved.line_control,
+            line_status: saved.line_status,
+            modem_control: saved.modem_control,
+            modem_status: saved.modem_status,
+            scratch: saved.scratch,
+            in_buffer: saved.input,
+        };
+        let (line, room, wire) = (self.line.clone(), self.room.clone(), self.wire.clone());
+        *self.lock() = Uart::from_state(&state, line, room, wire)?;
+        Ok(())
     }
 
     /// Bytes of input that the port takes now.

@@ -3,12 +3,14 @@
 //! It carries any [`Backend`] and knows nothing of what the device does.
 
 mod interrupt;
+mod saved;
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::interrupt::Interrupt;
+pub(crate) use self::saved::{SavedDriver, SavedTransport, TransportError};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
     VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,

@@ -44,7 +44,13 @@ const DRAIN_PERIOD: Duration = Duration::from_millis(10);
 pub struct Drain {
     state: Mutex<DrainState>,
     changed: Condvar,
+    /// Held during a drain, and by whoever wants none.
+    turn: Mutex<()>,
 }
+
+/// While it lives, the device is not drained.
+#[derive(Debug)]
+pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held")] MutexGuard<'a, ()>);
 
 #[derive(Debug, Default)]
 struct DrainState {
@@ -67,6 +73,11 @@ impl Drain {
         let state = self.changed.wait_timeout_while(state, DRAIN_PERIOD, going);
         let (state, _) = state.unwrap_or_else(PoisonError::into_inner);
         !state.over
+    }
+
+    fn hold(&self) -> Held<'_> {
+        // It guards nothing that a panic could spoil.
+        Held(self.turn.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn lock(&self) -> MutexGuard<'_, DrainState> {
@@ -96,13 +107,20 @@ impl DrainThread {
         let name = "vpmu drain".to_owned();
         let thread = confinement.spawn(ThreadKind::Drain, name, move || {
             while waits.wait() {
+                let turn = waits.hold();
                 vpmu.drain();
+                drop(turn);
             }
         })?;
         Ok(Self {
             drain,
             thread: Some(thread),
         })
+    }
+
+    /// Waits for a drain to end; until the value is dropped no other begins.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        self.drain.hold()
     }
 }
 

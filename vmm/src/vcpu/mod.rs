@@ -1,5 +1,6 @@
 //! A vCPU's thread: enters the guest, hands each exit to whom it concerns, until the run ends.
 
+mod gate;
 mod run_page;
 
 use std::io;
@@ -12,10 +13,12 @@ use vpmu::{ExitReason, Registers, Turn, VcpuSession, Vpmu};
 use crate::arch::emulation::{Emulation, VcpuEmulation};
 use crate::arch::exits;
 use crate::arch::registers::{self, ExitRegisters};
+use crate::arch::state::{self, Saver};
 use crate::bus::{Bus, Caller};
 use crate::devices::progress::Progress;
 use crate::exit::{End, Ending};
 use crate::signal::Threads;
+pub use gate::Gate;
 pub(crate) use run_page::Exit;
 pub use run_page::RunPage;
 
@@ -84,6 +87,10 @@ pub struct Shared {
     pub threads: Arc<Threads>,
     /// Registers that the embedder answers.
     pub emulation: Option<Emulation>,
+    /// Where vCPUs wait while the machine is saved.
+    pub gate: Gate,
+    /// How a vCPU is saved; `None`: nobody can ask for it.
+    pub(crate) saver: Option<Saver>,
 }
 
 /// One vCPU, ready to be moved to its thread.
@@ -135,6 +142,7 @@ impl Vcpu {
         if let Err(error) = self.enter_until_the_end() {
             end.announce(Err(error));
         }
+        self.shared.gate.left();
         drop(guard);
     }
 
@@ -153,6 +161,10 @@ impl Vcpu {
         shared.progress.started();
         while !shared.end.reached() {
             self.choose_sync(pmu.as_ref());
+            if shared.gate.is_closed() {
+                // KVM finishes the last access, and comes back at once.
+                self.page.set_immediate_exit();
+            }
             if let Some(emulation) = &mut emulation {
                 emulation.enter(&self.fd).map_err(failed)?;
             }
@@ -181,6 +193,7 @@ impl Vcpu {
                     }
                 },
             };
+            let interrupted = matches!(exit, Exit::Signal);
             let mut registers = ExitRegisters::new(&self.fd, self.synced);
             if let Some(pmu) = &mut pmu {
                 pmu.leave(&exit, &mut registers);
@@ -193,7 +206,13 @@ impl Vcpu {
             let emulation = emulation.as_mut();
             match serve(exit, &mut self.page, &mut caller, emulation, &shared)? {
                 Next::Enter => {}
-                Next::End(ending) => shared.end.announce(Ok(ending)),
+                Next::End(ending) => {
+                    shared.end.announce(Ok(ending));
+                    shared.gate.left();
+                }
+            }
+            if interrupted && let Some(saver) = &shared.saver {
+                self.pass(saver);
             }
         }
         if log::log_enabled!(log::Level::Debug)
@@ -202,6 +221,14 @@ impl Vcpu {
             log::debug!("vCPU {} stops at {:#x}", self.index, regs.ip);
         }
         Ok(())
+    }
+
+    /// Waits while the machine is saved. KVM has nothing left to finish.
+    fn pass(&self, saver: &Saver) {
+        let gate = &self.shared.gate;
+        if gate.pass(self.index, || saver.vcpu(&self.fd)) {
+            state::paused(&self.fd);
+        }
     }
 
     /// The vCPU's session with the PMU device, unless that is switched off.

@@ -141,6 +141,13 @@ impl RunPage {
         unsafe { Kickable::new(self.immediate_exit()) }
     }
 
+    /// Makes the next run call come back before it enters the guest.
+    pub(super) fn set_immediate_exit(&self) {
+        // SAFETY: as in `clear_immediate_exit`.
+        let flag = unsafe { AtomicU8::from_ptr(self.immediate_exit()) };
+        flag.store(1, Ordering::SeqCst);
+    }
+
     /// Makes the next run call enter the guest again.
     pub(super) fn clear_immediate_exit(&self) {
         // SAFETY: valid and aligned; the signal handler of this thread may write it between any

@@ -11,11 +11,13 @@ use vmm_sys_util::signal::Killable;
 use super::VmError;
 use crate::arch::clock::GuestClock;
 use crate::arch::emulation::Emulation;
+use crate::arch::state::clock_told;
 use crate::arch::{cpus, platform};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
 use crate::machine::Machine;
 use crate::memory;
 use crate::signal;
+use crate::snapshot::{SnapshotError, State};
 use crate::stats::Stats;
 use crate::vcpu::{RunPage, Shared, Vcpu};
 
@@ -55,6 +57,19 @@ impl Boot {
             clock,
             can_sync: platform::syncs_registers(kvm),
         })
+    }
+
+    /// Has the VM go on from `state`.
+    ///
+    /// # Errors
+    /// [`VmError::Snapshot`], [`VmError::Kvm`].
+    pub(super) fn restore(&mut self, kvm: &Kvm, state: &State) -> Result<(), VmError> {
+        let restored = state.vm.restore(&self.vm, &self.vcpus, &state.vcpus);
+        restored.map_err(SnapshotError::State)?;
+        self.clock = GuestClock::new(kvm, &self.vm, &self.vcpus)?;
+        // The guest goes by the frequency that it was told.
+        clock_told(&mut self.clock, &state.vcpus);
+        Ok(())
     }
 
     /// Makes the first vCPU the one that boots, at `entry`.

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::arch::{boot, cpus, kernel};
-use crate::{board, confine, ctl, event_loop, kvm, memory, operator, signal, vcpu};
+use crate::arch::{boot, cpus, kernel, state};
+use crate::{board, confine, ctl, event_loop, kvm, memory, operator, signal, snapshot, vcpu};
 
 /// Why there is no machine, or why it failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,15 @@ pub enum VmError {
         #[source]
         source: kernel::KernelError,
     },
+    /// The configuration names no kernel: a mistake of ours, for only a machine that is restored needs none.
+    #[error("there is no kernel to boot")]
+    NothingToBoot,
+    /// A snapshot that the machine cannot go on from.
+    #[error(transparent)]
+    Snapshot(#[from] snapshot::SnapshotError),
+    /// KVM does not say what a snapshot would need.
+    #[error("the machine could not be saved; it runs without --ctl")]
+    Saver(#[source] state::StateError),
     /// KVM itself.
     #[error(transparent)]
     Kvm(#[from] kvm::KvmError),

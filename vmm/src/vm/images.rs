@@ -13,7 +13,7 @@ use crate::machine::Machine;
 /// The files and the facts.
 #[derive(Debug)]
 pub(super) struct Images {
-    kernel: File,
+    kernel: Option<File>,
     path: PathBuf,
     initramfs: Option<File>,
     cmdline: String,
@@ -42,7 +42,9 @@ impl Images {
     /// # Errors
     /// [`VmError::Open`], [`VmError::NotFile`].
     pub(super) fn open(config: &Config) -> Result<Self, VmError> {
-        let kernel = open("kernel", &config.kernel)?;
+        let kernel = config.kernel.as_deref();
+        let path = kernel.unwrap_or_else(|| Path::new("")).to_owned();
+        let kernel = kernel.map(|path| open("kernel", path)).transpose()?;
         let initramfs = config
             .initramfs
             .as_deref()
@@ -50,7 +52,7 @@ impl Images {
             .transpose()?;
         Ok(Self {
             kernel,
-            path: config.kernel.clone(),
+            path,
             initramfs,
             cmdline: config.cmdline.clone(),
             machine: config.into(),
@@ -62,7 +64,8 @@ impl Images {
     /// # Errors
     /// [`VmError`]: a kernel that is none, or something that does not fit.
     pub(super) fn load(&mut self, memory: &GuestMemoryMmap) -> Result<u64, VmError> {
-        let kernel = kernel::load(memory, &mut self.kernel).map_err(|source| VmError::Kernel {
+        let file = self.kernel.as_mut().ok_or(VmError::NothingToBoot)?;
+        let kernel = kernel::load(memory, file).map_err(|source| VmError::Kernel {
             path: self.path.clone(),
             source,
         })?;

@@ -7,7 +7,9 @@ mod boot;
 mod error;
 mod images;
 mod pmu;
+mod snapshot;
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,19 +23,21 @@ pub use self::error::VmError;
 use self::boot::{Boot, Threads};
 use self::images::Images;
 use self::pmu::{Opened, Parts, Pmu};
+use self::snapshot::Control;
 use crate::arch::clock::GuestClock;
 use crate::arch::emulation::Emulation;
 use crate::arch::layout;
+use crate::arch::state::Saver;
 use crate::board;
 use crate::bucket::Bucket;
 use crate::check::GuestIps;
 use crate::cli::{Engine, OnReset};
 use crate::config::Config;
 use crate::confine::{Confined, Confinement, Inherited, Needs};
-use crate::ctl::Recorded;
+use crate::ctl::{Recorded, Socket};
 use crate::devices::console::{ConsoleBytes, Patience};
 use crate::devices::progress::Progress;
-use crate::event_loop::{Console, EventLoop};
+use crate::event_loop::{Console, EventLoop, Stopped};
 use crate::exit::{End, Ending};
 use crate::footprint::Footprint;
 use crate::host_kernel;
@@ -42,9 +46,11 @@ use crate::machine::Machine;
 use crate::memory;
 use crate::operator::Occasion;
 use crate::signal::{self, EndingSignals};
+use crate::snapshot::desk::Desk;
+use crate::snapshot::{Facts, SnapshotError};
 use crate::stats::Statistics;
 use crate::terminal;
-use crate::vcpu::Shared;
+use crate::vcpu::{Gate, Shared};
 
 /// A machine before its first instruction.
 #[derive(Debug)]
@@ -57,6 +63,7 @@ pub struct Vm {
     kvm: Kvm,
     signals: EndingSignals,
     console: Console,
+    control: Control,
     pmu: Option<Pmu>,
     shared: Arc<Shared>,
     stats: Arc<Statistics>,
@@ -138,19 +145,29 @@ impl Vm {
         let guest_ips = asks.then(GuestIps::begin).transpose();
         let guest_ips = guest_ips.map_err(|e| VmError::Host("threads", e))?;
         let mut images = Images::open(&config)?;
+        let restored = config.restore.as_deref().map(crate::snapshot::open);
+        let restored = restored.transpose()?;
+        if let Some(restored) = &restored
+            && restored.facts != Facts::from(&config)
+        {
+            return Err(SnapshotError::Changed.into());
+        }
         let opened = config.vpmu.then(|| Opened::open(&config)).transpose()?;
+        let listen = |path| Socket::listen(path, config.user);
+        let socket = config.ctl.as_deref().map(listen).transpose()?;
         let footprint = Footprint::open();
         let kvm = kvm::open(config.vcpus)?;
-        let memory = memory::allocate(config.memory_mib)?;
-        let entry = load(&mut images, &memory, emulation.as_ref())?;
-        let window = match config.window {
-            bytes if config.vpmu && bytes > 0 => Some(memory::window(bytes)?),
-            _ => None,
-        };
+        let saver = socket.as_ref().map(|_| Saver::new(&kvm)).transpose();
+        let saver = saver.map_err(VmError::Saver)?;
+        let file = restored.as_ref().map(|it| &it.memory);
+        let (memory, window) = memories(&config, file)?;
         let machine = Machine::from(&config);
         let reaches = reached(&memory, window.as_ref());
-        let boot = Boot::new(&kvm, &machine, &reaches, emulation.as_ref(), None)?;
-        boot.enter_at(entry)?;
+        let mut boot = Boot::new(&kvm, &machine, &reaches, emulation.as_ref(), None)?;
+        match &restored {
+            Some(restored) => boot.restore(&kvm, &restored.state)?,
+            None => boot.enter_at(load(&mut images, &memory, emulation.as_ref())?)?,
+        }
         let stats = Arc::new(Statistics::new(config.vcpus));
         stats.begin(boot.stats());
         let mut settings = config
@@ -165,9 +182,7 @@ impl Vm {
             config: &config,
             settings: settings.as_ref(),
             recordings: opened.as_ref().and_then(|it| it.recorder.directory()),
-            socket: opened
-                .as_ref()
-                .and_then(|it| it.socket.as_ref()?.directory()),
+            socket: socket.as_ref().and_then(Socket::directory),
         };
         let confinement = Confinement::drop_privileges(&needs, inherited)?;
 
@@ -193,11 +208,14 @@ impl Vm {
                     confinement: &confinement,
                     opened,
                     guest_ips,
+                    saved: restored.as_ref().and_then(|it| it.state.pmu.as_ref()),
                 };
                 Some(Pmu::new(&config, settings, parts, &mut buses)?)
             }
             None => None,
         };
+        let operator = pmu.as_ref().map(|pmu| Arc::clone(&pmu.operator));
+        let control = Control::start(Desk::new(event()?), socket, operator, &confinement)?;
         let shared = Arc::new(Shared {
             ports: buses.ports,
             memory: buses.memory,
@@ -206,6 +224,8 @@ impl Vm {
             progress,
             threads,
             emulation,
+            gate: Gate::default(),
+            saver,
         });
         let mut vm = Self {
             clock: boot.clock.clone(),
@@ -216,6 +236,7 @@ impl Vm {
             kvm,
             signals,
             console,
+            control,
             pmu,
             shared,
             stats,
@@ -228,6 +249,10 @@ impl Vm {
         };
         vm.wire(&boot.vm)?;
         vm.boot = Some(boot);
+        if let Some(restored) = restored {
+            let console = vm.console.serial.restore(restored.state.console);
+            console.map_err(|error| SnapshotError::Console(format!("{error:?}")))?;
+        }
         Ok(vm)
     }
 
@@ -237,6 +262,7 @@ impl Vm {
         let start = Instant::now();
         let mut boots = 0;
         let ending = self.run_boots(&mut boots);
+        self.control.end();
         Ran {
             ending,
             wall: start.elapsed(),
@@ -261,7 +287,9 @@ impl Vm {
         let _raw = terminal::Raw::new().map_err(VmError::Terminal)?;
         let queues = self.pmu.as_ref().map(|pmu| pmu.queues.clone());
         let signals = self.signals.try_clone()?;
-        let mut events = EventLoop::new(&self.shared.end, signals, self.console.clone(), queues)?;
+        let desk = Arc::clone(&self.control.desk);
+        let console = self.console.clone();
+        let mut events = EventLoop::new(&self.shared.end, signals, console, queues, desk)?;
         let mut resets = Bucket::per_minute(self.config.limits.resets.into());
         // Every other thread has its filter.
         self.confinement.filter_main()?;
@@ -306,9 +334,12 @@ impl Vm {
     /// From the first instruction of a boot to the end of its VM, whose last user this is.
     fn run_boot(&mut self, mut boot: Boot, events: &mut EventLoop) -> Result<Ending, VmError> {
         let end = Arc::clone(&self.shared.end);
-        let served = boot
-            .start(&self.shared, &mut self.vcpus)
-            .and_then(|()| Ok(events.run()?));
+        let served = boot.start(&self.shared, &mut self.vcpus).and_then(|()| {
+            while events.run()? == Stopped::Asked {
+                self.answer_desk(&boot.vm);
+            }
+            Ok(())
+        });
         if served.is_err() {
             // No vCPU enters the guest any more; the reason is ours, and this one only a token.
             end.announce(Ok(Ending::ByHand));
@@ -374,6 +405,27 @@ fn load(
         device.loaded(memory).map_err(VmError::Embedder)?;
     }
     Ok(entry)
+}
+
+/// The guest's memory, and the window, if it has one; of a machine that goes on, those in `file`.
+fn memories(
+    config: &Config,
+    file: Option<&File>,
+) -> Result<(GuestMemoryMmap, Option<GuestMemoryMmap>), VmError> {
+    let memory = match file {
+        Some(file) => memory::map(config.memory_mib, file)?,
+        None => memory::allocate(config.memory_mib)?,
+    };
+    let window = match (config.window, file) {
+        (0, _) => None,
+        _ if !config.vpmu => None,
+        (bytes, Some(file)) => {
+            let offset = crate::snapshot::memory::length(&memory);
+            Some(memory::map_window(bytes, file, offset)?)
+        }
+        (bytes, None) => Some(memory::window(bytes)?),
+    };
+    Ok((memory, window))
 }
 
 /// All memory that the guest reaches.

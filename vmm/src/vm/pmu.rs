@@ -7,7 +7,7 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, Settings, Vpmu, abi};
+use vpmu::{Engines, RestoreError, SaveError, Settings, Vpmu, abi};
 
 use super::{VmError, event};
 use crate::arch::layout;
@@ -15,15 +15,17 @@ use crate::board::{self, Buses};
 use crate::cli::Engine;
 use crate::config::Config;
 use crate::confine::{Confinement, ThreadKind};
-use crate::ctl::{Server, Socket};
-use crate::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
-use crate::devices::vpmu::{Carrier, Drain, DrainThread, VirtioPmu};
+use crate::devices::virtio_mmio::{
+    Interrupt, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
+};
+use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu};
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
 use crate::operator::Operator;
 use crate::recording::Recorder;
 use crate::signal::{self, Threads};
+use crate::snapshot::{SavedPmu, SnapshotError};
 use crate::stats::Statistics;
 
 /// The device, its transport and its lines.
@@ -33,10 +35,8 @@ pub(super) struct Pmu {
     /// What the event loop serves of it.
     pub(super) queues: Queues,
     pub(super) operator: Arc<Operator>,
-    /// Serves the control socket for as long as the machine is there.
-    _server: Option<Server>,
-    /// Drains the device for as long.
-    _drain: DrainThread,
+    /// Drains the device for as long as the machine is there.
+    drain: DrainThread,
     interrupt: Arc<Interrupt>,
     transport: Arc<VirtioMmio>,
 }
@@ -51,6 +51,8 @@ pub(super) struct Parts<'a> {
     pub(super) opened: Opened,
     /// Whether the host's samples carry guest addresses.
     pub(super) guest_ips: bool,
+    /// What it was saved as, of a machine that goes on.
+    pub(super) saved: Option<&'a SavedPmu>,
 }
 
 /// What the PMU and its operator need of the file system, open before it is out of reach.
@@ -58,22 +60,19 @@ pub(super) struct Parts<'a> {
 pub(super) struct Opened {
     files: HostFiles,
     pub(super) recorder: Recorder,
-    pub(super) socket: Option<Socket>,
 }
 
 impl Opened {
     /// Opens what `config` names, and what the host tells of its events.
     ///
     /// # Errors
-    /// [`VmError::Operator`], [`VmError::Socket`].
+    /// [`VmError::Operator`].
     pub(super) fn open(config: &Config) -> Result<Self, VmError> {
         if let Some(why) = host_kernel::lost_counts().filter(|_| config.hardware.events) {
             log::warn!("{why}; 'vmm check' has perf.moved-hw");
         }
-        let listen = |path| Socket::listen(path, config.user);
         Ok(Self {
             recorder: Operator::recorder(config)?,
-            socket: config.ctl.as_deref().map(listen).transpose()?,
             files: HostFiles::read(&config.hardware),
         })
     }
@@ -128,11 +127,7 @@ impl Pmu {
             guest_ips: parts.guest_ips,
         };
         let confinement = parts.confinement;
-        let Opened {
-            files,
-            recorder,
-            socket,
-        } = parts.opened;
+        let Opened { files, recorder } = parts.opened;
         let begin = confinement.begin(ThreadKind::Closer);
         let begin = || begin().map_err(io::Error::other);
         let source = PerfSource::confined(files, signal::kick_signal(), begin)?;
@@ -163,19 +158,16 @@ impl Pmu {
             },
         };
         let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
+        if let Some(saved) = parts.saved {
+            restore(saved, &transport, &queues)?;
+        }
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
         let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
-        let server = socket.map(|socket| {
-            let operator = Arc::clone(&operator);
-            let serve = move |request, file| operator.serve(request, file);
-            Server::start(socket, Box::new(serve), confinement)
-        });
         Ok(Self {
             vpmu,
             queues,
             operator,
-            _server: server.transpose()?,
-            _drain: drain,
+            drain,
             interrupt,
             transport,
         })
@@ -192,10 +184,67 @@ impl Pmu {
         notification(vm, abi::QUEUE_EVENT, &self.queues.notices)
     }
 
+    /// Has the drain's thread leave the device alone until the value is dropped.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.drain.hold()
+    }
+
+    /// The state of the device and its transport. Afterwards memory and window hold what belongs to it.
+    ///
+    /// # Errors
+    /// [`SaveError`]; the device goes on.
+    pub(super) fn save(&self) -> Result<SavedPmu, SaveError> {
+        let device = self.vpmu.save()?;
+        // Afterwards: the device may have raised its interrupt.
+        let transport = self.transport.save();
+        Ok(SavedPmu { transport, device })
+    }
+
     /// The guest's driver is gone.
     pub(super) fn reset(&self) {
         self.transport.reset();
     }
+}
+
+/// Why a device cannot take the place of a saved one.
+#[derive(Debug, thiserror::Error)]
+enum PmuError {
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error(transparent)]
+    Device(#[from] RestoreError),
+    #[error("its transport has a driver, or it has one itself, but not both")]
+    Driver,
+}
+
+/// Has the device take the place of a saved one, before any vCPU is there. Notifications may have been on their
+/// way: its queues are looked at once.
+///
+/// # Errors
+/// [`VmError::Snapshot`].
+fn restore(saved: &SavedPmu, transport: &VirtioMmio, queues: &Queues) -> Result<(), VmError> {
+    let failed = |error: PmuError| SnapshotError::Pmu(error.into());
+    take_place(saved, transport, &queues.vpmu).map_err(failed)?;
+    for queue in [&queues.control, &queues.notices] {
+        queue
+            .write(1)
+            .map_err(|source| VmError::Host("event descriptors", source))?;
+    }
+    Ok(())
+}
+
+fn take_place(saved: &SavedPmu, transport: &VirtioMmio, vpmu: &Vpmu) -> Result<(), PmuError> {
+    let driver = transport.restore(&saved.transport)?;
+    if driver.is_some() != saved.device.has_driver() {
+        return Err(PmuError::Driver);
+    }
+    let driver = driver.unwrap_or_default();
+    let SavedDriver {
+        memory,
+        features,
+        queues,
+    } = driver;
+    Ok(vpmu.restore(&saved.device, memory, queues, features)?)
 }
 
 /// Has KVM signal a queue's notifications instead of ending the run call.

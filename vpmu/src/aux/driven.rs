@@ -4,6 +4,7 @@
 use super::writer::{Refused, Writer};
 use super::{Appended, Entry};
 use crate::pages::{GuestPages, Pages};
+use crate::save::{Fault, SavedKeeper, SavedTurn};
 
 #[derive(Debug)]
 pub(super) struct Driven {
@@ -32,6 +33,53 @@ impl Driven {
             watermark,
             turn: None,
         }
+    }
+
+    pub(super) fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    pub(super) fn watermark(&self) -> u64 {
+        self.watermark
+    }
+
+    /// The event that may write, if any.
+    pub(super) fn save(&self) -> SavedKeeper {
+        let turn = self.turn.map(|turn| SavedTurn {
+            event: turn.event,
+            room: turn.room,
+            lost: turn.lost,
+            told: turn.told,
+        });
+        SavedKeeper::Driver { turn }
+    }
+
+    /// As it was saved.
+    ///
+    /// # Errors
+    /// No area can be so.
+    pub(super) fn restore(
+        writer: Writer,
+        watermark: u64,
+        turn: Option<&SavedTurn>,
+    ) -> Result<Self, Fault> {
+        if turn.is_some() != writer.begun().is_some() {
+            return Err("an event writes, but none may, or none writes that may");
+        }
+        if turn.is_some_and(|turn| turn.room > writer.size()) {
+            return Err("an event has more room than there is");
+        }
+        let turn = turn.map(|turn| Turn {
+            event: turn.event,
+            room: turn.room,
+            lost: turn.lost,
+            told: turn.told,
+        });
+        Ok(Self {
+            writer,
+            watermark,
+            turn,
+        })
     }
 
     pub(super) fn position(&self, event: u64) -> Option<u64> {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::writer::{AUX_HEAD, AUX_TAIL, Refused, Window, Writer};
 use super::{Appended, COLLISION, Chunk, Entry, OVERWRITE, PARTIAL, TRUNCATED};
 use crate::pages::{GuestPages, Pages, Unwritable};
+use crate::save::{Fault, SavedKeeper};
 
 #[derive(Debug)]
 pub(super) struct Kept {
@@ -44,6 +45,44 @@ impl Kept {
     pub(super) fn clear(&self, pages: &impl Pages) -> Result<(), Unwritable> {
         pages.store(AUX_TAIL, 0, Ordering::Relaxed)?;
         pages.store(AUX_HEAD, self.writer.head(), Ordering::Release)
+    }
+
+    pub(super) fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    pub(super) fn watermark(&self) -> u64 {
+        self.watermark
+    }
+
+    /// Flags and fullness; `None` while a producer of the VMM's writes.
+    pub(super) fn save(&self) -> Option<SavedKeeper> {
+        self.claim.is_none().then_some(SavedKeeper::Device {
+            flags: self.flags,
+            full: self.full,
+        })
+    }
+
+    /// As it was saved.
+    ///
+    /// # Errors
+    /// No area can be so.
+    pub(super) fn restore(
+        writer: Writer,
+        watermark: u64,
+        flags: u64,
+        full: bool,
+    ) -> Result<Self, Fault> {
+        if flags & !(TRUNCATED | OVERWRITE | PARTIAL | COLLISION) != 0 {
+            return Err("it has unknown flags");
+        }
+        Ok(Self {
+            writer,
+            watermark,
+            flags,
+            full,
+            claim: None,
+        })
     }
 
     pub(super) fn head(&self) -> u64 {

@@ -10,9 +10,11 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use self::driven::Driven;
 use self::kept::Kept;
+use self::writer::Writer;
 pub(crate) use self::writer::{Refused, Window};
 use crate::abi::PAGE_SIZE;
 use crate::pages::{self, GuestPages};
+use crate::save::{Fault, SavedArea, SavedKeeper};
 
 /// perf's `PERF_AUX_FLAG_TRUNCATED`: it ended because there was no room.
 pub(crate) const TRUNCATED: u64 = 1 << 0;
@@ -25,6 +27,11 @@ pub(crate) const COLLISION: u64 = 1 << 3;
 
 /// A piece of an area that its reader is told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) struct Chunk {
     /// Bytes ever written before it, modulo 2^64.
     pub(crate) offset: u64,
@@ -121,6 +128,59 @@ impl Area {
                 Keeper::Device(metadata, kept)
             }
             None => Keeper::Driver(Driven::new(size, !writable, watermark)),
+        };
+        Ok(Self { pages, keeper })
+    }
+
+    /// As it is now; `None` while a producer of the VMM's writes.
+    pub(crate) fn save(&self) -> Option<SavedArea> {
+        let (writer, watermark, keeper) = match &self.keeper {
+            Keeper::Device(_, kept) => (kept.writer(), kept.watermark(), kept.save()?),
+            Keeper::Driver(driven) => (driven.writer(), driven.watermark(), driven.save()),
+        };
+        Some(SavedArea {
+            pages: self.pages.iter().map(|page| page.0).collect(),
+            overwrite: writer.overwrites(),
+            watermark,
+            head: writer.head(),
+            tail: writer.tail(),
+            begun: writer.begun(),
+            keeper,
+        })
+    }
+
+    /// An area as it was saved, over `pages` with what they hold, which have been checked as for
+    /// [`Area::new`].
+    ///
+    /// # Errors
+    /// No area can be so.
+    pub(crate) fn restore(
+        memory: &GuestMemoryMmap,
+        pages: Vec<GuestAddress>,
+        metadata: Option<GuestAddress>,
+        saved: &SavedArea,
+    ) -> Result<Self, Fault> {
+        for &page in &pages {
+            pages::page(memory, page).map_err(|_| "a page of it is not memory")?;
+        }
+        let size = pages.len() as u64 * PAGE_SIZE as u64;
+        if saved.watermark == 0 || saved.watermark > size.max(u32::MAX.into()) {
+            return Err("it has no such watermark");
+        }
+        let writer = Writer::restore(size, saved)?;
+        let watermark = saved.watermark;
+        let keeper = match (&saved.keeper, metadata) {
+            (&SavedKeeper::Device { flags, full }, Some(metadata)) => {
+                let kept = Kept::restore(writer, watermark, flags, full)?;
+                Keeper::Device(metadata, kept)
+            }
+            (SavedKeeper::Driver { turn }, None) => {
+                Keeper::Driver(Driven::restore(writer, watermark, turn.as_ref())?)
+            }
+            (SavedKeeper::Device { .. }, None) => return Err("it has no ring"),
+            (SavedKeeper::Driver { .. }, Some(_)) => {
+                return Err("the driver keeps it beside a ring");
+            }
         };
         Ok(Self { pages, keeper })
     }

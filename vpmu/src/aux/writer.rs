@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Entry;
 use crate::abi::Metadata;
 use crate::pages::{self, Pages};
+use crate::save::{Fault, SavedArea};
 
 pub(super) const AUX_HEAD: usize = std::mem::offset_of!(Metadata, aux_head);
 pub(super) const AUX_TAIL: usize = std::mem::offset_of!(Metadata, aux_tail);
@@ -70,6 +71,33 @@ impl Writer {
             tail: 0,
             begun: None,
         }
+    }
+
+    /// As it was saved, over `size` bytes.
+    ///
+    /// # Errors
+    /// No area can be so.
+    pub(super) fn restore(size: u64, saved: &SavedArea) -> Result<Self, Fault> {
+        let begun = saved.begun.unwrap_or(saved.head);
+        if !saved.head.is_multiple_of(8) || !begun.is_multiple_of(8) {
+            return Err("its head is between two words");
+        }
+        Ok(Self {
+            size,
+            overwrite: saved.overwrite,
+            head: saved.head,
+            tail: saved.tail,
+            begun: saved.begun,
+        })
+    }
+
+    /// Where the piece began that has not ended.
+    pub(super) fn begun(&self) -> Option<u64> {
+        self.begun
+    }
+
+    pub(super) fn tail(&self) -> u64 {
+        self.tail
     }
 
     pub(super) fn size(&self) -> u64 {

@@ -4,6 +4,7 @@
 
 mod reply;
 mod request;
+mod saving;
 mod sinks;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -144,6 +145,8 @@ pub(crate) struct Control {
     /// Counts the resets, as each shard does.
     resets: u64,
     metrics: Metrics,
+    /// The totals of the device before its restore.
+    before: Metrics,
 }
 
 impl Control {
@@ -166,6 +169,7 @@ impl Control {
             next_id: 1,
             resets: 0,
             metrics: Metrics::default(),
+            before: Metrics::default(),
         }
     }
 
@@ -266,6 +270,11 @@ impl Control {
         metrics.bad_requests += self.metrics.bad_requests;
         let turns = self.metrics.turns_unfinished;
         metrics.add_work((self.metrics.work, self.metrics.largest_turn, turns));
+    }
+
+    /// Adds the totals of the device before its restore, last.
+    pub(crate) fn add_before(&self, metrics: &mut Metrics) {
+        metrics.add_before(&self.before);
     }
 
     // Between shards.
@@ -772,6 +781,18 @@ impl Control {
             return Err(Errno::EINVAL);
         }
         let (id, target) = (request.header.event.get(), request.target.get());
+        self.check_link(id, target)?;
+        let linked = self.links.link(id, target, role);
+        linked.map_err(|refused| match refused {
+            Refused::Linked => Errno::EEXIST,
+            Refused::Taken => Errno::EBUSY,
+        })?;
+        self.publish_links(id);
+        Ok(())
+    }
+
+    /// Whether one event may start or stop another.
+    fn check_link(&self, id: u64, target: u64) -> Result<(), Errno> {
         let trigger = self.events.get(&id).ok_or(Errno::ENOENT)?;
         let other = self.events.get(&target).ok_or(Errno::ENOENT)?;
         if other.is_operators() {
@@ -785,12 +806,6 @@ impl Control {
             // Its overflows are found when the guest has run on.
             return Err(Errno::EOPNOTSUPP);
         }
-        let linked = self.links.link(id, target, role);
-        linked.map_err(|refused| match refused {
-            Refused::Linked => Errno::EEXIST,
-            Refused::Taken => Errno::EBUSY,
-        })?;
-        self.publish_links(id);
         Ok(())
     }
 
@@ -1195,13 +1210,17 @@ impl Control {
             .map_err(|_| Errno::EINVAL)?;
         work::charge(u64::from(count) / PAGES_PER_OPERATION);
         let pages: Vec<GuestAddress> = addresses.iter().map(|a| GuestAddress(a.get())).collect();
+        match self.are_pages(&pages) {
+            true => Ok(pages),
+            false => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Whether all of these are pages of guest memory, each named once.
+    fn are_pages(&self, pages: &[GuestAddress]) -> bool {
         let distinct: BTreeSet<_> = pages.iter().collect();
         let usable = pages.iter().all(|&page| self.is_page(page));
-        if distinct.len() == pages.len() && usable {
-            Ok(pages)
-        } else {
-            Err(Errno::EINVAL)
-        }
+        distinct.len() == pages.len() && usable
     }
 
     /// Whether a page of guest memory begins at `address`.

@@ -15,7 +15,7 @@ use crate::catalogue::{Catalogue, Entry};
 use crate::errno::Errno;
 use crate::event::{Context, EventSpec, is_trace, pace};
 use crate::links::Role;
-use crate::period::Period;
+use crate::period::{LONGEST, Period};
 use crate::persistent::Persistence;
 use crate::policy::Policy;
 use crate::record::{
@@ -47,7 +47,7 @@ const STEERING: [(u32, Role); 2] = [
     (OPEN_AUX_PAUSE, Role::Stopper),
     (OPEN_AUX_RESUME, Role::Starter),
 ];
-const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
+pub(super) const STEERS: u32 = OPEN_AUX_PAUSE | OPEN_AUX_RESUME;
 
 /// Fields of a sample that only a vCPU that stands still can tell.
 const NOT_BATCHED: u64 =
@@ -55,8 +55,6 @@ const NOT_BATCHED: u64 =
 
 /// perf takes no larger stack.
 const STACK_BOUND: u32 = 65_535;
-/// perf takes no longer period.
-const LONGEST_PERIOD: u64 = u64::MAX >> 1;
 
 /// The side that opens an event.
 #[derive(Debug)]
@@ -228,6 +226,17 @@ impl Opening {
         }
     }
 
+    /// Of a request that the host can serve no more: for an event in error.
+    pub(super) fn lost(engine: u32, flags: u32) -> Self {
+        Self {
+            engine,
+            flags,
+            shortest_period: 1,
+            by_clock: false,
+            persistent: flags & OPEN_PERSISTENT != 0,
+        }
+    }
+
     /// The effects of its overflows on the trace that leads its group.
     pub(super) fn steers(&self) -> impl Iterator<Item = Role> + use<> {
         let flags = self.flags;
@@ -267,7 +276,7 @@ fn check_fields(request: &OpenRequest, highest: u64) -> Result<(), Errno> {
     }
     let period = request.period.get();
     let fits = match flags & OPEN_FREQ {
-        0 => period <= LONGEST_PERIOD,
+        0 => period <= LONGEST,
         _ => (1..=highest).contains(&period),
     };
     let has = |bit| request.sample_type.get() & bit != 0;

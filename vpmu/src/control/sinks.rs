@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use crate::clock::Clock;
+use crate::save::{SaveError, SavedFamily, SavedSink};
 use crate::sink::{Shape, Sink};
 use crate::window::{Holder, Window};
 
@@ -80,6 +82,73 @@ impl Sinks {
         let window = self.window.as_mut()?;
         let pages = window.take(count, holder)?;
         Some((window.page(*pages.first()?)?, pages))
+    }
+
+    // Save and restore.
+
+    /// Every sink, by ascending id.
+    ///
+    /// # Errors
+    /// A producer of the VMM's writes to one.
+    pub(super) fn save(&self) -> Result<Vec<SavedSink>, SaveError> {
+        let entries = self.sinks.values();
+        let saved = entries.map(|entry| entry.sink.save(entry.window_page));
+        saved.collect()
+    }
+
+    /// The families that write to a sink, by ascending owner.
+    pub(super) fn save_families(&self) -> Vec<SavedFamily> {
+        let families = self
+            .families
+            .iter()
+            .filter_map(|(&owner, family)| family.sink.map(|sink| SavedFamily { owner, sink }));
+        families.collect()
+    }
+
+    /// Takes the pages of a ring that lay in the window, with what they hold.
+    pub(super) fn retake_pages(
+        &mut self,
+        first: u32,
+        count: u32,
+        holder: Holder,
+    ) -> Option<Vec<GuestAddress>> {
+        self.window.as_mut()?.retake(first, count, holder)
+    }
+
+    /// Gives back the run of the window's pages that begins with page `first`.
+    pub(super) fn give_back_pages(&mut self, first: u32) {
+        if let Some(window) = &mut self.window {
+            window.give_back(first);
+        }
+    }
+
+    /// Adds a sink that no family writes to yet.
+    pub(super) fn adopt(&mut self, sink: Sink, window_page: Option<u32>) {
+        let entry = Entry {
+            sink: Arc::new(sink),
+            families: BTreeSet::new(),
+            window_page,
+        };
+        self.sinks.insert(entry.sink.id(), entry);
+    }
+
+    /// Whether there is a family.
+    pub(super) fn has_family(&self, owner: u64) -> bool {
+        self.families.contains_key(&owner)
+    }
+
+    /// Ids of all sinks, with their families.
+    pub(super) fn sinks(&self) -> Vec<(u64, Vec<u64>)> {
+        let entries = self.sinks.iter();
+        let all = entries.map(|(&id, entry)| (id, entry.families.iter().copied().collect()));
+        all.collect()
+    }
+
+    /// Shows the conversion of `clock` in every ring's metadata page.
+    pub(super) fn retime(&self, clock: Clock) {
+        for entry in self.sinks.values() {
+            entry.sink.retime(clock);
+        }
     }
 
     // Families.

@@ -22,6 +22,7 @@ use crate::clock::Clock;
 use crate::links::Effect;
 use crate::period::{Completed, Period};
 use crate::ring::CountSnapshot;
+use crate::save::{Fault, SavedLife};
 use crate::settings::CountMode;
 use crate::shard::{Cpu, Lease, Place, RoomLimit};
 use crate::sink::Sink;
@@ -123,6 +124,68 @@ impl Event {
             enabled_ticks: 0,
             running_ticks: 0,
         }
+    }
+
+    /// How it is, as of its last update.
+    pub(crate) fn save(&self) -> SavedLife {
+        SavedLife {
+            enabled: self.enabled,
+            paused: self.paused,
+            failed: self.failed,
+            throttled: self.throttle.is_closed(),
+            task: self.task,
+            last_vcpu: self.last_vcpu,
+            limit: self.limit,
+            lost: self.lost,
+            period: self.period.map(Period::save),
+            trace: self.trace.as_ref().map(Trace::save),
+            count: self.count,
+            enabled_ticks: self.enabled_ticks,
+            running_ticks: self.running_ticks,
+        }
+    }
+
+    /// An event as it was saved. It counts nowhere yet, and its ticks are of this device's TSC.
+    ///
+    /// # Errors
+    /// No event can be so.
+    pub(crate) fn restore(
+        spec: EventSpec,
+        context: Context,
+        saved: &SavedLife,
+    ) -> Result<Self, Fault> {
+        let period = match &saved.period {
+            Some(period) => Some(Period::restore(period).ok_or("it has no such period")?),
+            None => None,
+        };
+        let trace = match &saved.trace {
+            Some(trace) => Some(Trace::restore(trace).ok_or("it has no such trace")?),
+            None => None,
+        };
+        if trace.is_some() != spec.is_trace() {
+            return Err("it traces, or it does not, against its kind");
+        }
+        if period.is_none() && (saved.limit > 0 || saved.throttled) {
+            return Err("it has a limit or a throttle, but no overflows");
+        }
+        if saved.task.is_some() && matches!(context, Context::Vcpu(_)) {
+            return Err("it has a task, but is a vCPU's");
+        }
+        Ok(Self {
+            trace,
+            task: saved.task,
+            last_vcpu: saved.last_vcpu,
+            enabled: saved.enabled,
+            limit: saved.limit,
+            lost: saved.lost,
+            paused: saved.paused,
+            throttle: Throttle::restore(saved.throttled),
+            failed: saved.failed,
+            count: saved.count,
+            enabled_ticks: saved.enabled_ticks,
+            running_ticks: saved.running_ticks,
+            ..Self::new(spec, context, period)
+        })
     }
 
     /// The vCPU that it counts on now.

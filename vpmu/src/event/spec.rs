@@ -16,6 +16,11 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Where an event counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) enum Context {
     /// On one vCPU, whoever runs there.
     Vcpu(u32),

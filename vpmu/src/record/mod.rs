@@ -44,6 +44,11 @@ pub(crate) const RECORD_MAX: usize = 65_528;
 
 /// What the records of an event hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) struct Layout {
     /// `PERF_SAMPLE_*`.
     pub(crate) sample_type: u64,
@@ -68,6 +73,11 @@ impl Layout {
 
 /// Whose record it is, where and when it came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) struct Origin {
     pub(crate) pid: u32,
     pub(crate) tid: u32,

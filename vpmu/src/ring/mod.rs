@@ -14,6 +14,7 @@ use self::producer::Producer;
 use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
 use crate::pages::{self, GuestPages, Unwritable};
+use crate::save::{Fault, SavedRing};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -57,6 +58,60 @@ impl Ring {
             producer: Producer::new(size, mode),
             sequence: 0,
         })
+    }
+
+    /// As it is now.
+    pub(crate) fn save(&self) -> SavedRing {
+        let mut saved = SavedRing {
+            pages: self.addresses().map(|page| page.0).collect(),
+            writable: false,
+            backward: false,
+            paused: false,
+            head: 0,
+            roused: 0,
+            tail: 0,
+            lost: 0,
+            loss_told: false,
+            records: 0,
+            bytes: 0,
+            sequence: self.sequence,
+        };
+        self.producer.save(&mut saved);
+        saved
+    }
+
+    /// A ring as it was saved, over `pages` with what they hold, which have been checked as for
+    /// [`Ring::new`].
+    ///
+    /// # Errors
+    /// No ring can be so.
+    pub(crate) fn restore(
+        memory: &GuestMemoryMmap,
+        pages: &[GuestAddress],
+        saved: &SavedRing,
+    ) -> Result<Self, Fault> {
+        let (&metadata, data) = pages.split_first().ok_or("it has no page")?;
+        for &page in pages {
+            pages::page(memory, page).map_err(|_| "a page of it is not memory")?;
+        }
+        if !saved.sequence.is_multiple_of(2) {
+            return Err("its metadata page is being changed");
+        }
+        Ok(Self {
+            metadata,
+            data: data.to_vec(),
+            producer: Producer::restore(data.len() as u64 * PAGE, saved)?,
+            sequence: saved.sequence,
+        })
+    }
+
+    /// Shows the conversion of `clock` in the metadata page, which another device began.
+    pub(crate) fn retime(&mut self, memory: &GuestMemoryMmap, clock: Clock) {
+        let shown = GuestPages::new(memory, self.metadata, &self.data)
+            .and_then(|pages| user_page::retime(&pages, &mut self.sequence, clock));
+        if let Err(error) = shown {
+            log::debug!("a ring's metadata page: {error}");
+        }
     }
 
     /// Every page, the metadata page first.

@@ -6,12 +6,21 @@ use std::sync::atomic::Ordering;
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::pages::{self, Pages};
 use crate::record::{Layout, Origin, Record};
+use crate::save::{Fault, SavedRing};
 
 pub(super) const DATA_HEAD: usize = std::mem::offset_of!(Metadata, data_head);
 pub(super) const DATA_TAIL: usize = std::mem::offset_of!(Metadata, data_tail);
 
+/// More than a ring has between two wakeups, however long it is written to, and far from wrapping.
+const MOST_PRODUCED: u64 = u64::MAX >> 1;
+
 /// When the reader wants to be woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub(crate) enum Wakeup {
     /// A record crossed a page boundary of the data.
     Page,
@@ -91,6 +100,50 @@ impl Producer {
             bytes: 0,
             loss: Record::default(),
         }
+    }
+
+    /// Puts down how it is; between two sessions the reader sees all of it.
+    pub(super) fn save(&self, into: &mut SavedRing) {
+        let RingMode { writable, backward } = self.mode;
+        into.writable = writable;
+        into.backward = backward;
+        into.paused = self.paused;
+        into.head = self.head;
+        into.roused = self.roused;
+        into.tail = self.tail;
+        into.lost = self.lost;
+        into.loss_told = self.loss_told;
+        into.records = self.records;
+        into.bytes = self.bytes;
+    }
+
+    /// As it was saved, over `size` bytes.
+    ///
+    /// # Errors
+    /// No ring can be so.
+    pub(super) fn restore(size: u64, saved: &SavedRing) -> Result<Self, Fault> {
+        let mode = RingMode {
+            writable: saved.writable,
+            backward: saved.backward,
+        };
+        if !saved.head.is_multiple_of(8) || size == 0 && saved.head != 0 {
+            return Err("its head is between two words, or beyond its data");
+        }
+        if saved.records.max(saved.bytes) > MOST_PRODUCED {
+            return Err("no ring has so much between two wakeups");
+        }
+        Ok(Self {
+            paused: saved.paused,
+            head: saved.head,
+            published: saved.head,
+            roused: saved.roused,
+            tail: saved.tail,
+            lost: saved.lost,
+            loss_told: saved.loss_told,
+            records: saved.records,
+            bytes: saved.bytes,
+            ..Self::new(size, mode)
+        })
     }
 
     pub(super) fn mode(&self) -> RingMode {

@@ -17,6 +17,8 @@ pub(super) const COUNT: usize = std::mem::offset_of!(Metadata, offset);
 const ENABLED: usize = std::mem::offset_of!(Metadata, time_enabled);
 const RUNNING: usize = std::mem::offset_of!(Metadata, time_running);
 pub(super) const CAPABILITIES: usize = std::mem::offset_of!(Metadata, capabilities);
+const PMC_WIDTH_AND_SHIFT: usize = std::mem::offset_of!(Metadata, pmc_width);
+const TIME_MULT: usize = std::mem::offset_of!(Metadata, time_mult);
 const TIME_OFFSET: usize = std::mem::offset_of!(Metadata, time_offset);
 
 const CAP_BIT0_IS_DEPRECATED: u64 = 1 << 1;
@@ -47,6 +49,24 @@ pub(super) fn blank(size: u64, clock: Clock) -> Metadata {
     page.data_offset = (PAGE_SIZE as u64).into();
     page.data_size = size.into();
     page
+}
+
+/// Shows the conversion of `clock` in a page that an earlier device had begun; `sequence` as in [`show`].
+pub(super) fn retime(
+    pages: &impl Pages,
+    sequence: &mut u32,
+    clock: Clock,
+) -> Result<(), Unwritable> {
+    let odd = sequence.wrapping_add(1);
+    *sequence = odd.wrapping_add(1);
+    pages.store_half(LOCK, odd, Ordering::Relaxed)?;
+    // No field may be seen changed while the sequence is still seen even.
+    pages.fence(Ordering::Release);
+    // Width and shift are the halves of a word.
+    let shift = u32::from(PMC_WIDTH) | u32::from(clock.shift) << 16;
+    pages.store_half(PMC_WIDTH_AND_SHIFT, shift, Ordering::Relaxed)?;
+    pages.store_half(TIME_MULT, clock.mult, Ordering::Relaxed)?;
+    pages.store_half(LOCK, *sequence, Ordering::Release)
 }
 
 /// Shows `counts`; `sequence` is the lock's, even before and after.

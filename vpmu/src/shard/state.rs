@@ -38,6 +38,7 @@ use crate::record::{
     SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
 };
 use crate::ring::{CountSnapshot, Session, Wakeup};
+use crate::save::SavedQueue;
 use crate::sink::{Flush, Sink};
 use crate::source::{HostExit, Mode, Overflows as HostOverflows, Rate, Recorded};
 use crate::tasks::{Task, TaskHistory, Tasks};
@@ -223,6 +224,36 @@ impl State {
     /// The driver names the vCPU's task page.
     pub(crate) fn set_tasks(&mut self, tasks: Tasks) {
         self.writer.set_tasks(tasks);
+    }
+
+    /// Brings all events up to now, and what they overflowed to their rings: the vCPU stands still until
+    /// its state has been saved. Traces hold the exit that lasts up to now.
+    pub(crate) fn quiesce(&mut self) {
+        self.settle();
+        self.end_exit(true);
+        for id in self.ids(|_| true) {
+            self.write_held(id);
+            // An event that its host gave up is in error, and saved so.
+            let _ = self.update(id);
+        }
+    }
+
+    /// The vCPU's task page, and how far its queue is.
+    pub(crate) fn save_driver(&self) -> (Option<u64>, Option<SavedQueue>) {
+        let page = self.writer.tasks().page();
+        (page.map(|page| page.0), self.queue.save())
+    }
+
+    /// The vCPU's queue is so far.
+    pub(crate) fn restore_queue(&mut self, saved: &SavedQueue) {
+        self.queue.restore(saved);
+    }
+
+    /// Shows an event's figures as of its last update.
+    pub(crate) fn show(&self, id: u64) {
+        if let Some(event) = self.events.get(&id) {
+            show(event, self.cpu.backend.clock);
+        }
     }
 
     /// Adds its own figures to those of the device.

@@ -86,6 +86,10 @@ impl Writer {
         self.tasks = tasks;
     }
 
+    pub(crate) fn tasks(&self) -> Tasks {
+        self.tasks
+    }
+
     /// The guest's RAM.
     pub(crate) fn guest(&self) -> &GuestMemoryMmap {
         &self.guest

@@ -8,11 +8,12 @@ use zerocopy::transmute;
 
 use crate::abi::{
     ExitPacket, FORMAT_EXITS, FORMAT_SAMPLES, KIND_SAMPLE_TRACE, PACKET_COLLISION, PACKET_SYNC,
-    PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_START, SamplePacket, SyncPacket,
+    PAGE_SIZE, SYNC_LOSS, SYNC_MAGIC, SYNC_PAGE, SYNC_RESUME, SYNC_START, SamplePacket, SyncPacket,
 };
 use crate::aux::{Appended, Entry};
 use crate::event::EventSpec;
 use crate::record::Origin;
+use crate::save::SavedTrace;
 
 pub(crate) use self::exits::OpenExit;
 pub(crate) use self::samples::Found;
@@ -65,6 +66,29 @@ impl Trace {
             due: SYNC_START,
             announced: false,
         }
+    }
+
+    /// As it is now.
+    pub(crate) fn save(&self) -> SavedTrace {
+        SavedTrace {
+            sequence: self.sequence,
+            count: self.count,
+            lost: self.lost,
+            due: self.due,
+            announced: self.announced,
+        }
+    }
+
+    /// As it was saved; `None` where no trace can be so.
+    pub(crate) fn restore(saved: &SavedTrace) -> Option<Self> {
+        let known = SYNC_START | SYNC_LOSS | SYNC_RESUME;
+        (saved.due & !known == 0).then_some(Self {
+            sequence: saved.sequence,
+            count: saved.count,
+            lost: saved.lost,
+            due: saved.due,
+            announced: saved.announced,
+        })
     }
 
     /// Before its next packet a sync packet stands that says `flags` of `SYNC_*`.

@@ -4,7 +4,7 @@
 
 use vm_memory::{Bytes, GuestAddress};
 use vpmu::abi::*;
-use vpmu::{Limits, Turn};
+use vpmu::{Limits, SaveError, Turn};
 use zerocopy::IntoBytes;
 
 use crate::driver::{Descriptor, QUEUE_SIZE};
@@ -101,6 +101,14 @@ fn operator_is_served_between_two_turns() {
 }
 
 /// VPMU-D-2-9.
+#[test]
+fn device_is_not_saved_between_two_turns() {
+    let rig = unfinished(64);
+    assert!(matches!(rig.vpmu.save(), Err(SaveError::Unserved(0))));
+    while rig.vcpus.with(0, |session| session.resume()) == Turn::Unfinished {}
+    rig.save();
+}
+
 #[test]
 fn reset_between_two_turns_ends_the_notification() {
     let mut rig = unfinished(64);

@@ -58,6 +58,14 @@ impl DriverQueue {
         (driver, queue)
     }
 
+    /// The same driver in another memory with the same bytes.
+    pub(crate) fn at(&self, memory: &GuestMemoryMmap) -> Self {
+        Self {
+            memory: memory.clone(),
+            ..*self
+        }
+    }
+
     pub(crate) fn want_no_interrupt(&self) {
         self.store(self.available, 1_u16);
     }

@@ -96,3 +96,19 @@ fn mark_of_more_than_32_bits_is_not_opened() {
         rig.open(&open_of(KIND_MARK, config, 0)).expect("open");
     }
 }
+
+#[test]
+fn feature_accepted_by_a_request_is_kept_over_a_restore() {
+    let mut rig = Rig::new();
+    rig.vpmu.reset();
+    rig.activate(MASKED);
+    let ring = MASKED | 1 << F_RING;
+    assert_eq!(accept(&mut rig, ring & !MASKED), Ok(()));
+    let event = rig.open(&sampled()).expect("open");
+    rig.map(event, 1);
+    rig.move_on();
+    assert_eq!(rig.open(&sampled()), Ok(event + 1));
+    // What it did not accept stays so.
+    let area = open_of(KIND_EXIT_TRACE, EXIT_IO, 0);
+    assert_eq!(rig.open(&area), Err(libc::EOPNOTSUPP));
+}

@@ -228,8 +228,8 @@ fn commands_that_make_no_sense_are_refused() {
 fn buffers_without_room_come_back_empty() {
     let mut rig = Rig::new();
     let open = open_of(KIND_MARK, 5, 0);
-    assert_eq!(rig.control_bytes(open.as_bytes(), 15), []);
-    assert_eq!(rig.control_bytes(open.as_bytes(), 0), []);
+    assert_eq!(rig.control_bytes(open.as_bytes(), 15), [0_u8; 0]);
+    assert_eq!(rig.control_bytes(open.as_bytes(), 0), [0_u8; 0]);
     assert_eq!(
         rig.vpmu.metrics().events_opened,
         0,
@@ -239,7 +239,7 @@ fn buffers_without_room_come_back_empty() {
     for (request, room) in [(32, 31), (33, 64), (32 * 2049, 32 * 2049)] {
         rig.queues[2].request(&vec![0; request], room);
         rig.vcpus.kick(0, QUEUE_VCPU);
-        assert_eq!(rig.queues[2].answer().expect("returned"), []);
+        assert_eq!(rig.queues[2].answer().expect("returned"), [0_u8; 0]);
     }
     assert_eq!(rig.vpmu.metrics().bad_requests, 5);
     rig.open(&open).expect("the device is still there");

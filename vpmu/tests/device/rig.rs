@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use virtio_queue::{Queue, QueueState};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, Registers, Settings, Turn,
-    VcpuSession, Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, Registers, SavedState,
+    Settings, Turn, VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -35,6 +36,11 @@ pub(crate) struct Rig {
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
     pub(crate) next_ring: u64,
+    settings: Settings,
+    window: Option<GuestMemoryMmap>,
+    producers: Vec<AuxProducer>,
+    /// As its driver set it up.
+    driver: Option<(u64, Vec<QueueState>)>,
 }
 
 /// The sessions of the vCPUs that have a thread.
@@ -217,6 +223,7 @@ impl Rig {
         let vpmu = Arc::into_inner(self.vpmu).expect("nobody else's");
         let vpmu = vpmu.with_aux_producers(producers.to_vec());
         self.vpmu = Arc::new(vpmu.expect("producers"));
+        self.producers = producers.to_vec();
         self
     }
 
@@ -229,7 +236,7 @@ impl Rig {
         let world = Arc::new(World::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world, &settings.hardware.raw));
-        let mut vpmu = Vpmu::new(settings, machine, source).expect("a device");
+        let mut vpmu = Vpmu::new(settings.clone(), machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");
         }
@@ -240,7 +247,84 @@ impl Rig {
             memory,
             queues: Vec::new(),
             next_ring: RINGS,
+            settings,
+            window: window.cloned(),
+            producers: Vec::new(),
+            driver: None,
         }
+    }
+
+    /// A new device on a new host, without threads and driver, that is to go on for this one; `memory` and
+    /// `window` hold what those of this one do.
+    pub(crate) fn successor(
+        &self,
+        settings: Settings,
+        memory: GuestMemoryMmap,
+        window: Option<&GuestMemoryMmap>,
+    ) -> Self {
+        let next = Self::with_memory(settings, window, memory.clone());
+        // The VMM has the guest's TSC go on.
+        next.world.pass(self.world.now());
+        let queues = self.queues.iter().map(|queue| queue.at(&memory)).collect();
+        Self {
+            queues,
+            next_ring: self.next_ring,
+            driver: self.driver.clone(),
+            ..next.with_producers(&self.producers)
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings.clone()
+    }
+
+    /// The transport has set the driver's queues up so.
+    pub(crate) fn set_transport(&mut self, features: u64, queues: &[Queue]) {
+        let states = queues.iter().map(Queue::state).collect();
+        self.driver = Some((features, states));
+    }
+
+    /// What the transport gives a device that is restored.
+    pub(crate) fn transport(&self) -> (u64, Vec<Queue>) {
+        let (features, states) = self.driver.clone().unwrap_or_default();
+        let queues = states.into_iter().map(Queue::try_from);
+        let queues: Result<_, _> = queues.collect();
+        (features, queues.expect("queues"))
+    }
+
+    /// Every vCPU leaves the guest.
+    pub(crate) fn halt(&self) {
+        (0..VCPUS).for_each(|vcpu| self.vcpus.leave(vcpu, ExitReason::Signal, &mut At(1)));
+    }
+
+    /// The state of the device, whose vCPUs have left the guest, by way of a file.
+    pub(crate) fn save(&self) -> SavedState {
+        let state = self.vpmu.save().expect("saved");
+        let file = serde_json::to_string(&state).expect("a file");
+        let read: SavedState = serde_json::from_str(&file).expect("a state");
+        assert_eq!(read, state);
+        read
+    }
+
+    /// Saves the device and goes on with another in its place, on another host.
+    pub(crate) fn move_on(&mut self) {
+        self.halt();
+        let state = self.save();
+        let mut next = self.successor(self.settings(), self.memory.clone(), self.window.as_ref());
+        // It writes no more to the memory that the other goes on with.
+        self.vpmu.reset();
+        next.resume(&state);
+        *self = next;
+    }
+
+    /// Goes on where `state` was saved.
+    pub(crate) fn resume(&mut self, state: &SavedState) {
+        let (features, queues) = self.transport();
+        let memory = self.memory.clone();
+        let restored = self.vpmu.restore(state, memory, queues, features);
+        restored.expect("restored");
+        (0..VCPUS).for_each(|vcpu| self.attach(vcpu));
+        let _ = self.vpmu.notify(QUEUE_CONTROL);
     }
 
     /// The thread of a vCPU introduces itself.
@@ -258,6 +342,7 @@ impl Rig {
     /// Sets every queue up afresh and the device going.
     pub(crate) fn activate(&mut self, features: u64) {
         let queues = self.make_queues();
+        self.set_transport(features, &queues);
         self.vpmu
             .activate(self.memory.clone(), features, queues)
             .expect("active");

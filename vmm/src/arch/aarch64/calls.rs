@@ -65,6 +65,11 @@ pub const BOOT: [(u32, &str); 7] = [
     ),
 ];
 
+/// Requests with which a vCPU's thread saves its vCPU: none.
+pub const SAVE_VCPU: [(u32, &str); 0] = [];
+/// Requests with which the main thread saves the rest of the VM: none.
+pub const SAVE_VM: [(u32, &str); 0] = [];
+
 /// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_ppoll, "ppoll");
 /// As [`POLL`].

@@ -15,6 +15,7 @@ pub mod layout;
 pub mod platform;
 mod reg;
 pub(crate) mod registers;
+pub mod state;
 
 /// The first Linux whose KVM counts on where the host moves an event between counters while the guest
 /// runs; older ones leave the guest's EL0 out of it until the vCPU is loaded again. `None`: each does.

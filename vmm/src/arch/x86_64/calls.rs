@@ -84,6 +84,63 @@ pub const BOOT: [(u32, &str); 14] = [
     ),
 ];
 
+/// Requests with which a vCPU's thread saves its vCPU, besides [`VCPU`].
+pub const SAVE_VCPU: [(u32, &str); 11] = [
+    (
+        kvm(READ, 0x98, size_of::<kvm_bindings::kvm_mp_state>()),
+        "KVM_GET_MP_STATE: a snapshot",
+    ),
+    (
+        kvm(READ, 0xa4, size_of::<kvm_bindings::kvm_xsave>()),
+        "KVM_GET_XSAVE: a snapshot",
+    ),
+    (
+        kvm(READ, 0xa6, size_of::<kvm_bindings::kvm_xcrs>()),
+        "KVM_GET_XCRS: a snapshot",
+    ),
+    (
+        kvm(READ, 0xa1, size_of::<kvm_bindings::kvm_debugregs>()),
+        "KVM_GET_DEBUGREGS: a snapshot",
+    ),
+    (
+        kvm(READ, 0x8e, size_of::<kvm_bindings::kvm_lapic_state>()),
+        "KVM_GET_LAPIC: a snapshot",
+    ),
+    (
+        kvm(READ | WRITE, 0x91, size_of::<u64>()),
+        "KVM_GET_CPUID2: a snapshot",
+    ),
+    (
+        kvm(READ | WRITE, 0x88, size_of::<u64>()),
+        "KVM_GET_MSRS: a snapshot",
+    ),
+    (kvm(NONE, 0xa3, 0), "KVM_GET_TSC_KHZ: a snapshot"),
+    (
+        kvm(WRITE, 0xe2, size_of::<kvm_bindings::kvm_device_attr>()),
+        "KVM_GET_DEVICE_ATTR: the guest's TSC against the host's, for a snapshot",
+    ),
+    (
+        kvm(READ, 0x9f, size_of::<kvm_bindings::kvm_vcpu_events>()),
+        "KVM_GET_VCPU_EVENTS: a snapshot",
+    ),
+    (
+        kvm(NONE, 0xad, 0),
+        "KVM_KVMCLOCK_CTRL: the guest hears of its pause",
+    ),
+];
+
+/// Requests with which the main thread saves the rest of the VM.
+pub const SAVE_VM: [(u32, &str); 2] = [
+    (
+        kvm(READ, 0x7c, size_of::<kvm_bindings::kvm_clock_data>()),
+        "KVM_GET_CLOCK: a snapshot",
+    ),
+    (
+        kvm(READ | WRITE, 0x62, size_of::<kvm_bindings::kvm_irqchip>()),
+        "KVM_GET_IRQCHIP: a snapshot",
+    ),
+];
+
 /// The system call with which a thread waits for descriptors; other architectures have another.
 pub const POLL: (c_long, &str) = (libc::SYS_poll, "poll");
 /// As [`POLL`].
@@ -122,5 +179,29 @@ mod tests {
             boot[10..],
             [0x4138_ae84, 0x4090_ae82, 0x4018_aee2, 0x4018_aee1]
         );
+        let save = SAVE_VCPU.map(|(number, _)| number);
+        assert_eq!(
+            save[..5],
+            [
+                0x8004_ae98,
+                0x9000_aea4,
+                0x8188_aea6,
+                0x8080_aea1,
+                0x8400_ae8e
+            ]
+        );
+        assert_eq!(
+            save[5..],
+            [
+                0xc008_ae91,
+                0xc008_ae88,
+                0xaea3,
+                0x4018_aee2,
+                0x8040_ae9f,
+                0xaead
+            ]
+        );
+        let save = SAVE_VM.map(|(number, _)| number);
+        assert_eq!(save, [0x8030_ae7c, 0xc208_ae62]);
     }
 }

@@ -70,6 +70,11 @@ impl GuestClock {
         Self::new(kvm, vm, vcpus)
     }
 
+    /// The guest takes it to run at `khz`, as it was told on another host.
+    pub(crate) fn set_khz(&mut self, khz: u32) {
+        self.khz = khz;
+    }
+
     /// Its frequency in kHz.
     #[must_use]
     pub fn khz(&self) -> u32 {
@@ -115,7 +120,7 @@ pub(super) fn offset(vcpu: &VcpuFd) -> io::Result<u64> {
 }
 
 /// Makes guest TSC minus host TSC `offset`, of a vCPU that has not run yet.
-fn set_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
+pub(super) fn set_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
     let attribute = attribute(&raw mut offset);
     // SAFETY: the kernel reads the structure and the 64 bits at its address, `offset`.
     if unsafe { ioctl_with_ref(vcpu, request::KVM_SET_DEVICE_ATTR(), &attribute) } < 0 {

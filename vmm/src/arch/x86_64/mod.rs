@@ -17,6 +17,7 @@ pub mod platform;
 pub mod power;
 pub(crate) mod registers;
 pub mod regs;
+pub mod state;
 
 /// The first Linux whose KVM counts on where the host moves an event between counters while the guest
 /// runs. `None`: each does.

@@ -66,6 +66,24 @@ impl Interrupt {
         self.status.fetch_and(!why | STARTED, Ordering::SeqCst);
     }
 
+    /// The status with the bit that guests do not see, to be saved.
+    pub(super) fn save(&self) -> u32 {
+        self.status.load(Ordering::SeqCst)
+    }
+
+    /// Takes the place of an interrupt that was saved so. The line is raised again where the driver has not
+    /// acknowledged the last edge, which it may not have had: it takes one too many for what it is.
+    ///
+    /// # Errors
+    /// The line's.
+    pub(super) fn restore(&self, status: u32) -> io::Result<()> {
+        self.status.store(status, Ordering::SeqCst);
+        match self.status() {
+            0 => Ok(()),
+            _ => self.line.write(1),
+        }
+    }
+
     /// The driver starts the device: from here on interrupts are raised.
     pub(super) fn start(&self) {
         self.status.store(STARTED, Ordering::SeqCst);

@@ -5,6 +5,7 @@ use vpmu::abi::PAGE_SIZE;
 use vpmu::source::{HostExit, Mode, Overflow, Rate, Recorded};
 use vpmu::{AuxError, FlushError, Persist, Vpmu};
 
+use super::forgery::{Forgery, forge, leaves};
 use super::input::{cpu, exit, number, once_in};
 use super::rig::{Errno, VCPUS, thread};
 use super::stage::Stage;
@@ -265,6 +266,49 @@ fn histories(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
             .rig
             .vpmu
             .read_config(input.int_in_range(0..=128)?, &mut config);
+        if stage.movable && once_in(input, 4)? {
+            return moves(stage, input);
+        }
+    }
+    Ok(())
+}
+
+/// The device is saved, and another goes on, maybe from what somebody has made of the state.
+fn moves(stage: &mut Stage, input: &mut Unstructured<'_>) -> Result<()> {
+    stage.leave_all();
+    let mut state = stage.save();
+    let forgeries = input.int_in_range(0..=5)?;
+    // Mostly the state as it is.
+    for _ in 3..forgeries {
+        let places = leaves(&state);
+        let place = input.choose(&places)?;
+        let forgery = match input.int_in_range(0..=7)? {
+            0..=2 => Forgery::Number(number(input)?),
+            3 => Forgery::Plus(number(input)?),
+            4 => Forgery::Flip,
+            5 => Forgery::Null,
+            6 => Forgery::Remove,
+            _ => Forgery::Repeat,
+        };
+        forge(&mut state, place, &forgery);
+    }
+    let forged = forgeries > 3;
+    match stage.successor(&state) {
+        Some((next, Ok(()))) => {
+            stage.forged |= forged;
+            if input.arbitrary()? {
+                next.world.know_ips();
+            }
+            stage.go_on_as(next);
+        }
+        refused => {
+            assert!(
+                forged || stage.forged,
+                "{:?}",
+                refused.map(|(_, refused)| refused)
+            );
+            stage.enter_all();
+        }
     }
     Ok(())
 }

@@ -6,6 +6,8 @@
 
 #[path = "../../../tests/device/driver.rs"]
 pub(crate) mod driver;
+#[path = "../../../tests/device/forgery.rs"]
+pub(crate) mod forgery;
 #[path = "../../../tests/device/reader.rs"]
 pub(crate) mod reader;
 #[path = "../../../tests/device/rig.rs"]

@@ -4,8 +4,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
-use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_VCPU};
-use vpmu::{AuxProducer, Engines, ExitReason, Hardware, Limits, Settings, VcpuSession};
+use serde::Deserialize;
+use serde_json::Value;
+use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU};
+use vpmu::{
+    AuxProducer, Engines, ExitReason, Hardware, Limits, RestoreError, SavedState, Settings,
+    VcpuSession,
+};
 
 use super::driver::DriverQueue;
 use super::layout::{self, Memory};
@@ -36,6 +41,11 @@ pub(crate) struct Stage {
     attached: [bool; VCPUS as usize],
     /// The other sessions are with threads of their own.
     threaded: bool,
+    windowed: bool,
+    /// Nobody else holds the device, so that another can take its place.
+    pub(crate) movable: bool,
+    /// It goes on from a forged state, which may name any memory and any figures.
+    pub(crate) forged: bool,
     /// Pages that lie in rings of their own.
     own_pages: u64,
     /// vCPUs cannot be made to leave the guest any more.
@@ -103,7 +113,8 @@ impl Stage {
             Rc::clone(memory)
         });
         memory.clear();
-        let window = input.ratio(7, 8)?.then_some(&memory.window);
+        let windowed = input.ratio(7, 8)?;
+        let window = windowed.then_some(&memory.window);
         let rig = Rig::with_memory(settings, window, memory.guest.clone());
         let rig = rig.with_producers(&[PRODUCER]);
         if input.ratio(1, 2)? {
@@ -116,6 +127,9 @@ impl Stage {
             rings: Vec::new(),
             attached: [false; VCPUS as usize],
             threaded: false,
+            windowed,
+            movable: false,
+            forged: false,
             own_pages: 0,
             stuck: false,
             marks: 0,
@@ -129,6 +143,7 @@ impl Stage {
         let (drivers, queues) = self.memory.queues();
         self.rig.queues = drivers;
         let features = features & self.rig.vpmu.features();
+        self.rig.set_transport(features, &queues);
         self.rig
             .vpmu
             .activate(self.rig.memory.clone(), features, queues)
@@ -142,6 +157,7 @@ impl Stage {
         let complete = given.len() == self.rig.vpmu.queue_count();
         let offered = features & !self.rig.vpmu.features() == 0;
         let memory = self.rig.memory.clone();
+        self.rig.set_transport(features, &given);
         let activated = self.rig.vpmu.activate(memory, features, given);
         assert!(activated.is_err() || complete && offered, "it is served");
     }
@@ -231,6 +247,62 @@ impl Stage {
         }
     }
 
+    /// The device as it would be stored; its vCPUs are outside of the guest.
+    pub(crate) fn save(&self) -> Value {
+        let state = self.rig.vpmu.save().expect("nobody is in the guest");
+        serde_json::to_value(state).expect("plain data")
+    }
+
+    /// A new device of the same settings on a new host; what came of a restore of it.
+    pub(crate) fn successor(
+        &self,
+        state: &Value,
+    ) -> Option<(Rig, core::result::Result<(), RestoreError>)> {
+        let state: SavedState = SavedState::deserialize(state).ok()?;
+        let next = self.rig.successor(
+            self.rig.settings(),
+            self.rig.memory.clone(),
+            self.windowed.then_some(&self.memory.window),
+        );
+        let (features, queues) = next.transport();
+        let memory = next.memory.clone();
+        let restored = next.vpmu.restore(&state, memory, queues, features);
+        Some((next, restored))
+    }
+
+    /// The device is `next` from now on, on threads of the new host.
+    pub(crate) fn go_on_as(&mut self, next: Rig) {
+        // It writes no more to the memory that the other goes on with.
+        self.rig.vpmu.reset();
+        self.rig = next;
+        if self.stuck {
+            // The new host can make them leave as little.
+            self.rig.world.be_stuck();
+        }
+        for vcpu in (0..VCPUS).filter(|vcpu| self.attached[*vcpu as usize]) {
+            self.rig.attach_as(vcpu, thread(vcpu));
+            let known = |session: &mut VcpuSession| (session.vcpu(), session.exits());
+            let exits = self.rig.vpmu.exits(vcpu);
+            assert_eq!(self.rig.vcpus.with(vcpu, known), (vcpu, exits));
+            self.rig.vcpus.enter(vcpu);
+        }
+        let _ = self.rig.vpmu.notify(QUEUE_CONTROL);
+    }
+
+    /// Every queue is notified, whatever lies there.
+    pub(crate) fn notify_all(&self) {
+        let vpmu = &self.rig.vpmu;
+        let _ = vpmu.notify(QUEUE_CONTROL);
+        let _ = vpmu.notify(QUEUE_EVENT);
+        for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
+            let mut nowhere = At(u64::MAX);
+            self.rig.vcpus.leave(vcpu, ExitReason::Mmio, &mut nowhere);
+            let queue = u16::try_from(vcpu).map_or(QUEUE_VCPU, |vcpu| QUEUE_VCPU + vcpu);
+            self.rig.vcpus.kick(vcpu, queue);
+            self.rig.vcpus.enter(vcpu);
+        }
+    }
+
     /// The vCPUs run the guest.
     pub(crate) fn enter_all(&self) {
         for vcpu in (0..VCPUS).filter(|vcpu| self.runs(*vcpu)) {
@@ -240,6 +312,10 @@ impl Stage {
 
     /// Everything ends: checks what is left then.
     pub(crate) fn finish(mut self) {
+        if self.forged {
+            self.end();
+            return;
+        }
         self.read_rings();
         self.memory.assert_neighbours_untouched();
         let vpmu = &self.rig.vpmu;
@@ -264,6 +340,13 @@ impl Stage {
         }
         vpmu.drain();
         assert_eq!(heads(&self), before, "memory is left alone after a reset");
+        self.end();
+    }
+
+    /// Nothing is left behind.
+    fn end(&self) {
+        let vpmu = &self.rig.vpmu;
+        vpmu.reset();
         for event in vpmu.persistent() {
             vpmu.end(event.id).expect("it was listed");
         }

@@ -43,6 +43,8 @@ enum Step {
     Mark(u32, u32, u64),
     Flush(u32, Option<usize>),
     HostFlush(Option<usize>),
+    /// The device is saved, and another goes on.
+    Move,
     Reset,
 }
 
@@ -112,6 +114,7 @@ fn step() -> impl Strategy<Value = Step> {
         60 => (0_u32..2, 1_u32..4, 1_u64..6).prop_map(|(vcpu, value, times)| Step::Mark(vcpu, value, times)),
         8 => (0_u32..2, some.clone()).prop_map(|(vcpu, place)| Step::Flush(vcpu, place)),
         2 => some.prop_map(Step::HostFlush),
+        2 => Just(Step::Move),
         1 => Just(Step::Reset),
     ]
 }
@@ -224,6 +227,7 @@ impl Run {
                 let known = id.is_none_or(|id| self.model.events.contains_key(&id));
                 assert_eq!(self.rig.vpmu.flush(id).is_ok(), known);
             }
+            Step::Move => self.rig.move_on(),
             Step::Reset => {
                 self.rig.vpmu.reset();
                 self.rig.activate(WINDOW_FEATURES);

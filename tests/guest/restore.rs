@@ -1,0 +1,248 @@
+//! What a guest does while its host saves it: numbered lines, by both vCPUs in turn, and events that see each.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::acts::say;
+use crate::ensure::{ensure, ensure_eq};
+use crate::fields::{ADDR, TIME};
+use crate::kernel_log::ensure_none_of;
+use crate::packets::USER;
+use crate::pages::{Pages, READ_WRITE};
+use crate::persisting::{self, values};
+use crate::raw::{
+    Device, Doorbell, EXIT_MMIO, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXIT_TRACE,
+    KIND_MARK, KIND_SOFTWARE, MARK_ANY, SW_CPU_CLOCK, sampling, silent,
+};
+use crate::traced::Traced;
+use crate::triggers::{Region, START, STOP};
+use crate::{Outcome, cpu, fields};
+use perf_event_open_sys::bindings::perf_event_attr;
+
+/// Lines of a run.
+const LINES: u32 = 150;
+/// Between two of them, for the host to get a word in.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Numbered lines, each with the guest's time in nanoseconds.
+pub(crate) fn lines() -> Outcome {
+    let (to_other, from_one) = channel();
+    let (to_one, from_other) = channel();
+    let start = Instant::now();
+    let other = move || turns(1, start, &from_one, &to_one).map_err(|e| e.to_string());
+    let other = thread::spawn(other);
+    to_other.send(1)?;
+    turns(0, start, &from_other, &to_other)?;
+    drop(to_other);
+    other.join().map_err(|_| "a thread panicked")??;
+    // A pause is not to look like a hang, nor like a clock that went wrong.
+    ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
+    say("whole");
+    Ok(())
+}
+
+/// Says the next line on `place` whenever it is this thread's turn.
+fn turns(place: usize, start: Instant, mine: &Receiver<u32>, others: &Sender<u32>) -> Outcome {
+    cpu::pin(place)?;
+    while let Ok(number) = mine.recv() {
+        if number <= LINES {
+            say(&format!("line {number} {}", start.elapsed().as_nanos()));
+            thread::sleep(PAUSE);
+        }
+        // The other has heard of the end if it is gone.
+        if others.send(number + 1).is_err() || number >= LINES {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The mark of a line is its number and so much.
+const FIRST: u64 = 1_000;
+/// Marks of a line.
+const MARKS: u64 = 3;
+/// Nanoseconds between two samples of the clock.
+const TICK: u64 = 1_000_000;
+
+/// The same lines. Each is three marks, which every event of its vCPU counts, samples or traces.
+pub(crate) fn events() -> Outcome {
+    let device = Device::open()?;
+    let mut watches = [Watch::open(&device, 0)?, Watch::open(&device, 1)?];
+    let bell = Doorbell::map(&device)?;
+    let start = Instant::now();
+    for number in 1..=LINES {
+        let place = (number % 2) as usize;
+        cpu::pin(place)?;
+        let watch = watches.get_mut(place).ok_or("a vCPU")?;
+        let seen = watch.line(&device, &bell, FIRST + u64::from(number));
+        seen.map_err(|error| format!("line {number}: {error}"))?;
+        say(&format!("line {number} {}", start.elapsed().as_nanos()));
+        thread::sleep(PAUSE);
+    }
+    for watch in &mut watches {
+        let whole = watch.whole(&device);
+        whole.map_err(|error| format!("vCPU {}: {error}", watch.cpu))?;
+    }
+    let last = watches.iter().map(|watch| watch.newest).max();
+    let next = device.open_event(&device.attr(KIND_MARK, MARK_ANY), How::on_cpu(0))?;
+    let next = next.id()?;
+    ensure!(
+        last.is_some_and(|last| last < next),
+        "id {next} again, after {last:?}"
+    );
+    ensure_none_of(&["soft lockup", "self-detected stall", "Marking clocksource"])?;
+    say("whole");
+    Ok(())
+}
+
+/// One of everything on a vCPU.
+struct Watch {
+    cpu: i32,
+    /// Every mark on it so far.
+    made: Vec<u64>,
+    counted: Event,
+    /// Its records are read at the end.
+    sampled: (Event, Pages),
+    /// Its records are read at each line, from a ring that they go round in.
+    followed: (Event, Pages),
+    read: Vec<u64>,
+    /// Every second mark alone.
+    second: (Event, Pages),
+    attr: perf_event_attr,
+    region: Region,
+    traced: Traced,
+    /// Its exits for marks of ours.
+    traced_marks: u64,
+    clock: (Event, Pages),
+    clock_attr: perf_event_attr,
+    enabled: u64,
+    /// The ring lies in the window, and nobody has the event open.
+    kept: u64,
+    newest: u64,
+}
+
+impl Watch {
+    fn open(device: &Device, cpu: i32) -> Result<Self, Box<dyn std::error::Error>> {
+        cpu::pin(usize::try_from(cpu)?)?;
+        let how = How::on_cpu(cpu);
+        let ring = |attr: &perf_event_attr, pages| -> std::io::Result<(Event, Pages)> {
+            let event = device.start(attr, how)?;
+            let ring = Pages::map(&event, pages, READ_WRITE)?;
+            Ok((event, ring))
+        };
+        let attr = persisting::sequence(device);
+        let mut counting = device.attr(KIND_MARK, MARK_ANY);
+        counting.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
+        let trace = silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO));
+        let traced = Traced::open(device, trace, how, 32, READ_WRITE)?;
+        traced.event.enable(0)?;
+        let clock_attr = silent(sampling(
+            device.attr(KIND_SOFTWARE, SW_CPU_CLOCK),
+            TICK,
+            TIME,
+        ));
+        let (kept, id) = persisting::persistent(device, &attr, cpu, &format!("kept-{cpu}"))?;
+        drop(Pages::map(&kept, 8, READ_WRITE)?);
+        drop(kept);
+        let inside = device.attr(KIND_MARK, MARK_ANY);
+        Ok(Self {
+            cpu,
+            made: Vec::new(),
+            counted: device.start(&counting, how)?,
+            sampled: ring(&attr, 8)?,
+            followed: ring(&attr, 1)?,
+            read: Vec::new(),
+            second: ring(&silent(device.any_marks(2, TIME | ADDR)), 8)?,
+            attr,
+            region: Region::of(device, &inside, how)?,
+            traced,
+            traced_marks: 0,
+            clock: ring(&clock_attr, 64)?,
+            clock_attr,
+            enabled: 0,
+            kept: id,
+            newest: id,
+        })
+    }
+
+    /// The marks of a line, on this vCPU, and what its events tell of them.
+    fn line(&mut self, device: &Device, bell: &Doorbell, value: u64) -> Outcome {
+        let before = device.time_of(cpu::tsc());
+        for mark in [START, u32::try_from(value)?, STOP] {
+            bell.mark(mark);
+            self.made.push(mark.into());
+        }
+        self.sampled.0.flush(0)?;
+        let records = self.followed.1.take()?;
+        let followed = values(&records, &self.attr)?;
+        self.read.extend(&followed);
+        ensure_eq!(followed.len() as u64, MARKS, "records of {followed:?}");
+        let count = self.made.len() as u64;
+        let counted = self.counted.read()?;
+        ensure_eq!(counted[0], count, "marks counted");
+        ensure!(
+            counted[1] == counted[2] && counted[1] > self.enabled,
+            "{counted:?} after {} ns",
+            self.enabled
+        );
+        self.enabled = counted[1];
+        ensure!(before < device.time_of(cpu::tsc()), "time goes back");
+        // The mark and the one that stops.
+        let target = self.region.target.count()?;
+        ensure_eq!(target, count / MARKS * 2, "marks in regions");
+        self.traced.read()?;
+        let exits = self.traced.take()?;
+        self.traced_marks += exits.iter().filter(|exit| exit.flags & USER != 0).count() as u64;
+        Ok(())
+    }
+
+    /// All that was to be seen has been seen, once.
+    fn whole(&mut self, device: &Device) -> Outcome {
+        cpu::pin(usize::try_from(self.cpu)?)?;
+        ensure_eq!(self.read, self.made, "marks in the ring that was followed");
+        let sampled = values(&self.sampled.1.take()?, &self.attr)?;
+        ensure_eq!(sampled, self.made, "marks in the ring that was left alone");
+        let second = values(&self.second.1.take()?, &self.attr)?;
+        let expected: Vec<u64> = self.made.iter().skip(1).step_by(2).copied().collect();
+        ensure_eq!(second, expected, "every second mark");
+        ensure_eq!(self.traced_marks, self.made.len() as u64, "marks traced");
+        let (count, lost) = self.traced.read()?;
+        ensure!(count > 0 && lost == 0, "{count} bytes traced, {lost} lost");
+        self.clock.0.flush(0)?;
+        let clock = self.clock.1.take()?;
+        let storms = [fields::THROTTLE, fields::UNTHROTTLE];
+        let clock: Vec<_> = clock
+            .into_iter()
+            .filter(|record| !storms.contains(&record.kind))
+            .collect();
+        let (ticks, _) = fields::samples(&clock, &self.clock_attr)?;
+        let times: Vec<_> = ticks.iter().filter_map(|tick| tick.time).collect();
+        ensure!(
+            times.is_sorted_by(|a, b| a < b),
+            "ticks not in order: {times:?}"
+        );
+        let listed = device
+            .entry(self.kept)?
+            .ok_or("the event that was kept is gone")?;
+        ensure_eq!(listed.name(), format!("kept-{}", self.cpu), "its name");
+        let kept = device.reopen(self.kept, self.cpu)?;
+        let pages = listed.data_pages().ok_or("no ring")?;
+        let mut ring = Pages::map(&kept, pages, READ_WRITE)?;
+        ensure_eq!(values(&ring.take()?, &self.attr)?, self.made, "marks kept");
+        ensure_eq!(
+            kept.count()?,
+            self.made.len() as u64,
+            "count of the event that was kept"
+        );
+        for event in [
+            &self.counted,
+            &self.sampled.0,
+            &self.clock.0,
+            &self.region.target,
+        ] {
+            self.newest = self.newest.max(event.id()?);
+        }
+        Ok(())
+    }
+}

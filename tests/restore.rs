@@ -1,0 +1,141 @@
+//! A stock guest is saved while it runs, and goes on from there: itself, and as many copies as are restored.
+#![expect(
+    clippy::expect_used,
+    reason = "output that cannot be read fails the test"
+)]
+
+use tests::host::SharedSession;
+
+/// Lines of the guest, as its program numbers them.
+const LINES: u32 = 150;
+
+const SCRIPT: &str = r#"
+until_line() {
+	tries=0
+	while ! grep -q "@guest line $2 " "/tmp/$1.console" 2> /dev/null; do
+		sleep 0.1
+		tries=$((tries + 1))
+		if [ $tries -gt 1000 ] || grep -q "@guest failed" "/tmp/$1.console" 2> /dev/null; then
+			echo "$1 did not say line $2"
+			cat "/tmp/$1.console" "/tmp/$1.log"
+			exit 1
+		fi
+	done
+}
+snapshot() {
+	name=$1
+	shift
+	vmm ctl --socket /tmp/ctl snapshot "$@" > "/tmp/$name-snapshot" 2>&1
+	printf '\n@exit %s %s\n' "$name-snapshot" $?
+	put "$name-snapshot" "/tmp/$name-snapshot"
+}
+restore() {
+	name=$1
+	shift
+	vmm run --restore "$@" > "/tmp/$name.console" 2> "/tmp/$name.log" < /dev/null
+	printf '\n@exit %s %s\n' "$name" $?
+	put "$name.console" "/tmp/$name.console"
+	put "$name.log" "/tmp/$name.log"
+}
+ACT=lines
+# A machine without a device.
+boot live --no-vpmu --ctl /tmp/ctl > /tmp/live.said &
+until_line live 40
+snapshot live /tmp/here
+wait
+cat /tmp/live.said
+rm -r /tmp/here
+
+# One whose device is in use: it goes on after its first snapshot and ends with its second. Two copies at once.
+ACT=events
+boot used --ctl /tmp/ctl > /tmp/used.said &
+until_line used 20
+snapshot used /tmp/first
+until_line used 60
+snapshot ended /tmp/second --then-exit
+wait
+cat /tmp/used.said
+put used.console /tmp/used.console
+restore early /tmp/first > /tmp/early.said &
+restore one /tmp/second > /tmp/one.said &
+restore two /tmp/second > /tmp/two.said &
+wait
+cat /tmp/early.said /tmp/one.said /tmp/two.said
+true
+"#;
+
+static SESSION: SharedSession = SharedSession::new(SCRIPT);
+
+/// Checks that a console has every line up to the last once, in order, its times never going back, and then
+/// the end; the first line that it has.
+fn rest(console: &[u8]) -> u32 {
+    let text = String::from_utf8_lossy(console).replace('\r', "");
+    let said: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("@guest "))
+        .collect();
+    let (last, lines) = said.split_last().expect("the guest says something");
+    assert_eq!(*last, "whole", "{text}");
+    let lines: Vec<(u32, u64)> = lines
+        .iter()
+        .map(|line| {
+            let mut words = line.split(' ');
+            let word = (words.next(), words.next(), words.next(), words.next());
+            let (Some("line"), Some(number), Some(time), None) = word else {
+                panic!("no line: {line:?} in {text}");
+            };
+            (
+                number.parse().expect("a number"),
+                time.parse().expect("a time"),
+            )
+        })
+        .collect();
+    let numbers: Vec<u32> = lines.iter().map(|(number, _)| *number).collect();
+    let first = *numbers.first().expect("a line");
+    assert_eq!(numbers, (first..=LINES).collect::<Vec<_>>(), "{text}");
+    assert!(lines.is_sorted_by_key(|(_, time)| *time), "{text}");
+    first
+}
+
+/// The same of a console that has them all.
+fn whole(console: &[u8]) {
+    assert_eq!(rest(console), 1);
+}
+
+#[test]
+fn guest_that_is_saved_says_every_line_once() {
+    let session = SESSION.get();
+    let log = session.text("live-snapshot");
+    assert_eq!(session.exit("live-snapshot"), 0, "{log}");
+    assert_eq!(session.exit("live"), 0, "{}", session.text("live.log"));
+    whole(session.file("live.text"));
+}
+
+#[test]
+fn each_copy_says_the_rest_of_the_lines_once() {
+    let session = SESSION.get();
+    for snapshot in ["used", "ended"] {
+        let log = session.text(&format!("{snapshot}-snapshot"));
+        assert_eq!(session.exit(&format!("{snapshot}-snapshot")), 0, "{log}");
+    }
+    assert_eq!(session.exit("used"), 6, "{}", session.text("used.log"));
+    let before = session.file("used.console");
+    assert!(!before.windows(5).any(|bytes| bytes == b"whole"));
+    for copy in ["one", "two"] {
+        let log = session.text(&format!("{copy}.log"));
+        assert_eq!(session.exit(copy), 0, "{log}");
+        println!("{log}");
+        whole(&[before, session.file(&format!("{copy}.console"))].concat());
+    }
+}
+
+#[test]
+fn events_go_on_in_each_copy() {
+    let session = SESSION.get();
+    let log = session.text("early.log");
+    assert_eq!(session.exit("early"), 0, "{log}");
+    println!("{log}");
+    // Those before are the machine's that went on.
+    let first = rest(session.file("early.console"));
+    assert!((20..60).contains(&first), "{first}");
+}

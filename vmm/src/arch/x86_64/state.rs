@@ -1,0 +1,458 @@
+//! The state of a PC that KVM holds: vCPUs, interrupt controllers, clocks. Saved while no vCPU runs, and
+//! put into a new VM whose vCPUs have not run yet.
+
+use kvm_bindings::{
+    CpuId, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_clock_data, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
+};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
+
+use super::clock::{self, GuestClock};
+
+/// Why state cannot be saved or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// KVM refuses a piece of state.
+    #[error("KVM cannot {action} {what}")]
+    Kvm {
+        /// `save` or `restore`.
+        action: &'static str,
+        /// Which piece.
+        what: &'static str,
+        /// KVM's reason.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// A model-specific register keeps another value.
+    #[error("KVM does not take {value:#x} for the model-specific register {index:#x}")]
+    Msr {
+        /// Which one.
+        index: u32,
+        /// The saved value.
+        value: u64,
+    },
+    /// A vCPU is in the middle of a VM of its own.
+    #[error("the guest runs a hypervisor of its own, whose state is not saved")]
+    Nested,
+    /// More entries than KVM's interface has room for.
+    #[error("too many {0}")]
+    TooMany(&'static str, #[source] vmm_sys_util::fam::Error),
+    /// The guest uses a feature that this host does not have.
+    #[error(
+        "the guest's processors have features that this host's lack (CPUID leaf {leaf:#x}): restore it on \
+         a host with the same processor"
+    )]
+    Cpuid {
+        /// The leaf that has them.
+        leaf: u32,
+    },
+    /// The host's TSC is faster or slower.
+    #[error(
+        "the guest's TSC runs at {saved} kHz, this host's at {host} kHz: restore it on such a host"
+    )]
+    Tsc {
+        /// The guest's.
+        saved: u32,
+        /// This host's.
+        host: u32,
+    },
+    /// The saved state has another shape than a machine.
+    #[error("the saved {0} is none")]
+    Malformed(&'static str),
+}
+
+/// Linux measures its TSC anew at each boot, to a few parts in a million.
+const TSC_TOLERANCE_PPM: u64 = 250;
+const MSR_TSC: u32 = 0x10;
+/// Most model-specific registers in one request.
+const MSRS_AT_ONCE: usize = 64;
+const EFER_SVME: u64 = 1 << 12;
+const CR4_VMXE: u64 = 1 << 13;
+
+/// What saving needs to know of this KVM.
+#[derive(Debug)]
+pub(crate) struct Saver {
+    msrs: Vec<u32>,
+}
+
+/// One vCPU.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VcpuState {
+    cpuid: Vec<kvm_cpuid_entry2>,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    xsave: kvm_xsave,
+    xcrs: kvm_xcrs,
+    debug: kvm_debugregs,
+    lapic: kvm_lapic_state,
+    msrs: Vec<(u32, u64)>,
+    events: kvm_vcpu_events,
+    mp: kvm_mp_state,
+    tsc_khz: u32,
+    /// Guest TSC minus host TSC, where KVM reports it.
+    tsc_offset: Option<u64>,
+}
+
+/// The rest of the VM.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VmState {
+    irqchips: Vec<kvm_irqchip>,
+    clock: kvm_clock_data,
+    /// The host's TSC when the VM stood still.
+    host_tsc: u64,
+}
+
+fn cannot(
+    action: &'static str,
+    what: &'static str,
+) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Kvm {
+        action,
+        what,
+        source,
+    }
+}
+
+fn save(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    cannot("save", what)
+}
+
+fn restore(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> StateError {
+    cannot("restore", what)
+}
+
+fn host_tsc() -> u64 {
+    // SAFETY: every processor with KVM has a TSC, which user mode may read on Linux.
+    #[expect(unsafe_code, reason = "an instruction")]
+    unsafe {
+        std::arch::x86_64::_rdtsc()
+    }
+}
+
+impl Saver {
+    /// Asks `kvm` which registers there are.
+    ///
+    /// # Errors
+    /// [`StateError::Kvm`].
+    pub(crate) fn new(kvm: &Kvm) -> Result<Self, StateError> {
+        let list = kvm
+            .get_msr_index_list()
+            .map_err(cannot("list", "model-specific registers"))?;
+        Ok(Self {
+            msrs: list.as_slice().to_vec(),
+        })
+    }
+
+    /// The state of a vCPU that has come back from its run call and finished its last access.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub(crate) fn vcpu(&self, fd: &VcpuFd) -> Result<VcpuState, StateError> {
+        // First: KVM takes INIT and SIPI signals that are pending.
+        let mp = fd.get_mp_state().map_err(save("the run state"))?;
+        let sregs = fd.get_sregs().map_err(save("the system registers"))?;
+        if sregs.efer & EFER_SVME != 0 || sregs.cr4 & CR4_VMXE != 0 {
+            return Err(StateError::Nested);
+        }
+        Ok(VcpuState {
+            mp,
+            sregs,
+            regs: fd.get_regs().map_err(save("the registers"))?,
+            xsave: fd.get_xsave().map_err(save("the extended state"))?,
+            xcrs: fd
+                .get_xcrs()
+                .map_err(save("the extended control registers"))?,
+            debug: fd.get_debug_regs().map_err(save("the debug registers"))?,
+            lapic: fd.get_lapic().map_err(save("the local APIC"))?,
+            cpuid: fd
+                .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+                .map_err(save("CPUID"))?
+                .as_slice()
+                .to_vec(),
+            msrs: self.msrs(fd)?,
+            tsc_khz: fd.get_tsc_khz().map_err(save("the TSC frequency"))?,
+            tsc_offset: clock::offset(fd).ok(),
+            events: fd.get_vcpu_events().map_err(save("pending events"))?,
+        })
+    }
+
+    /// Every register that can be read.
+    fn msrs(&self, fd: &VcpuFd) -> Result<Vec<(u32, u64)>, StateError> {
+        let mut saved = Vec::with_capacity(self.msrs.len());
+        let mut left = self.msrs.as_slice();
+        while !left.is_empty() {
+            let asked = left.get(..MSRS_AT_ONCE.min(left.len())).unwrap_or(left);
+            let values = read_msrs(fd, asked)?;
+            // KVM stops at one that the guest does not have.
+            let step = match values.len() {
+                count if count < asked.len() => count + 1,
+                count => count,
+            };
+            saved.extend(values);
+            left = left.get(step..).unwrap_or_default();
+        }
+        Ok(saved)
+    }
+}
+
+/// The values of the first of `indices` that can be read.
+fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, StateError> {
+    let entries: Vec<kvm_msr_entry> = indices
+        .iter()
+        .map(|&index| kvm_msr_entry {
+            index,
+            ..Default::default()
+        })
+        .collect();
+    let mut msrs = Msrs::from_entries(&entries)
+        .map_err(|source| StateError::TooMany("model-specific registers", source))?;
+    let read = fd
+        .get_msrs(&mut msrs)
+        .map_err(save("model-specific registers"))?;
+    let values = msrs.as_slice().iter().take(read);
+    Ok(values.map(|entry| (entry.index, entry.data)).collect())
+}
+
+/// The VM was paused: its watchdogs are not to take that for a hang.
+pub(crate) fn paused(fd: &VcpuFd) {
+    // A guest that does not use KVM's clock has nothing to hear.
+    if let Err(error) = fd.kvmclock_ctrl() {
+        log::debug!("the guest does not hear of its pause: {error}");
+    }
+}
+
+impl VcpuState {
+    /// Puts this state into `fd`, which has not run yet and has this machine's own CPUID.
+    fn restore(&self, fd: &VcpuFd, host_tsc_then: u64) -> Result<(), StateError> {
+        let own = fd
+            .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+            .map_err(restore("CPUID"))?;
+        compare_features(&self.cpuid, own.as_slice())?;
+        let cpuid = CpuId::from_entries(&self.cpuid)
+            .map_err(|source| StateError::TooMany("CPUID leaves", source))?;
+        fd.set_cpuid2(&cpuid).map_err(restore("CPUID"))?;
+        compare_tsc(
+            self.tsc_khz,
+            fd.get_tsc_khz().map_err(restore("the TSC frequency"))?,
+        )?;
+        let keeps_offset = match self.tsc_offset {
+            // The guest's counter goes on from where it was, the same distance to those of other vCPUs.
+            Some(offset) => {
+                let since = host_tsc().wrapping_sub(host_tsc_then);
+                clock::set_offset(fd, offset.wrapping_sub(since)).is_ok()
+            }
+            None => false,
+        };
+        fd.set_mp_state(self.mp).map_err(restore("the run state"))?;
+        fd.set_regs(&self.regs).map_err(restore("the registers"))?;
+        fd.set_sregs(&self.sregs)
+            .map_err(restore("the system registers"))?;
+        set_xsave(fd, &self.xsave)?;
+        // A host without XSAVE has none, and takes none.
+        if self.xcrs.nr_xcrs > 0 {
+            fd.set_xcrs(&self.xcrs)
+                .map_err(restore("the extended control registers"))?;
+        }
+        fd.set_debug_regs(&self.debug)
+            .map_err(restore("the debug registers"))?;
+        fd.set_lapic(&self.lapic)
+            .map_err(restore("the local APIC"))?;
+        // After the local APIC, whose mode decides what becomes of the TSC deadline.
+        self.set_msrs(fd, keeps_offset)?;
+        fd.set_vcpu_events(&self.events)
+            .map_err(restore("pending events"))
+    }
+
+    fn set_msrs(&self, fd: &VcpuFd, keeps_offset: bool) -> Result<(), StateError> {
+        for &(index, value) in &self.msrs {
+            if index == MSR_TSC && keeps_offset {
+                continue;
+            }
+            // Many cannot be written, and have the right value already.
+            if index != MSR_TSC && read_msrs(fd, &[index])?.first() == Some(&(index, value)) {
+                continue;
+            }
+            let entry = kvm_msr_entry {
+                index,
+                data: value,
+                ..Default::default()
+            };
+            let one = Msrs::from_entries(&[entry])
+                .map_err(|source| StateError::TooMany("model-specific registers", source))?;
+            match fd.set_msrs(&one) {
+                Ok(1) => {}
+                Ok(_) => return Err(StateError::Msr { index, value }),
+                Err(source) => return Err(restore("model-specific registers")(source)),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "KVM would read past the structure in a VM with larger extended state"
+)]
+fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), StateError> {
+    // SAFETY: no permission for dynamic state is asked for anywhere in this process, so that KVM's extended
+    // state has the 4096 bytes of the structure.
+    unsafe { fd.set_xsave(xsave) }.map_err(restore("the extended state"))
+}
+
+/// Leaves whose bits are features, each with the registers that have them.
+const FEATURES: [(u32, u32, [bool; 4]); 4] = [
+    (0x1, 0, [false, false, true, true]),
+    (0x7, 0, [false, true, true, false]),
+    (0xd, 1, [true, false, false, false]),
+    (0x8000_0001, 0, [false, false, true, true]),
+];
+/// OSXSAVE and OSPKE follow the guest's CR4.
+const FOLLOWS_CR4: [(u32, usize, u32); 2] = [(0x1, 2, 1 << 27), (0x7, 2, 1 << 4)];
+
+/// The host must have every feature that the guest may have found.
+fn compare_features(
+    saved: &[kvm_cpuid_entry2],
+    own: &[kvm_cpuid_entry2],
+) -> Result<(), StateError> {
+    let registers = |leaves: &[kvm_cpuid_entry2], leaf: u32, index: u32| {
+        let entry = leaves
+            .iter()
+            .find(|entry| entry.function == leaf && entry.index == index);
+        entry.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
+    };
+    for (leaf, index, which) in FEATURES {
+        let (saved, own) = (registers(saved, leaf, index), registers(own, leaf, index));
+        for (place, ((saved, own), wanted)) in saved.into_iter().zip(own).zip(which).enumerate() {
+            let follows = FOLLOWS_CR4
+                .iter()
+                .find(|(of, at, _)| (*of, *at) == (leaf, place));
+            let ignored = follows.map_or(0, |(.., bits)| *bits);
+            if wanted && saved & !own & !ignored != 0 {
+                return Err(StateError::Cpuid { leaf });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn compare_tsc(saved: u32, host: u32) -> Result<(), StateError> {
+    let tolerated = u64::from(saved) * TSC_TOLERANCE_PPM / 1_000_000;
+    match u64::from(saved.abs_diff(host)) <= tolerated {
+        true => Ok(()),
+        false => Err(StateError::Tsc { saved, host }),
+    }
+}
+
+const IRQCHIPS: [u32; 3] = [
+    KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE,
+    KVM_IRQCHIP_IOAPIC,
+];
+
+impl VmState {
+    /// The state of `vm`, whose vCPUs stand still.
+    ///
+    /// # Errors
+    /// [`StateError::Kvm`].
+    pub(crate) fn save(vm: &VmFd) -> Result<Self, StateError> {
+        let host_tsc = host_tsc();
+        let clock = vm.get_clock().map_err(save("KVM's clock"))?;
+        let irqchips = IRQCHIPS.map(|chip_id| {
+            let mut chip = kvm_irqchip {
+                chip_id,
+                ..Default::default()
+            };
+            vm.get_irqchip(&mut chip)
+                .map_err(save("the interrupt controllers"))?;
+            Ok(chip)
+        });
+        Ok(Self {
+            irqchips: irqchips.into_iter().collect::<Result<_, _>>()?,
+            clock,
+            host_tsc,
+        })
+    }
+
+    /// Puts this state and that of its vCPUs into `vm`.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub(crate) fn restore(
+        &self,
+        vm: &VmFd,
+        fds: &[VcpuFd],
+        vcpus: &[VcpuState],
+    ) -> Result<(), StateError> {
+        if fds.len() != vcpus.len() {
+            return Err(StateError::Malformed("set of vCPUs"));
+        }
+        if !self.irqchips.iter().map(|chip| chip.chip_id).eq(IRQCHIPS) {
+            return Err(StateError::Malformed("set of interrupt controllers"));
+        }
+        for chip in &self.irqchips {
+            vm.set_irqchip(chip)
+                .map_err(restore("the interrupt controllers"))?;
+        }
+        // Before the registers that tell KVM where the guest reads its clock. Without the flags KVM takes
+        // the time as it is: the guest's goes on from where it was.
+        let clock = kvm_clock_data {
+            flags: 0,
+            ..self.clock
+        };
+        vm.set_clock(&clock).map_err(restore("KVM's clock"))?;
+        for (fd, state) in fds.iter().zip(vcpus) {
+            state.restore(fd, self.host_tsc)?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives `clock` the frequency that the guest of `vcpus` was told, which may differ a little from this host's.
+pub(crate) fn clock_told(clock: &mut GuestClock, vcpus: &[VcpuState]) {
+    if let Some(vcpu) = vcpus.first() {
+        clock.set_khz(vcpu.tsc_khz);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tsc_of_another_frequency_is_refused_and_one_measured_anew_is_not() {
+        assert!(compare_tsc(2_000_000, 2_000_000).is_ok());
+        assert!(compare_tsc(2_000_000, 2_000_500).is_ok());
+        assert!(compare_tsc(2_000_000, 1_999_500).is_ok());
+        let refused = compare_tsc(2_000_000, 2_000_501).expect_err("too fast");
+        assert!(matches!(
+            refused,
+            StateError::Tsc {
+                saved: 2_000_000,
+                host: 2_000_501
+            }
+        ));
+        assert!(compare_tsc(u32::MAX, 0).is_err());
+    }
+
+    #[test]
+    fn feature_that_the_host_lacks_is_refused_with_its_leaf() {
+        let leaf = |function, ecx| kvm_cpuid_entry2 {
+            function,
+            ecx,
+            ..Default::default()
+        };
+        let own = [leaf(1, 0b101), leaf(0x8000_0001, 0)];
+        assert!(compare_features(&[leaf(1, 0b100)], &own).is_ok());
+        // What the guest has switched on shows in CPUID.
+        assert!(compare_features(&[leaf(1, 0b101 | 1 << 27)], &own).is_ok());
+        for (leaf, saved) in [(1, leaf(1, 0b010)), (0x8000_0001, leaf(0x8000_0001, 1))] {
+            let refused = compare_features(&[saved], &own).expect_err("a feature too many");
+            assert!(matches!(refused, StateError::Cpuid { leaf: named } if named == leaf));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The registers of the transport, saved and restored.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+use virtio_queue::{Queue, QueueState};
+use vm_memory::GuestMemoryMmap;
+
+use super::{DRIVER_OK, NEEDS_RESET, Region, State, VirtioMmio};
+
+/// Why saved registers cannot be restored.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TransportError {
+    /// A queue that no driver can have set up.
+    #[error("the saved queue {index} is none")]
+    Queue {
+        /// Which one.
+        index: usize,
+        /// What is wrong with it.
+        #[source]
+        source: virtio_queue::Error,
+    },
+    /// Queues that the device does not offer.
+    #[error("the saved device has other queues, or larger ones")]
+    Queues,
+    /// The interrupt.
+    #[error("the interrupt failed")]
+    Interrupt(#[source] io::Error),
+}
+
+/// The registers, the interrupt's among them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedTransport {
+    status: u32,
+    interrupt: u32,
+    device_features_select: u32,
+    driver_features_select: u32,
+    driver_features: u64,
+    queue_select: u32,
+    region: Option<(u64, u64)>,
+    queues: Vec<SavedQueue>,
+}
+
+/// A queue as its driver set it up.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedQueue {
+    max_size: u16,
+    size: u16,
+    ready: bool,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+}
+
+/// What a driver had set up.
+#[derive(Debug, Default)]
+pub(crate) struct SavedDriver {
+    pub(crate) memory: GuestMemoryMmap,
+    pub(crate) features: u64,
+    pub(crate) queues: Vec<Queue>,
+}
+
+impl From<&Queue> for SavedQueue {
+    fn from(queue: &Queue) -> Self {
+        let state = queue.state();
+        Self {
+            max_size: state.max_size,
+            size: state.size,
+            ready: state.ready,
+            descriptors: state.desc_table,
+            available: state.avail_ring,
+            used: state.used_ring,
+        }
+    }
+}
+
+impl SavedQueue {
+    fn queue(&self) -> Result<Queue, virtio_queue::Error> {
+        Queue::try_from(QueueState {
+            max_size: self.max_size,
+            size: self.size,
+            ready: self.ready,
+            desc_table: self.descriptors,
+            avail_ring: self.available,
+            used_ring: self.used,
+            ..QueueState::default()
+        })
+    }
+}
+
+impl SavedTransport {
+    /// Whether a driver uses the device.
+    fn live(&self) -> bool {
+        self.status & DRIVER_OK != 0 && self.status & NEEDS_RESET == 0
+    }
+
+    fn queues(&self) -> Result<Vec<Queue>, TransportError> {
+        let queues = self.queues.iter().enumerate().map(|(index, queue)| {
+            queue
+                .queue()
+                .map_err(|source| TransportError::Queue { index, source })
+        });
+        queues.collect()
+    }
+}
+
+impl VirtioMmio {
+    /// Its registers.
+    pub(crate) fn save(&self) -> SavedTransport {
+        let state = self.state();
+        SavedTransport {
+            status: state.status,
+            interrupt: self.interrupt.save(),
+            device_features_select: state.device_features_select,
+            driver_features_select: state.driver_features_select,
+            driver_features: state.driver_features,
+            queue_select: state.queue_select,
+            region: state.region.map(|region| (region.address, region.size)),
+            queues: state.queues.iter().map(SavedQueue::from).collect(),
+        }
+    }
+
+    /// Takes the place of a transport that was saved so; the driver, if there was one, for the device behind
+    /// it, which is to be restored next.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    pub(crate) fn restore(
+        &self,
+        saved: &SavedTransport,
+    ) -> Result<Option<SavedDriver>, TransportError> {
+        let sizes = saved.queues.iter().map(|queue| queue.max_size);
+        if !sizes.eq(self.backend.queue_sizes()) {
+            return Err(TransportError::Queues);
+        }
+        let queues = saved.queues()?;
+        let driver = saved.live().then(|| saved.queues()).transpose()?;
+        *self.state() = State {
+            status: saved.status,
+            device_features_select: saved.device_features_select,
+            driver_features_select: saved.driver_features_select,
+            driver_features: saved.driver_features,
+            queue_select: saved.queue_select,
+            queues,
+            region: saved.region.map(|(address, size)| Region { address, size }),
+        };
+        self.interrupt
+            .restore(saved.interrupt)
+            .map_err(TransportError::Interrupt)?;
+        self.live.store(saved.live(), Ordering::Release);
+        Ok(driver.map(|queues| SavedDriver {
+            memory: self.memory.clone(),
+            features: saved.driver_features,
+            queues,
+        }))
+    }
+}

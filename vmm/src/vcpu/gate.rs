@@ -1,0 +1,142 @@
+//! Where vCPUs stand still while the machine is saved: each has come back from its run call, has finished
+//! its last access, and waits here with its state.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::arch::state::{StateError, VcpuState};
+use crate::exit::End;
+use crate::signal::Threads;
+
+type Saved = Result<VcpuState, StateError>;
+
+/// The gate that vCPUs pass before each entry into the guest.
+#[derive(Debug, Default)]
+pub struct Gate {
+    closed: AtomicBool,
+    /// By vCPU: the state of those that wait.
+    waiting: Mutex<Vec<Option<Saved>>>,
+    changed: Condvar,
+}
+
+/// Opens the gate when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Closed<'a>(&'a Gate);
+
+impl Gate {
+    /// Has `vcpus` vCPUs leave the guest and wait until the value is dropped; their states. `None`: the run
+    /// ends, and some of them do not come here any more.
+    pub(crate) fn close(
+        &self,
+        vcpus: u8,
+        threads: &Threads,
+        end: &End,
+    ) -> Option<(Closed<'_>, Vec<Saved>)> {
+        *self.waiting() = (0..vcpus).map(|_| None).collect();
+        self.closed.store(true, Ordering::SeqCst);
+        let closed = Closed(self);
+        for vcpu in 0..u32::from(vcpus) {
+            // One that has no thread yet looks at the gate before it enters.
+            if let Err(error) = threads.kick(vcpu) {
+                log::debug!("vCPU {vcpu} is not in the guest: {error}");
+            }
+        }
+        let missing = |waiting: &mut Vec<Option<Saved>>| {
+            !end.reached() && waiting.iter().any(Option::is_none)
+        };
+        let waiting = self.changed.wait_while(self.waiting(), missing);
+        let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
+        let states = waiting
+            .iter_mut()
+            .map(Option::take)
+            .collect::<Option<_>>()?;
+        drop(waiting);
+        Some((closed, states))
+    }
+
+    /// Whether vCPUs are to come out of the guest.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// `vcpu` waits while the gate is closed, its state being what `save` returns; whether it did.
+    pub(super) fn pass(&self, vcpu: u32, save: impl FnOnce() -> Saved) -> bool {
+        if !self.is_closed() {
+            return false;
+        }
+        let state = save();
+        let mut waiting = self.waiting();
+        let place = usize::try_from(vcpu).ok();
+        if let Some(place) = place.and_then(|place| waiting.get_mut(place)) {
+            *place = Some(state);
+        }
+        self.changed.notify_all();
+        let waiting = self.changed.wait_while(waiting, |_| self.is_closed());
+        drop(waiting);
+        true
+    }
+
+    /// A vCPU's run is over, or the run's end announced: nobody waits for it.
+    pub(super) fn left(&self) {
+        let _waiting = self.waiting();
+        self.changed.notify_all();
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Option<Saved>>> {
+        // A panicked vCPU announces the run's end, and its place stays empty.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        let _waiting = self.0.waiting();
+        self.0.closed.store(false, Ordering::SeqCst);
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+    use std::thread;
+
+    use super::*;
+    use crate::exit::Ending;
+
+    #[test]
+    fn run_that_ends_is_not_waited_for() {
+        let (gate, threads) = (Gate::default(), Threads::new(2));
+        let end = End::new().expect("event descriptors");
+        thread::scope(|scope| {
+            let closing = scope.spawn(|| gate.close(2, &threads, &end).is_none());
+            while !gate.is_closed() {
+                thread::yield_now();
+            }
+            end.announce(Ok(Ending::Poweroff));
+            gate.left();
+            assert!(closing.join().expect("no panic"));
+        });
+        assert!(!gate.is_closed(), "nobody would open it");
+    }
+
+    #[test]
+    fn vcpus_wait_until_the_gate_opens() {
+        let (gate, threads) = (Gate::default(), Threads::new(1));
+        let end = End::new().expect("event descriptors");
+        let (tell, passed) = sync_channel(1);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !gate.pass(0, || Err(StateError::Malformed("vCPU"))) {
+                    thread::yield_now();
+                }
+                tell.send(()).expect("the test waits");
+            });
+            let (closed, states) = gate.close(1, &threads, &end).expect("one vCPU");
+            assert!(matches!(states.as_slice(), [Err(_)]));
+            assert!(passed.try_recv().is_err(), "it waits");
+            drop(closed);
+            passed.recv().expect("it goes on");
+        });
+    }
+}

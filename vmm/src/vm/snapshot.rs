@@ -1,0 +1,162 @@
+//! Saving the machine while it runs: everything stands still, is read, and goes on.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvm_ioctls::VmFd;
+
+use super::pmu::Pmu;
+use super::{Vm, reached};
+use crate::arch::state::{StateError, VmState};
+use crate::confine::Confinement;
+use crate::ctl::{Answer, Reply, Request, Server, ServerError, Socket, Taken};
+use crate::exit::Ending;
+use crate::operator::{Operator, OperatorError};
+use crate::report;
+use crate::snapshot::desk::{Desk, Wanted};
+use crate::snapshot::memory::WriteError;
+use crate::snapshot::{self, Facts, State};
+
+/// Why the machine is not saved. It goes on.
+#[derive(Debug, thiserror::Error)]
+enum TakeError {
+    /// Its end is announced.
+    #[error("the machine ends")]
+    Ends,
+    /// Registers that only the embedder knows.
+    #[error("the machine has registers that its embedder emulates, which are not saved")]
+    Emulated,
+    /// The PMU's part of it.
+    #[error("the PMU device cannot be saved")]
+    Pmu(#[from] vpmu::SaveError),
+    /// KVM's part of it.
+    #[error("the machine cannot be saved")]
+    State(#[from] StateError),
+    /// Its memory.
+    #[error(transparent)]
+    Memory(#[from] WriteError),
+    /// The state cannot be written as JSON.
+    #[error("cannot be written as JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+impl Vm {
+    /// Answers whoever wants the machine saved, whose VM is `vm`.
+    pub(super) fn answer_desk(&self, vm: &VmFd) {
+        let Some(asked) = self.control.desk.take() else {
+            return;
+        };
+        let taken = self.take(vm, &asked.wanted, &asked.file);
+        asked.answer(taken.map_err(|error| report::chain(&error)));
+    }
+
+    /// Saves the machine, its memory to `file`. The vCPUs stand still meanwhile, and so do the threads that
+    /// look into guest memory: this one, the drain's, and that of the control socket, which waits for this.
+    fn take(&self, vm: &VmFd, wanted: &Wanted, file: &File) -> Result<Taken, TakeError> {
+        let shared = &self.shared;
+        if shared.emulation.is_some() {
+            return Err(TakeError::Emulated);
+        }
+        let start = Instant::now();
+        let vcpus = self.config.vcpus;
+        let closed = shared.gate.close(vcpus, &shared.threads, &shared.end);
+        let (closed, states) = closed.ok_or(TakeError::Ends)?;
+        let quiet = self.pmu.as_ref().map(|pmu| pmu.hold());
+        // First: the device writes to memory all that it holds, and may interrupt the guest.
+        let pmu = self.pmu.as_ref().map(Pmu::save).transpose()?;
+        let state = State {
+            vcpus: states.into_iter().collect::<Result<_, _>>()?,
+            vm: VmState::save(vm)?,
+            console: self.console.serial.save(),
+            pmu,
+        };
+        let facts = Facts::from(&self.config);
+        let text = snapshot::text(&wanted.id, facts, &state)?;
+        let memories = reached(&self.memory, self.window.as_ref());
+        let goes_on = || {
+            if let Some(signal) = self.signals.read() {
+                shared.end.announce(Ok(Ending::Signal(signal)));
+            }
+            !shared.end.reached()
+        };
+        let written = snapshot::memory::write(&memories, file, &wanted.id, goes_on)?;
+        let memory = memories
+            .iter()
+            .map(|memory| snapshot::memory::length(memory))
+            .sum();
+        if wanted.then_exit {
+            // Before a vCPU can pass the gate.
+            shared.end.announce(Ok(Ending::ByHand));
+        }
+        drop(quiet);
+        drop(closed);
+        Ok(Taken {
+            state: text,
+            memory,
+            written,
+            paused_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// The control socket's side of a machine, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) desk: Arc<Desk>,
+    server: Option<Server>,
+}
+
+impl Control {
+    /// Serves `socket`, if there is one: what is asked about events is `operator`'s, the rest the machine's.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub(super) fn start(
+        desk: Desk,
+        socket: Option<Socket>,
+        operator: Option<Arc<Operator>>,
+        confinement: &Confinement,
+    ) -> Result<Self, ServerError> {
+        let desk = Arc::new(desk);
+        let server = socket.map(|socket| {
+            let desk = Arc::clone(&desk);
+            let serve = move |request, file| serve(&desk, operator.as_deref(), request, file);
+            Server::start(socket, Box::new(serve), confinement)
+        });
+        Ok(Self {
+            server: server.transpose()?,
+            desk,
+        })
+    }
+
+    /// Nobody is served any more.
+    pub(super) fn end(&mut self) {
+        // Or the server's thread might wait there.
+        self.desk.close();
+        self.server = None;
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn serve(desk: &Desk, operator: Option<&Operator>, request: Request, file: Option<File>) -> Reply {
+    match (request, operator) {
+        (Request::Snapshot { id, then_exit }, _) => {
+            let is_file = |file: &File| file.metadata().is_ok_and(|status| status.is_file());
+            let Some(file) = file.filter(is_file) else {
+                return Reply::Error(OperatorError::NoFile.to_string());
+            };
+            match desk.ask(Wanted { id, then_exit }, file) {
+                Ok(taken) => Reply::Ok(Answer::Snapshot(taken)),
+                Err(error) => Reply::Error(error),
+            }
+        }
+        (request, Some(operator)) => operator.serve(request, file),
+        (_, None) => Reply::Error("this machine has no PMU, and no events".to_owned()),
+    }
+}

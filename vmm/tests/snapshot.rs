@@ -1,0 +1,341 @@
+//! A machine is saved while it runs, and goes on from there: here, and as often as it is restored.
+
+#![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "the other tests use the rest")]
+mod common;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use common::{Bench, kill, messages, out, read_report, run, vmm};
+
+/// A guest that says `!`, then at each byte of input a letter twice, from memory and from a register: `a`,
+/// then `b` and so on.
+fn spelling() -> Vec<u8> {
+    // mov bl, 'a'; mov ecx, 3 MiB; mov [rcx], bl
+    let mut code = vec![0xb3, b'a', 0xb9, 0x00, 0x00, 0x30, 0x00, 0x88, 0x19];
+    code.extend(out(0x3f8, b'!'));
+    // again: mov dx, 0x3fd; in al, dx; test al, 1; jz again
+    code.extend([0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]);
+    // mov dx, 0x3f8; in al, dx; mov al, [rcx]; out dx, al; mov al, bl; out dx, al
+    code.extend([
+        0x66, 0xba, 0xf8, 0x03, 0xec, 0x8a, 0x01, 0xee, 0x88, 0xd8, 0xee,
+    ]);
+    // inc bl; inc byte [rcx]; jmp again
+    code.extend([0xfe, 0xc3, 0xfe, 0x01, 0xeb, 0xe6]);
+    code
+}
+
+/// A machine with a guest that spells.
+struct Machine {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Machine {
+    fn start(mut command: Command, socket: PathBuf) -> Self {
+        let child = command
+            .arg("--ctl")
+            .arg(&socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("vmm starts");
+        Self { child, socket }
+    }
+
+    fn boot(bench: &Bench, args: &[&str]) -> Self {
+        let mut command = run(&bench.kernel(&spelling()));
+        command.args(args);
+        let mut machine = Self::start(command, bench.path("vm.sock"));
+        assert_eq!(machine.said(1), "!");
+        machine
+    }
+
+    fn restore(directory: &Path, socket: PathBuf, args: &[&str]) -> Self {
+        let mut command = vmm(["run", "--restore"]);
+        command.arg(directory).args(args);
+        Self::start(command, socket)
+    }
+
+    fn said(&mut self, bytes: usize) -> String {
+        let mut text = vec![0; bytes];
+        let output = self.child.stdout.as_mut().expect("piped");
+        if let Err(error) = output.read_exact(&mut text) {
+            let mut log = String::new();
+            let messages = self.child.stderr.as_mut().expect("piped");
+            messages.read_to_string(&mut log).expect("text");
+            panic!("{error}: {log}");
+        }
+        String::from_utf8(text).expect("letters")
+    }
+
+    /// The next letter.
+    fn next(&mut self) -> String {
+        let input = self.child.stdin.as_mut().expect("piped");
+        input.write_all(b"x").expect("the machine reads");
+        self.said(2)
+    }
+
+    fn snapshot(&self, directory: &Path, args: &[&str]) -> Output {
+        let mut command = vmm(["ctl", "--socket"]);
+        command.arg(&self.socket).arg("snapshot").arg(directory);
+        command.args(args).output().expect("vmm starts")
+    }
+
+    fn saved(&self, directory: &Path) {
+        let output = self.snapshot(directory, &[]);
+        assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    }
+
+    fn end(mut self) {
+        kill("-TERM", &self.child);
+        assert_eq!(self.child.wait().expect("a child").code(), Some(6));
+    }
+}
+
+/// What `vmm run --restore` says when it must not start anything.
+fn refused(directory: &Path, args: &[&str], code: i32, words: &[&str]) {
+    let mut command = vmm(["run", "--restore"]);
+    let output = command.arg(directory).args(args).output();
+    let output = output.expect("vmm starts");
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn snapshot_goes_on_where_it_was_taken_each_time_it_is_restored() {
+    for args in [&["--no-vpmu"][..], &[], &["--vcpus", "2"]] {
+        let bench = Bench::new();
+        let mut machine = Machine::boot(&bench, args);
+        assert_eq!([machine.next(), machine.next()], ["aa", "bb"]);
+        let directory = bench.path("here");
+        machine.saved(&directory);
+        assert_eq!(machine.next(), "cc", "the machine itself goes on");
+        let sockets = ["one.sock", "two.sock"];
+        let [mut one, mut two] =
+            sockets.map(|name| Machine::restore(&directory, bench.path(name), &[]));
+        assert_eq!([one.next(), one.next(), two.next()], ["cc", "dd", "cc"]);
+        assert_eq!([two.next(), one.next(), machine.next()], ["dd", "ee", "dd"]);
+        // A copy can be saved as well.
+        let later = bench.path("later");
+        one.saved(&later);
+        let mut three = Machine::restore(&later, bench.path("three.sock"), &[]);
+        assert_eq!(three.next(), "ff");
+        for machine in [machine, one, two, three] {
+            machine.end();
+        }
+    }
+}
+
+#[test]
+fn machine_ends_with_its_snapshot_when_asked() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    assert_eq!(machine.next(), "aa");
+    let directory = bench.path("here");
+    let output = machine.snapshot(&directory, &["--then-exit"]);
+    assert_eq!(output.status.code(), Some(0), "{}", messages(&output));
+    assert_eq!(machine.child.wait().expect("a child").code(), Some(6));
+    let mut other = Machine::restore(&directory, bench.path("other.sock"), &[]);
+    assert_eq!(other.next(), "bb");
+    other.end();
+}
+
+#[test]
+fn directory_that_is_not_empty_keeps_its_files_and_the_machine_runs_on() {
+    let bench = Bench::new();
+    let mut machine = Machine::boot(&bench, &[]);
+    let directory = bench.path("here");
+    fs::create_dir(&directory).expect("made");
+    fs::write(directory.join("notes"), "mine").expect("written");
+    let output = machine.snapshot(&directory, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = messages(&output);
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("empty"), "{text}");
+    assert_eq!(fs::read_dir(&directory).expect("there").count(), 1);
+    assert_eq!(machine.next(), "aa");
+    machine.end();
+}
+
+#[test]
+fn failed_write_leaves_nothing_and_the_machine_runs_on() {
+    let bench = Bench::new();
+    // The signal of a file that is too large must not end the machine.
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f 4; exec \"$@\"";
+    command.args(["-c", script, "sh"]);
+    let machine = run(&bench.kernel(&spelling()));
+    command.arg(machine.get_program()).args(machine.get_args());
+    let mut machine = Machine::start(command, bench.path("vm.sock"));
+    assert_eq!(machine.said(1), "!");
+    let directory = bench.path("here");
+    let output = machine.snapshot(&directory, &[]);
+    let text = messages(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("cannot write the memory"), "{text}");
+    assert!(!directory.exists());
+    assert_eq!(machine.next(), "aa");
+    machine.end();
+}
+
+#[test]
+fn reset_of_a_restored_machine_boots_from_zeroed_memory() {
+    let bench = Bench::new();
+    // mov ecx, 3 MiB; cmp byte [rcx], 0
+    let mut second = vec![0xb9, 0x00, 0x00, 0x30, 0x00, 0x80, 0x39, 0x00];
+    // setne al; add al, '0'; mov dx, 0x3f8; out dx, al
+    second.extend([0x0f, 0x95, 0xc0, 0x04, b'0', 0x66, 0xba, 0xf8, 0x03, 0xee]);
+    second.extend(common::power_off());
+    let kernel = bench.file("second.elf", &common::elf(&second, 0));
+    let first = bench.file("first.elf", &common::elf(&resetting(), 0));
+    let mut machine = Machine::start(run(&first), bench.path("first.sock"));
+    assert_eq!(machine.said(1), "!");
+    let directory = bench.path("here");
+    machine.saved(&directory);
+    machine.end();
+    let mut command = vmm(["run", "--on-reset", "restart", "--kernel"]);
+    command.arg(&kernel).arg("--restore").arg(&directory);
+    let mut machine = Machine::start(command, bench.path("second.sock"));
+    let input = machine.child.stdin.as_mut().expect("piped");
+    input.write_all(b"x").expect("the machine reads");
+    assert_eq!(machine.said(1), "0");
+    assert_eq!(machine.child.wait().expect("a child").code(), Some(0));
+}
+
+/// A guest that writes to memory, says `!`, and resets at the first byte of input.
+fn resetting() -> Vec<u8> {
+    // mov ecx, 3 MiB; mov byte [rcx], 1
+    let mut code = vec![0xb9, 0x00, 0x00, 0x30, 0x00, 0xc6, 0x01, 0x01];
+    code.extend(out(0x3f8, b'!'));
+    // again: mov dx, 0x3fd; in al, dx; test al, 1; jz again
+    code.extend([0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]);
+    code.extend(out(0xcf9, 0x06));
+    code.extend(common::HALT);
+    code
+}
+
+/// A copy of the snapshot in `from` that `change` has changed.
+fn changed(bench: &Bench, from: &Path, change: impl FnOnce(&Path)) -> PathBuf {
+    let directory = bench.path("changed");
+    if directory.exists() {
+        fs::remove_dir_all(&directory).expect("ours");
+    }
+    fs::create_dir(&directory).expect("made");
+    for name in ["memory", "state"] {
+        let to = directory.join(name);
+        fs::copy(from.join(name), &to).expect("copied");
+        fs::set_permissions(&to, Permissions::from_mode(0o600)).expect("ours");
+    }
+    change(&directory);
+    directory
+}
+
+fn replaced(directory: &Path, from: &str, to: &str) {
+    let path = directory.join("state");
+    let text = fs::read_to_string(&path).expect("text");
+    assert!(text.contains(from), "no {from} in {text:.200}");
+    fs::write(&path, text.replacen(from, to, 1)).expect("written");
+}
+
+#[test]
+fn snapshot_that_is_damaged_or_does_not_fit_starts_nothing() {
+    let bench = Bench::new();
+    let machine = Machine::boot(&bench, &["--vcpus", "2"]);
+    let (one, other) = (bench.path("one"), bench.path("other"));
+    machine.saved(&one);
+    machine.saved(&other);
+    machine.end();
+    refused(&bench.path("nowhere"), &[], 1, &["nowhere/state"]);
+    refused(&one, &["--vcpus", "3"], 2, &["--vcpus", "has 2"]);
+    refused(&one, &["--memory", "64"], 2, &["--memory", "has 16"]);
+    refused(&one, &["--no-vpmu"], 2, &["--no-vpmu", "has a PMU"]);
+    refused(&one, &["--pmu", "off"], 2, &["--pmu", "has a PMU"]);
+    refused(&one, &["--on-reset", "restart"], 2, &["--kernel"]);
+    let no = |change: &dyn Fn(&Path), words: &[&str]| {
+        refused(&changed(&bench, &one, change), &[], 1, words);
+    };
+    let gone = |name: &'static str| {
+        move |directory: &Path| fs::remove_file(directory.join(name)).expect("there")
+    };
+    no(&gone("state"), &["state"]);
+    no(&gone("memory"), &["memory"]);
+    let swapped = |directory: &Path| {
+        fs::copy(other.join("memory"), directory.join("memory")).expect("copied");
+    };
+    no(&swapped, &["memory", "another snapshot"]);
+    let shorter = |directory: &Path| {
+        let memory = OpenOptions::new()
+            .write(true)
+            .open(directory.join("memory"));
+        memory.expect("there").set_len(16 << 20).expect("shorter");
+    };
+    no(&shorter, &["memory", "damaged"]);
+    let cut = |directory: &Path| {
+        let state = OpenOptions::new().write(true).open(directory.join("state"));
+        state.expect("there").set_len(5000).expect("shorter");
+    };
+    no(&cut, &["state", "damaged"]);
+    let flipped = |directory: &Path| {
+        let state: File = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(directory.join("state"))
+            .expect("there");
+        let place = state.metadata().expect("a file").len() / 2;
+        let mut byte = [0];
+        state.read_exact_at(&mut byte, place).expect("in the file");
+        let changed = [if byte == *b"1" { b'2' } else { b'1' }];
+        state.write_all_at(&changed, place).expect("in the file");
+    };
+    no(&flipped, &["state", "damaged"]);
+    no(
+        &|it| replaced(it, "\"version\":1", "\"version\":9"),
+        &["version 9"],
+    );
+    no(
+        &|it| replaced(it, std::env::consts::ARCH, "sparc"),
+        &["sparc", std::env::consts::ARCH],
+    );
+    no(
+        &|it| replaced(it, "\"vcpus\":2", "\"vcpus\":3"),
+        &["cannot be"],
+    );
+    no(
+        &|it| replaced(it, "\"memory_mib\":16", "\"memory_mib\":17"),
+        &["memory"],
+    );
+    no(
+        &|it| fs::write(it.join("state"), "dear diary\n").expect("written"),
+        &["not the state"],
+    );
+}
+
+#[test]
+fn report_of_a_restored_machine_is_that_of_its_own_run() {
+    let bench = Bench::new();
+    let machine = Machine::boot(&bench, &[]);
+    let directory = bench.path("here");
+    machine.saved(&directory);
+    machine.end();
+    let report = bench.path("report.json");
+    let path = report.to_str().expect("text");
+    let mut machine = Machine::restore(&directory, bench.path("other.sock"), &["--report", path]);
+    assert_eq!(machine.next(), "aa");
+    machine.end();
+    let report = read_report(&report);
+    assert_eq!(report["boots"], 1);
+    assert_eq!(report["confinement"]["seccomp"], true);
+    assert_eq!(report["boot_to_init_ns"], serde_json::Value::Null);
+}

@@ -1,0 +1,743 @@
+//! Save and restore of a whole device, by way of its control plane. Every number of a saved state comes from a
+//! file that anyone may have written, and is checked as that of a request is.
+
+use std::sync::Arc;
+
+use virtio_queue::Queue;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::request::{Opening, STEERS, Terms, needs_guest_ips};
+use super::{Control, Entry};
+use crate::abi::{
+    CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE,
+    NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD,
+    OPEN_FREQ, OPEN_SAMPLE_ID_ALL, OpenRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU,
+    READ_ALLOWED, SAMPLE_ALLOWED,
+};
+use crate::aux::Area;
+use crate::device::Error;
+use crate::errno::Errno;
+use crate::event::{Context, Event, Persistent};
+use crate::links::Refused;
+use crate::metrics::{ExitCounts, Metrics};
+use crate::period::Period;
+use crate::persistent::{Name, Persistence};
+use crate::record::{Layout, SAMPLE_READ};
+use crate::refusal::Refusal;
+use crate::ring::Ring;
+use crate::save::{
+    FORMAT, Fault, RestoreError, SaveError, SavedArea, SavedDriver, SavedEvent, SavedKeeper,
+    SavedLink, SavedNotice, SavedPersistence, SavedRing, SavedSink, SavedSpec, SavedState,
+    SavedVcpu,
+};
+use crate::shard::{Shard, State};
+use crate::sink::Sink;
+use crate::tasks::Tasks;
+use crate::window::Holder;
+
+/// A figure that a device does not reach, and far from wrapping.
+const UNREACHED: u64 = 1 << 62;
+
+/// The driver's part of a restore: its memory, its features, its queues.
+pub(crate) type Driver = (GuestMemoryMmap, u64, Vec<Queue>);
+
+impl Control {
+    /// Brings everything up to now. No vCPU is in the guest.
+    pub(crate) fn quiesce(&mut self) {
+        for shard in (0..).take(self.shards.len()) {
+            self.on(shard, State::quiesce);
+        }
+    }
+
+    /// The device as it is; its `totals` have been read since [`Control::quiesce`].
+    ///
+    /// # Errors
+    /// [`SaveError::Producing`].
+    pub(crate) fn save(&mut self, totals: Metrics) -> Result<SavedState, SaveError> {
+        let ids: Vec<u64> = self.events.keys().copied().collect();
+        let events = ids.into_iter().filter_map(|id| self.save_event(id));
+        let events = events.collect();
+        let mut queues = vec![self.queue.save(), self.notices.save_queue()];
+        let mut vcpus = Vec::new();
+        for shard in (0..).take(self.shards.len()) {
+            let (task_page, queue) = self.on(shard, |state| state.save_driver());
+            queues.push(queue);
+            let vcpu = &self.shards[shard as usize].vcpu;
+            vcpus.push(SavedVcpu {
+                task_page,
+                exits: vcpu.exits(),
+            });
+        }
+        let queues: Option<Vec<_>> = queues.into_iter().collect();
+        let links = self.links.asked();
+        let driver = queues.map(|queues| SavedDriver {
+            features: self.features,
+            queues,
+        });
+        Ok(SavedState {
+            format: FORMAT,
+            tsc_khz: self.backend.settings.tsc_khz,
+            next_id: self.next_id,
+            vcpus,
+            events,
+            sinks: self.sinks.save()?,
+            families: self.sinks.save_families(),
+            links: links
+                .map(|(trigger, target, role)| SavedLink {
+                    trigger,
+                    target,
+                    role,
+                })
+                .collect(),
+            // Without a driver nobody is to learn of them.
+            notices: match driver {
+                Some(_) => self.notices.due().save(),
+                None => Vec::new(),
+            },
+            driver,
+            totals,
+        })
+    }
+
+    fn save_event(&mut self, id: u64) -> Option<SavedEvent> {
+        let life = self.with_event(id, |state| state.event(id).map(Event::save))??;
+        // Of a task event, where its task is now.
+        let context = self.with_event(id, |state| state.event(id).map(|event| event.context))??;
+        let entry = self.events.get(&id)?;
+        let spec = &entry.spec;
+        Some(SavedEvent {
+            spec: SavedSpec {
+                id,
+                owner: spec.owner,
+                kind: spec.kind,
+                config: spec.config,
+                flags: spec.flags,
+                layout: spec.layout,
+                wakeup: spec.wakeup,
+                aux_watermark: spec.aux_watermark,
+                max_stack: spec.max_stack,
+                engine: spec.engine,
+            },
+            context,
+            shard: entry.shard,
+            leader: entry.leader,
+            persistence: entry.persistence.as_ref().map(|known| SavedPersistence {
+                name: known.name.to_string(),
+                operator: known.operator,
+            }),
+            life,
+        })
+    }
+
+    /// Whether nothing has been done with the device.
+    pub(crate) fn is_new(&self) -> bool {
+        let attached = |shard: &Shard| shard.vcpu.is_taken();
+        self.next_id == 1 && self.features == 0 && !self.shards.iter().any(attached)
+    }
+
+    /// Makes a new device what another was; a `driver` that has been checked.
+    ///
+    /// # Errors
+    /// [`RestoreError`]: the device is as new then.
+    pub(crate) fn restore(
+        &mut self,
+        state: &SavedState,
+        driver: Option<Driver>,
+    ) -> Result<(), RestoreError> {
+        let restored = self.rebuild(state, driver);
+        if restored.is_err() {
+            // Not even a persistent event stays.
+            self.persistent.clear();
+            self.reset();
+            self.next_id = 1;
+            self.before = Metrics::default();
+            for shard in self.shards.iter() {
+                shard.vcpu.restore_exits(&ExitCounts::default());
+            }
+        }
+        restored
+    }
+
+    fn rebuild(&mut self, state: &SavedState, driver: Option<Driver>) -> Result<(), RestoreError> {
+        if state.tsc_khz == 0 {
+            return Err(RestoreError::Figure("TSC frequency"));
+        }
+        if !(1..UNREACHED).contains(&state.next_id) {
+            return Err(RestoreError::Figure("next id"));
+        }
+        if state.totals.kicks.len() != self.shards.len() {
+            return Err(RestoreError::Figure("number of notified queues"));
+        }
+        self.restore_driver(state, driver)?;
+        self.restore_vcpus(state)?;
+        let mut last = 0;
+        for saved in &state.events {
+            let (id, owner) = (saved.spec.id, saved.spec.owner);
+            if id <= last || id >= state.next_id || owner == 0 || owner > id {
+                return Err(event(id, "its id, or its parent's, cannot be"));
+            }
+            last = id;
+            self.sinks.join(owner, id);
+        }
+        self.restore_sinks(state)?;
+        let mut failed = Vec::new();
+        for saved in &state.events {
+            let id = saved.spec.id;
+            let restored = self.restore_event(state.tsc_khz, saved);
+            let refusal = restored.map_err(|what| event(id, what))?;
+            failed.extend(refusal.map(|refusal| (id, refusal)));
+        }
+        self.check_sinks(state)?;
+        for saved in &state.links {
+            self.restore_link(saved)?;
+        }
+        self.restore_notices(state)?;
+        for (id, refusal) in failed {
+            log::warn!("event {id} is in error since the restore: {refusal}");
+            self.notices.due().fail(id, Some(refusal));
+        }
+        self.next_id = state.next_id;
+        self.before = state.totals.clone();
+        self.sinks.retime(self.backend.clock);
+        for saved in &state.events {
+            let id = saved.spec.id;
+            self.with_event(id, |state| state.show(id));
+        }
+        Ok(())
+    }
+
+    fn restore_driver(
+        &mut self,
+        state: &SavedState,
+        driver: Option<Driver>,
+    ) -> Result<(), RestoreError> {
+        let (saved, (memory, features, queues)) = match (&state.driver, driver) {
+            (Some(saved), Some(driver)) => (saved, driver),
+            _ => return Ok(()),
+        };
+        // The transport knows nothing of those that the driver accepted by CONTROL_FEATURES.
+        let accepted = saved.features & !features;
+        if features & !saved.features != 0 || accepted & !self.offered() != 0 {
+            return Err(RestoreError::Features {
+                saved: saved.features,
+                given: features,
+            });
+        }
+        if saved.queues.len() != queues.len() {
+            return Err(RestoreError::Figure("number of queues"));
+        }
+        let activated = self.activate(memory, features, queues);
+        activated.map_err(Error::WindowOverlaps)?;
+        self.features |= accepted;
+        for (index, saved) in saved.queues.iter().enumerate() {
+            if index == usize::from(QUEUE_CONTROL) {
+                self.queue.restore(saved);
+            } else if index == usize::from(QUEUE_EVENT) {
+                self.notices.restore_queue(saved);
+            } else if let Some(shard) = self.shards.get(index - usize::from(QUEUE_VCPU)) {
+                shard.with(|state| state.restore_queue(saved));
+            }
+        }
+        Ok(())
+    }
+
+    fn restore_vcpus(&mut self, state: &SavedState) -> Result<(), RestoreError> {
+        if state.vcpus.len() != self.shards.len() {
+            return Err(RestoreError::Vcpus {
+                saved: state.vcpus.len(),
+                here: self.shards.len(),
+            });
+        }
+        let mut sum = 0_u64;
+        for (vcpu, saved) in (0..).zip(&state.vcpus) {
+            let fault = |what| RestoreError::Vcpu { vcpu, what };
+            let exits = &saved.exits;
+            for more in [exits.io, exits.mmio, exits.hlt, exits.signal, exits.other] {
+                sum = sum.saturating_add(more);
+            }
+            if sum >= UNREACHED {
+                return Err(fault("it has not left the guest so often"));
+            }
+            self.shards[vcpu as usize].vcpu.restore_exits(exits);
+            let Some(page) = saved.task_page.map(GuestAddress) else {
+                continue;
+            };
+            if self.features & 1 << F_TASK_PAGE == 0 || page.0 == 0 || !self.is_page(page) {
+                return Err(fault("it has no such task page"));
+            }
+            self.on(vcpu, |state| state.set_tasks(Tasks::new(Some(page))));
+        }
+        Ok(())
+    }
+
+    // Rings and areas.
+
+    fn restore_sinks(&mut self, state: &SavedState) -> Result<(), RestoreError> {
+        let mut last = 0;
+        for saved in &state.sinks {
+            let id = saved.id;
+            let fault = |what| RestoreError::Sink { id, what };
+            if id <= last || id >= state.next_id {
+                return Err(fault("its id cannot be"));
+            }
+            last = id;
+            let found = state
+                .events
+                .binary_search_by_key(&id, |event| event.spec.id);
+            let event = found.ok().and_then(|at| state.events.get(at));
+            self.restore_sink(saved, event).map_err(fault)?;
+        }
+        let mut last = 0;
+        for saved in &state.families {
+            let owner = saved.owner;
+            let fault = |what| RestoreError::Family { owner, what };
+            if owner <= last || !self.sinks.has_family(owner) {
+                return Err(fault("there is none, or it is named twice"));
+            }
+            if self.sinks.get(saved.sink).is_none() {
+                return Err(fault("there is no such ring or area"));
+            }
+            if owner != saved.sink
+                && (self.sinks.get(owner).is_some() || !self.sinks.has_ring(saved.sink))
+            {
+                return Err(fault("it has a ring of its own, or the other has none"));
+            }
+            last = owner;
+            self.sinks.move_family(owner, Some(saved.sink));
+        }
+        Ok(())
+    }
+
+    /// The ring and the area that were mapped with an event, which may be closed by now.
+    fn restore_sink(&mut self, saved: &SavedSink, event: Option<&SavedEvent>) -> Result<(), Fault> {
+        if saved.ring.is_none() && saved.area.is_none() {
+            return Err("there is neither");
+        }
+        if saved.ring.is_none() && (saved.pending.is_some() || saved.window_page.is_some()) {
+            return Err("it has no ring");
+        }
+        let operators = event
+            .and_then(|event| event.persistence.as_ref())
+            .is_some_and(|known| known.operator);
+        if operators && (saved.window_page.is_none() || saved.area.is_some()) {
+            return Err("the operator's lies outside the window");
+        }
+        if event.is_some_and(|event| event.spec.owner != event.spec.id) {
+            return Err("an inherited event has none");
+        }
+        let holder = match operators {
+            true => Holder::Operator,
+            false => Holder::Guest,
+        };
+        let taken = match &saved.ring {
+            Some(ring) => addresses(&ring.pages),
+            None => Vec::new(),
+        };
+        let memory = match &saved.ring {
+            Some(ring) => Some((ring, self.ring_memory(saved, ring, &taken, holder)?)),
+            None => None,
+        };
+        // Pages of the window are taken by now: from here on they are given back with the sink.
+        self.sinks.adopt(Sink::new(saved.id), saved.window_page);
+        if let (Some((ring, memory)), Some(sink)) = (memory, self.sinks.get(saved.id)) {
+            sink.set_ring(Ring::restore(&memory, &taken, ring)?, &memory);
+        }
+        let metadata = taken.first().copied();
+        let Some(area) = &saved.area else {
+            return match saved.pending {
+                Some(_) => Err("a record of it reports an area that it has not"),
+                None => Ok(()),
+            };
+        };
+        let pages = self.area_pages(area, &taken)?;
+        let memory = self.area_memory(saved.id);
+        let area = Area::restore(&memory, pages, metadata, area)?;
+        let sink = self.sinks.get(saved.id).ok_or("it is gone")?;
+        sink.set_area(area, &memory);
+        if let Some(pending) = &saved.pending {
+            if !is_allowed(&pending.layout) {
+                return Err("a record of it has unknown fields");
+            }
+            sink.set_pending(pending);
+        }
+        Ok(())
+    }
+
+    /// The memory that a ring lies in, its pages checked and taken.
+    fn ring_memory(
+        &mut self,
+        saved: &SavedSink,
+        ring: &SavedRing,
+        pages: &[GuestAddress],
+        holder: Holder,
+    ) -> Result<Arc<GuestMemoryMmap>, Fault> {
+        let count = u32::try_from(ring.pages.len()).map_err(|_| "it has too many pages")?;
+        let sized = self.check_size(count);
+        sized.map_err(|_| "a ring has no such number of pages")?;
+        if let Some(first) = saved.window_page {
+            let taken = self.sinks.retake_pages(first, count, holder);
+            let taken = taken.ok_or("the window has no such pages, or they are taken")?;
+            if taken != pages {
+                let window = "its pages are not those of the window";
+                self.sinks.give_back_pages(first);
+                return Err(window);
+            }
+            return Ok(Arc::clone(self.sinks.window_memory()));
+        }
+        if !self.has_rings() {
+            return Err("the driver has not negotiated rings");
+        }
+        self.check_pages(pages)?;
+        Ok(Arc::clone(&self.guest))
+    }
+
+    /// The pages of an area beside a ring that has `taken`.
+    fn area_pages(
+        &self,
+        area: &SavedArea,
+        taken: &[GuestAddress],
+    ) -> Result<Vec<GuestAddress>, Fault> {
+        if !self.has_areas() {
+            return Err("the driver has not negotiated areas");
+        }
+        let most = self.backend.settings.limits.max_aux_pages as usize;
+        if !area.pages.len().is_power_of_two() || area.pages.len() > most {
+            return Err("an area has no such number of pages");
+        }
+        let pages = addresses(&area.pages);
+        self.check_pages(&pages)?;
+        if pages.iter().any(|page| taken.contains(page)) {
+            return Err("a page is the ring's and the area's");
+        }
+        Ok(pages)
+    }
+
+    /// Whether these may be pages of a ring or an area.
+    fn check_pages(&self, pages: &[GuestAddress]) -> Result<(), Fault> {
+        if !self.are_pages(pages) {
+            return Err("a page is not guest memory, or named twice");
+        }
+        let room = self.check_room(pages.len());
+        room.map_err(|_| "rings and areas have no room for so many pages")
+    }
+
+    /// Whether the events that write to each sink may.
+    fn check_sinks(&self, state: &SavedState) -> Result<(), RestoreError> {
+        for (saved, (id, families)) in state.sinks.iter().zip(self.sinks.sinks()) {
+            let fault = |what| RestoreError::Sink { id, what };
+            let Some(first) = families.first() else {
+                return Err(fault("no event writes there"));
+            };
+            let own = self.events.get(&id);
+            if own.is_some() && !families.contains(&id) {
+                return Err(fault("its own event writes elsewhere"));
+            }
+            let one = own.or_else(|| self.events.get(first));
+            for owner in &families {
+                let Some(entry) = self.events.get(owner) else {
+                    // Its children live on.
+                    continue;
+                };
+                let spec = &entry.spec;
+                let backward = saved.ring.as_ref().map(|ring| ring.backward);
+                if spec.is_child()
+                    || one.is_some_and(|one| !one.context.is_like(entry.context))
+                    || backward.is_some_and(|backward| backward != spec.has(OPEN_BACKWARD))
+                    || *owner != id && entry.persistence.is_some()
+                {
+                    return Err(fault("an event writes there that may not"));
+                }
+            }
+            let Some(area) = &saved.area else {
+                continue;
+            };
+            let driven = matches!(area.keeper, SavedKeeper::Driver { .. });
+            if let Some(own) = own
+                && (!own.spec.is_trace() || driven && own.spec.kind == KIND_VMM_TRACE)
+            {
+                return Err(fault("its event has no such area"));
+            }
+            if let SavedKeeper::Driver { turn: Some(turn) } = &area.keeper
+                && !self.sinks.writers(id).contains(&turn.event)
+            {
+                return Err(fault("an event may write that is of another family"));
+            }
+        }
+        Ok(())
+    }
+
+    // Events.
+
+    /// An event as it was; the host's reason, if it is in error since.
+    fn restore_event(&mut self, khz: u32, saved: &SavedEvent) -> Result<Option<Refusal>, Fault> {
+        let SavedEvent { spec, life, .. } = saved;
+        let operators = saved.persistence.as_ref();
+        let operators = operators.is_some_and(|known| known.operator);
+        if !operators {
+            let room = self.check_events();
+            room.map_err(|_| "there are more events than are allowed")?;
+        }
+        self.check_place(saved)?;
+        let (opening, refused) = self.reopen(saved)?;
+        let request = request(saved);
+        let mut own = opening.spec(&request, spec.id, Some(spec.owner));
+        if own.layout != spec.layout {
+            return Err("its records have other fields than its flags say");
+        }
+        own.flags = spec.flags;
+        own.wakeup = spec.wakeup;
+        own.max_stack = spec.max_stack;
+        let persistence = self.repersist(saved)?;
+        let mut life = life.clone();
+        let here = self.backend.settings.tsc_khz;
+        for ticks in [&mut life.enabled_ticks, &mut life.running_ticks] {
+            *ticks = rescaled(*ticks, khz, here);
+        }
+        life.failed |= refused.is_some();
+        let mut event = Event::restore(own, saved.context, &life)?;
+        event.persistent = persistence.as_ref().map(|known| match known.operator {
+            true => Persistent::Operator,
+            false => Persistent::Guest,
+        });
+        let leader = self.leader(&request, saved.context);
+        let leader = leader.map_err(|_| "it cannot be led by that event")?;
+        event.sink = self.sinks.of_family(spec.owner).cloned();
+        if let Some(leader) = leader {
+            for role in opening.steers() {
+                self.links.steer(spec.id, leader, role);
+            }
+        }
+        event.effects = self.links.effects(spec.id).collect();
+        if persistence.is_some() {
+            self.persistent.insert(spec.id);
+        }
+        let entry = Entry {
+            spec: own,
+            context: match saved.context {
+                Context::Task(_) => Context::Task(None),
+                of_vcpu => of_vcpu,
+            },
+            shard: saved.shard,
+            samples: event.period.is_some(),
+            leader,
+            members: Vec::new(),
+            on: Arc::default(),
+            counts: Arc::default(),
+            persistence,
+        };
+        self.events.insert(spec.id, entry);
+        if let Some(leader) = leader {
+            event.join(self.grow_group(leader, spec.id));
+        }
+        self.on(saved.shard, |state| state.receive(event));
+        Ok(refused.filter(|_| !saved.life.failed))
+    }
+
+    /// Whether an event may be where it is, and of the family that it is of.
+    fn check_place(&self, saved: &SavedEvent) -> Result<(), Fault> {
+        let vcpus = self.backend.settings.vcpus;
+        let placed = match saved.context {
+            Context::Vcpu(vcpu) | Context::Task(Some(vcpu)) => vcpu == saved.shard,
+            Context::Task(None) => true,
+        };
+        if !placed || saved.shard >= vcpus || saved.life.last_vcpu >= vcpus {
+            return Err("there is no such vCPU, or it is of another");
+        }
+        let spec = &saved.spec;
+        if spec.owner == spec.id {
+            return Ok(());
+        }
+        let parent = self.events.get(&spec.owner);
+        if parent.is_some_and(|parent| parent.is_operators() || parent.spec.is_child())
+            || saved.persistence.is_some()
+            || spec.layout.has(SAMPLE_READ)
+        {
+            return Err("it cannot be inherited from that event");
+        }
+        Ok(())
+    }
+
+    /// Checks the request that an event was opened with. The reason, if the host counts such events no more
+    /// or its operator denies them.
+    fn reopen(&self, saved: &SavedEvent) -> Result<(Opening, Option<Refusal>), Fault> {
+        let (spec, mut request) = (&saved.spec, request(saved));
+        let backend = &self.backend;
+        let operators = saved.persistence.as_ref();
+        let operators = operators.is_some_and(|known| known.operator);
+        let policy = (!operators).then_some(&backend.settings.policy);
+        let terms = Terms {
+            catalogue: backend.catalogue(),
+            policy,
+            settings: &backend.settings,
+            // Those of the driver that opened it, which may be gone.
+            has_rings: true,
+            has_areas: true,
+            guest_ips: backend.guest_ips(),
+        };
+        let period = saved.life.period.as_ref();
+        if period.is_some_and(|period| Period::restore(period).is_none()) {
+            return Err("it has no such period");
+        }
+        let context = terms.check_context(&request);
+        context.map_err(|_| "it was not opened so")?;
+        let frequency = period.is_some_and(|period| period.frequency.is_some());
+        if frequency != (spec.flags & OPEN_FREQ != 0)
+            || spec.layout.sample_id_all != (spec.flags & OPEN_SAMPLE_ID_ALL != 0)
+            || !is_allowed(&spec.layout)
+        {
+            return Err("its flags or fields are unknown, or contradict each other");
+        }
+        // A host that does not name guest addresses: each sample costs an exit from here on.
+        let falls_back = spec.engine == ENGINE_BATCHED
+            && needs_guest_ips(&request, backend.settings.engines)
+            && backend.guest_ips() != Some(true);
+        if falls_back {
+            request.engine = ENGINE_EXIT.into();
+        }
+        match terms.check(&request) {
+            Ok(opening) if opening.engine == request.engine.get() => Ok((opening, None)),
+            Ok(_) => Err("another engine makes its samples"),
+            Err(Errno::EINVAL) => Err("it was not opened so"),
+            Err(_) if spec.kind == KIND_SAMPLE_TRACE && period.is_none() => {
+                Err("it was not opened so")
+            }
+            Err(_) => {
+                let denied = policy.is_some_and(|policy| !policy.allows(spec.kind, spec.config));
+                let refusal = match denied {
+                    true => Refusal::Policy,
+                    false => backend.refusal(spec.kind).unwrap_or(Refusal::Absent),
+                };
+                Ok((Opening::lost(spec.engine, spec.flags), Some(refusal)))
+            }
+        }
+    }
+
+    /// Name and owner of an event, if it is persistent.
+    fn repersist(&self, saved: &SavedEvent) -> Result<Option<Persistence>, Fault> {
+        let id = saved.spec.id;
+        let Some(known) = &saved.persistence else {
+            return Ok(None);
+        };
+        let name = Name::new(&known.name).ok_or("it cannot have that name")?;
+        let alone = saved.leader.is_none() && !self.sinks.is_redirected(id);
+        if !alone || !matches!(saved.context, Context::Vcpu(_)) {
+            return Err("it cannot be persistent");
+        }
+        let named = self.check_name(id, &name);
+        named.map_err(|_| "it cannot have that name")?;
+        if !known.operator {
+            let room = self.check_persistent();
+            room.map_err(|_| "there are more persistent events than are allowed")?;
+        }
+        Ok(Some(Persistence {
+            name,
+            operator: known.operator,
+        }))
+    }
+
+    fn restore_link(&mut self, saved: &SavedLink) -> Result<(), RestoreError> {
+        let SavedLink {
+            trigger,
+            target,
+            role,
+        } = *saved;
+        let fault = |what| RestoreError::Link {
+            trigger,
+            target,
+            what,
+        };
+        let allowed = self.check_link(trigger, target);
+        allowed.map_err(|_| fault("one cannot act on the other"))?;
+        let linked = self.links.link(trigger, target, role);
+        linked.map_err(|refused| match refused {
+            Refused::Linked => fault("they are linked already"),
+            Refused::Taken => fault("another does that"),
+        })?;
+        self.publish_links(trigger);
+        Ok(())
+    }
+
+    fn restore_notices(&mut self, state: &SavedState) -> Result<(), RestoreError> {
+        if self.features == 0 && !state.notices.is_empty() {
+            return Err(RestoreError::Figure("notices without a driver"));
+        }
+        for saved in &state.notices {
+            self.restore_notice(state.next_id, saved)
+                .map_err(|what| RestoreError::Notice {
+                    event: saved.event,
+                    what,
+                })?;
+        }
+        Ok(())
+    }
+
+    fn restore_notice(&self, next_id: u64, saved: &SavedNotice) -> Result<(), Fault> {
+        let entry = self.events.get(&saved.event);
+        let failed = entry.is_some_and(|entry| {
+            let shard = &self.shards[entry.shard as usize];
+            let failed =
+                shard.with(|state| state.event(saved.event).is_some_and(Event::has_failed));
+            failed.0
+        });
+        let known = match saved.kind {
+            NOTICE_WAKEUP => self.sinks.has_family(saved.event),
+            NOTICE_LIMIT => entry.is_some_and(|entry| entry.samples),
+            NOTICE_AUX => entry.is_some_and(|entry| entry.spec.is_trace()),
+            NOTICE_ERROR => failed,
+            NOTICE_PERSISTENT => saved.event < next_id,
+            _ => true,
+        };
+        match known {
+            true => self.notices.due().restore(saved),
+            false => Err("there is no such event"),
+        }
+    }
+}
+
+/// The request that an event was opened with; of one that steers a leader that is gone, without that.
+fn request(saved: &SavedEvent) -> OpenRequest {
+    let (spec, layout) = (&saved.spec, &saved.spec.layout);
+    let steers = if saved.leader.is_some() { 0 } else { STEERS };
+    let period = saved.life.period.as_ref();
+    let rate = period.map(|period| period.frequency.unwrap_or(period.length));
+    OpenRequest {
+        kind: spec.kind.into(),
+        context: match saved.context {
+            Context::Vcpu(vcpu) => vcpu,
+            Context::Task(_) => CONTEXT_TASK,
+        }
+        .into(),
+        config: spec.config.into(),
+        period: rate.unwrap_or(0).into(),
+        sample_type: layout.sample_type.into(),
+        flags: (spec.flags & !steers).into(),
+        leader: saved.leader.unwrap_or(0).into(),
+        engine: spec.engine.into(),
+        max_stack: spec.max_stack.into(),
+        read_format: layout.read_format.into(),
+        regs_user: layout.regs_user.into(),
+        regs_intr: layout.regs_intr.into(),
+        stack_user: layout.stack_user.into(),
+        aux_watermark: spec.aux_watermark.into(),
+        ..OpenRequest::default()
+    }
+}
+
+fn event(id: u64, what: Fault) -> RestoreError {
+    RestoreError::Event { id, what }
+}
+
+fn addresses(pages: &[u64]) -> Vec<GuestAddress> {
+    pages.iter().map(|&page| GuestAddress(page)).collect()
+}
+
+/// Whether records may have these fields.
+fn is_allowed(layout: &Layout) -> bool {
+    layout.sample_type & !SAMPLE_ALLOWED == 0 && layout.read_format & !READ_ALLOWED == 0
+}
+
+/// Ticks of a TSC of `from` kHz, as ticks of one of `to`.
+fn rescaled(ticks: u64, from: u32, to: u32) -> u64 {
+    let scaled = u128::from(ticks) * u128::from(to) / u128::from(from.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,107 @@
+//! Why a device is not saved, or not restored.
+
+use crate::device::Error;
+
+/// Why a device cannot be saved now.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// A vCPU is in its run call, or its exit has not been reported.
+    #[error("vCPU {0} is in the guest")]
+    Inside(u32),
+    /// A vCPU notified a queue, and some of the commands have not been carried out:
+    /// [`VcpuSession::resume`](crate::VcpuSession::resume) returns
+    /// [`Turn::Unfinished`](crate::Turn::Unfinished).
+    #[error("vCPU {0} has commands to carry out")]
+    Unserved(u32),
+    /// An [`AuxWriter`](crate::AuxWriter) writes to the AUX area that was mapped with this event.
+    #[error("a producer of the VMM's writes to the AUX area of event {0}")]
+    Producing(u64),
+}
+
+/// The fault of a part of a [`SavedState`](crate::SavedState).
+pub(crate) type Fault = &'static str;
+
+/// Why a device is not restored. The device is as new then.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The device has had events, or has a driver or a vCPU's thread.
+    #[error("the device is in use")]
+    InUse,
+    /// The state is of another version.
+    #[error("the state has format {0}, which this version does not read")]
+    Format(u32),
+    /// The device has another number of vCPUs.
+    #[error("the state has {saved} vCPUs, the device {here}")]
+    Vcpus {
+        /// As saved.
+        saved: usize,
+        /// Of this device.
+        here: usize,
+    },
+    /// A figure of the whole device cannot be.
+    #[error("the state's {0} cannot be")]
+    Figure(&'static str),
+    /// The driver has not accepted these features, or cannot have.
+    #[error(
+        "the driver negotiated {given:#x}, but had accepted {saved:#x} when the state was saved"
+    )]
+    Features {
+        /// As saved.
+        saved: u64,
+        /// As given now.
+        given: u64,
+    },
+    /// The transport's part makes no device.
+    #[error("the driver's queues or features")]
+    Driver(#[from] Error),
+    /// An event cannot be as it was saved.
+    #[error("event {id}: {what}")]
+    Event {
+        /// Its id.
+        id: u64,
+        /// The fault.
+        what: &'static str,
+    },
+    /// A ring or an AUX area cannot be as it was saved.
+    #[error("ring or area of event {id}: {what}")]
+    Sink {
+        /// The event that it was mapped with.
+        id: u64,
+        /// The fault.
+        what: &'static str,
+    },
+    /// An event and its children cannot write where they are said to.
+    #[error("family of event {owner}: {what}")]
+    Family {
+        /// Its first event.
+        owner: u64,
+        /// The fault.
+        what: &'static str,
+    },
+    /// One event cannot start or stop the other.
+    #[error("link of event {trigger} to event {target}: {what}")]
+    Link {
+        /// The event that overflows.
+        trigger: u64,
+        /// The one that it acts on.
+        target: u64,
+        /// The fault.
+        what: &'static str,
+    },
+    /// A due notice cannot be.
+    #[error("notice of event {event}: {what}")]
+    Notice {
+        /// The event that it names.
+        event: u64,
+        /// The fault.
+        what: &'static str,
+    },
+    /// A vCPU cannot be as it was saved.
+    #[error("vCPU {vcpu}: {what}")]
+    Vcpu {
+        /// Which one.
+        vcpu: u32,
+        /// The fault.
+        what: &'static str,
+    },
+}

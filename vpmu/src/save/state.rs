@@ -1,0 +1,261 @@
+//! What is saved, as it lies in a file. A change of any field is a new [`FORMAT`].
+
+use super::RestoreError;
+use crate::abi::ENGINE_BATCHED;
+use crate::aux::Chunk;
+use crate::event::Context;
+use crate::links::Role;
+use crate::metrics::{ExitCounts, Metrics};
+use crate::record::{Layout, Origin};
+use crate::ring::Wakeup;
+use crate::tasks::Task;
+
+/// Version of this layout.
+pub(crate) const FORMAT: u32 = 1;
+
+/// Plain data: no field is left out, and an unknown one is refused.
+macro_rules! saved {
+    ($($(#[$meta:meta])* $vis:vis $kind:ident $name:ident { $($body:tt)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        #[cfg_attr(
+            feature = "serde",
+            derive(serde::Serialize, serde::Deserialize),
+            serde(deny_unknown_fields)
+        )]
+        $vis $kind $name { $($body)* }
+    )*};
+}
+
+impl SavedState {
+    /// Whether this version reads it.
+    ///
+    /// # Errors
+    /// [`RestoreError::Format`].
+    pub(crate) fn check_format(&self) -> Result<(), RestoreError> {
+        match self.format {
+            FORMAT => Ok(()),
+            other => Err(RestoreError::Format(other)),
+        }
+    }
+
+    /// Whether a driver used the device: its transport has to be one of a device with a driver, too.
+    #[must_use]
+    pub fn has_driver(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// Whether the host recorded samples of one of its events.
+    pub(crate) fn is_batched(&self) -> bool {
+        let mut events = self.events.iter();
+        events.any(|event| event.spec.engine == ENGINE_BATCHED)
+    }
+}
+
+saved! {
+    /// The state of a device, as [`Vpmu::save`](crate::Vpmu::save) returns it. With the feature `serde` it is
+    /// serialized and deserialized; nothing else is promised of its fields.
+    pub struct SavedState {
+        pub(crate) format: u32,
+        pub(crate) tsc_khz: u32,
+        /// The next event's id.
+        pub(crate) next_id: u64,
+        /// `None`: no driver was there.
+        pub(crate) driver: Option<SavedDriver>,
+        pub(crate) vcpus: Vec<SavedVcpu>,
+        /// By ascending id.
+        pub(crate) events: Vec<SavedEvent>,
+        /// By ascending id.
+        pub(crate) sinks: Vec<SavedSink>,
+        /// The families that write to a sink, by ascending owner.
+        pub(crate) families: Vec<SavedFamily>,
+        pub(crate) links: Vec<SavedLink>,
+        /// Due, oldest first.
+        pub(crate) notices: Vec<SavedNotice>,
+        pub(crate) totals: Metrics,
+    }
+
+    /// The driver of a device.
+    pub(crate) struct SavedDriver {
+        pub(crate) features: u64,
+        /// Control, event, then one of each vCPU.
+        pub(crate) queues: Vec<SavedQueue>,
+    }
+
+    /// How far the device has come on a virtqueue.
+    pub(crate) struct SavedQueue {
+        pub(crate) next_available: u16,
+        pub(crate) next_used: u16,
+        pub(crate) broken: bool,
+    }
+
+    /// A vCPU.
+    pub(crate) struct SavedVcpu {
+        /// Address of the task page.
+        pub(crate) task_page: Option<u64>,
+        pub(crate) exits: ExitCounts,
+    }
+
+    /// An open event.
+    pub(crate) struct SavedEvent {
+        pub(crate) spec: SavedSpec,
+        pub(crate) context: Context,
+        /// The vCPU whose shard has it.
+        pub(crate) shard: u32,
+        pub(crate) leader: Option<u64>,
+        pub(crate) persistence: Option<SavedPersistence>,
+        pub(crate) life: SavedLife,
+    }
+
+    /// What was asked for when an event was opened.
+    pub(crate) struct SavedSpec {
+        pub(crate) id: u64,
+        pub(crate) owner: u64,
+        pub(crate) kind: u32,
+        pub(crate) config: u64,
+        /// `OPEN_*`.
+        pub(crate) flags: u32,
+        pub(crate) layout: Layout,
+        pub(crate) wakeup: Wakeup,
+        pub(crate) aux_watermark: u32,
+        pub(crate) max_stack: u32,
+        /// `ENGINE_*`.
+        pub(crate) engine: u32,
+    }
+
+    /// What makes an event persistent.
+    pub(crate) struct SavedPersistence {
+        pub(crate) name: String,
+        pub(crate) operator: bool,
+    }
+
+    /// How an event is at a moment.
+    pub(crate) struct SavedLife {
+        pub(crate) enabled: bool,
+        pub(crate) paused: bool,
+        pub(crate) failed: bool,
+        /// Its overflows make no records, and its counter is silent.
+        pub(crate) throttled: bool,
+        /// The task that it was scheduled in with, and where.
+        pub(crate) task: Option<Task>,
+        pub(crate) last_vcpu: u32,
+        pub(crate) limit: u64,
+        pub(crate) lost: u64,
+        pub(crate) period: Option<SavedPeriod>,
+        pub(crate) trace: Option<SavedTrace>,
+        pub(crate) count: u64,
+        /// Ticks of a TSC of [`SavedState::tsc_khz`].
+        pub(crate) enabled_ticks: u64,
+        pub(crate) running_ticks: u64,
+    }
+
+    /// A period, and how much of it is over as far as the device itself counts.
+    pub(crate) struct SavedPeriod {
+        pub(crate) length: u64,
+        pub(crate) counted: u64,
+        /// In hertz.
+        pub(crate) frequency: Option<u64>,
+    }
+
+    /// The trace of an event.
+    pub(crate) struct SavedTrace {
+        pub(crate) sequence: u64,
+        pub(crate) count: u64,
+        pub(crate) lost: u64,
+        /// `SYNC_*`.
+        pub(crate) due: u8,
+        pub(crate) announced: bool,
+    }
+
+    /// A family that writes to a sink.
+    pub(crate) struct SavedFamily {
+        pub(crate) owner: u64,
+        pub(crate) sink: u64,
+    }
+
+    /// A ring, an AUX area, or both.
+    pub(crate) struct SavedSink {
+        /// The event that they were mapped with.
+        pub(crate) id: u64,
+        /// The first page of its ring in the window.
+        pub(crate) window_page: Option<u32>,
+        pub(crate) ring: Option<SavedRing>,
+        pub(crate) area: Option<SavedArea>,
+        pub(crate) pending: Option<SavedPendingAux>,
+    }
+
+    /// A ring.
+    pub(crate) struct SavedRing {
+        /// Addresses, the metadata page's first.
+        pub(crate) pages: Vec<u64>,
+        pub(crate) writable: bool,
+        pub(crate) backward: bool,
+        pub(crate) paused: bool,
+        pub(crate) head: u64,
+        /// The head when the reader was last woken.
+        pub(crate) roused: u64,
+        pub(crate) tail: u64,
+        pub(crate) lost: u64,
+        pub(crate) loss_told: bool,
+        pub(crate) records: u64,
+        pub(crate) bytes: u64,
+        /// Of the lock of the metadata page.
+        pub(crate) sequence: u32,
+    }
+
+    /// An AUX area.
+    pub(crate) struct SavedArea {
+        /// Addresses.
+        pub(crate) pages: Vec<u64>,
+        pub(crate) overwrite: bool,
+        pub(crate) watermark: u64,
+        pub(crate) head: u64,
+        pub(crate) tail: u64,
+        /// Where the piece began that has not ended.
+        pub(crate) begun: Option<u64>,
+        pub(crate) keeper: SavedKeeper,
+    }
+
+    /// The side that keeps an AUX area.
+    pub(crate) enum SavedKeeper {
+        Device {
+            /// perf's `PERF_AUX_FLAG_*` of the piece.
+            flags: u64,
+            full: bool,
+        },
+        Driver {
+            turn: Option<SavedTurn>,
+        },
+    }
+
+    /// An event that the driver lets write to an area.
+    pub(crate) struct SavedTurn {
+        pub(crate) event: u64,
+        pub(crate) room: u64,
+        pub(crate) lost: u64,
+        pub(crate) told: bool,
+    }
+
+    /// A piece of an area that has ended, and that no record reports yet.
+    pub(crate) struct SavedPendingAux {
+        pub(crate) chunk: Chunk,
+        pub(crate) layout: Layout,
+        pub(crate) origin: Origin,
+    }
+
+    /// An event that starts or stops another.
+    pub(crate) struct SavedLink {
+        pub(crate) trigger: u64,
+        pub(crate) target: u64,
+        pub(crate) role: Role,
+    }
+
+    /// A notice that has not been delivered.
+    pub(crate) struct SavedNotice {
+        /// `NOTICE_*`.
+        pub(crate) kind: u32,
+        pub(crate) event: u64,
+        /// Of wakeups and limits, how many; of an error, one of `REFUSED_*`.
+        pub(crate) value: u64,
+    }
+}

@@ -1,0 +1,180 @@
+//! AUX areas over a save.
+
+use vpmu::abi::*;
+use vpmu::{AuxProducer, ExitReason, SaveError};
+
+use crate::rig::{Rig, command, open_of};
+use crate::traces::area::{AreaReader, Packet, map_aux};
+use crate::world::At;
+
+/// A trace of vCPU 0's port accesses with a ring and an area of its own.
+fn traced(rig: &mut Rig, request: &OpenRequest, flags: u32) -> (u64, AreaReader) {
+    let event = rig.open(request).expect("open");
+    let first = rig.next_ring;
+    rig.next_ring += 10 * 0x1000;
+    let page = |number: u64| first + number * 0x1000;
+    let ring: Vec<u64> = (0..5).map(page).collect();
+    let area: Vec<u64> = (5..9).map(page).collect();
+    rig.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");
+    map_aux(rig, event, flags, &area).expect("an area");
+    rig.command(0, COMMAND_ENABLE, event);
+    (event, AreaReader::new(rig, ring[0], area))
+}
+
+fn io() -> OpenRequest {
+    open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
+}
+
+fn exits(rig: &Rig, from: u64, count: u64) {
+    for ip in from..from + count {
+        rig.exit(0, ExitReason::Io, &mut At(ip));
+    }
+}
+
+#[test]
+fn packets_are_numbered_on() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, &io(), MAP_WRITABLE);
+    let mut read = Vec::new();
+    for turn in 0..20 {
+        exits(&rig, turn * 5, 5);
+        rig.move_on();
+        if turn % 2 == 0 {
+            rig.command(0, COMMAND_READ, event);
+            read.extend(area.exits());
+        }
+    }
+    rig.command(0, COMMAND_READ, event);
+    read.extend(area.exits());
+    let seen: Vec<_> = read
+        .iter()
+        .map(|one| (one.sequence.get(), one.ip.get()))
+        .collect();
+    assert!((0..100).map(|n| (n, n)).eq(seen));
+    assert_eq!(rig.vpmu.metrics().aux_lost, 0);
+}
+
+#[test]
+fn full_area_loses_on() {
+    let mut rig = Rig::new();
+    let (event, mut area) = traced(&mut rig, &io(), MAP_WRITABLE);
+    exits(&rig, 0, 400);
+    let lost = rig.read(0, event).lost.get();
+    assert!(lost > 0);
+    rig.move_on();
+    assert_eq!(rig.read(0, event).lost.get(), lost);
+    exits(&rig, 400, 1);
+    let packet = size_of::<ExitPacket>() as u64;
+    assert_eq!(rig.read(0, event).lost.get(), lost + packet, "still full");
+    let before = area.exits().len() as u64;
+    exits(&rig, 500, 1);
+    rig.command(0, COMMAND_READ, event);
+    let after = area.exits();
+    assert_eq!(before * packet + lost + packet, 401 * packet);
+    assert_eq!((after.len(), after[0].sequence.get()), (1, 401));
+}
+
+#[test]
+fn snapshot_area_goes_on_round() {
+    let mut rig = Rig::new();
+    let (event, _) = traced(&mut rig, &io(), 0);
+    exits(&rig, 0, 300);
+    rig.move_on();
+    exits(&rig, 300, 300);
+    let reply = rig.read(0, event);
+    assert_eq!(reply.lost.get(), 0);
+    let packet = size_of::<ExitPacket>() as u64;
+    assert!(reply.value.get() >= 600 * packet, "none was left out");
+}
+
+#[test]
+fn drivers_area_goes_on_in_its_turn() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
+    };
+    let event = rig.open(&request).expect("open");
+    let first = rig.next_ring;
+    rig.next_ring += 4 * 0x1000;
+    let pages = [first + 0x1000, first + 0x2000];
+    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &pages).expect("an area");
+    let mut area = AreaReader::new(&rig, first, pages.to_vec());
+    let begin = Command {
+        value: 0.into(),
+        room: 8192.into(),
+        ..command(COMMAND_AUX_BEGIN, event)
+    };
+    rig.commands(0, &[command(COMMAND_IN, event), begin]);
+    exits(&rig, 0, 5);
+    rig.move_on();
+    exits(&rig, 5, 5);
+    let end = [command(COMMAND_OUT, event), command(COMMAND_AUX_END, event)];
+    let reply = rig.commands(0, &end)[1];
+    assert_eq!((reply.status.get(), reply.lost.get()), (0, 0));
+    area.set_head(reply.value.get());
+    let ips: Vec<u64> = area.exits().iter().map(|exit| exit.ip.get()).collect();
+    assert!((0..10).eq(ips));
+}
+
+#[test]
+fn child_that_traces_nothing_keeps_its_turn() {
+    let mut rig = Rig::new();
+    let event = rig
+        .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK))
+        .expect("open");
+    let page = rig.next_ring;
+    rig.next_ring += 2 * 0x1000;
+    map_aux(&mut rig, event, MAP_DRIVEN | MAP_WRITABLE, &[page]).expect("an area");
+    let child = OpenRequest {
+        parent: event.into(),
+        ..open_of(KIND_MARK, 5, CONTEXT_TASK)
+    };
+    let child = rig.open(&child).expect("open");
+    let begin = Command {
+        room: 4096.into(),
+        ..command(COMMAND_AUX_BEGIN, child)
+    };
+    assert_eq!(rig.commands(0, &[begin])[0].status.get(), 0);
+    rig.move_on();
+    let reply = rig.command(0, COMMAND_AUX_END, child);
+    assert_eq!((reply.status.get(), reply.value.get()), (0, 0));
+}
+
+/// VPMU-D-6.13-9.
+#[test]
+fn exit_that_lasts_is_cut() {
+    let mut rig = Rig::new();
+    let user = open_of(KIND_EXIT_TRACE, EXIT_SIGNAL, 0);
+    let (event, mut area) = traced(&mut rig, &user, MAP_WRITABLE);
+    // The exit of the move itself.
+    rig.move_on();
+    rig.command(0, COMMAND_READ, event);
+    let packets = area.take();
+    let exits = packets.iter().filter_map(|packet| match packet {
+        Packet::Exit(exit) => Some((exit.sequence.get(), exit.flags & PACKET_CUT)),
+        _ => None,
+    });
+    assert_eq!(exits.collect::<Vec<_>>(), [(0, PACKET_CUT)]);
+}
+
+#[test]
+fn producer_that_writes_is_waited_for() {
+    let producer = AuxProducer {
+        name: "watchdog",
+        counts: "frames",
+        format: 130,
+    };
+    let mut rig = Rig::producing(&[producer]);
+    let (event, _) = traced(&mut rig, &open_of(KIND_VMM_TRACE, 0, 0), MAP_WRITABLE);
+    rig.halt();
+    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    assert!(matches!(rig.vpmu.save(), Err(SaveError::Producing(id)) if id == event));
+    writer.put(&[7; 8]).expect("room");
+    writer.end(64).expect("ended");
+    rig.move_on();
+    let mut writer = rig.vpmu.aux_begin(event).expect("begun");
+    writer.put(&[7; 8]).expect("room");
+    writer.end(64).expect("ended");
+    assert_eq!(rig.value(0, event), 128);
+}

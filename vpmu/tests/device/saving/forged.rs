@@ -1,0 +1,423 @@
+//! States that no device was saved with: refused, and by name.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use vm_memory::GuestMemoryMmap;
+use vpmu::abi::*;
+use vpmu::{RestoreError, SavedState};
+
+use super::{mark, marks};
+use crate::forgery::{Forgery, forge, leaves};
+use crate::persistent::{WINDOW_FEATURES, asked, window};
+use crate::rig::{MEMORY, Rig, command, open_of, sampling};
+use crate::traces::area::map_aux;
+
+/// A device with one of everything, and its window.
+struct Rich {
+    rig: Rig,
+    window: GuestMemoryMmap,
+}
+
+impl Rich {
+    fn new() -> Self {
+        let window = window(64);
+        let mut rig = Rig::windowed(&window);
+        rig.runs(0, 11, 12);
+        // 1 and 2: the operator's, and the guest's in the window.
+        rig.vpmu.persist(&asked("mark=5", 0)).expect("started");
+        let guests = rig.open(&marks(0, 1)).expect("open");
+        rig.detach(guests, "mine").expect("detached");
+        rig.map_window(guests, 2, MAP_WRITABLE).expect("mapped");
+        // 3 and 4: a parent with a ring, and a child.
+        let parent = rig.open(&marks(0, 3)).expect("open");
+        rig.map(parent, 4);
+        let child = OpenRequest {
+            parent: parent.into(),
+            ..marks(0, 3)
+        };
+        rig.open(&child).expect("open");
+        // 5: writes there, too, and starts the next.
+        let starter = rig.open(&marks(0, 2)).expect("open");
+        rig.redirect(starter, parent).expect("redirected");
+        // 6 and 7: a leader and its member, of a frequency.
+        let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+        let member = OpenRequest {
+            leader: leader.into(),
+            flags: (OPEN_ENABLED | OPEN_FREQ).into(),
+            ..sampling(open_of(KIND_MARK, MARK_ANY, 0), 100)
+        };
+        rig.open(&member).expect("open");
+        rig.link(starter, leader, LINK_STARTER).expect("linked");
+        // 8: a trace with an area beside its ring.
+        let trace = rig
+            .open(&open_of(KIND_EXIT_TRACE, EXIT_IO, 0))
+            .expect("open");
+        let first = rig.next_ring;
+        rig.next_ring += 8 * 0x1000;
+        let pages: Vec<u64> = (0..6).map(|page| first + page * 0x1000).collect();
+        rig.map_pages(trace, MAP_WRITABLE, &pages[..2])
+            .expect("a ring");
+        map_aux(&mut rig, trace, MAP_WRITABLE, &pages[2..]).expect("an area");
+        // 9: a task's, with an area of the driver's.
+        let task = OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..open_of(KIND_EXIT_TRACE, EXIT_IO, CONTEXT_TASK)
+        };
+        let task = rig.open(&task).expect("open");
+        let pages = [rig.next_ring, rig.next_ring + 0x1000];
+        rig.next_ring += 4 * 0x1000;
+        map_aux(&mut rig, task, MAP_DRIVEN, &pages).expect("an area");
+        let begin = Command {
+            room: 4096.into(),
+            ..command(COMMAND_AUX_BEGIN, task)
+        };
+        rig.commands(0, &[command(COMMAND_IN, task), begin]);
+        mark(&rig, 1, 300);
+        rig.halt();
+        Self { rig, window }
+    }
+
+    fn state(&self) -> Value {
+        serde_json::to_value(self.rig.save()).expect("a file")
+    }
+
+    /// A device that is restored from a file.
+    fn restore(&self, state: Value) -> Result<Rig, Option<RestoreError>> {
+        let state: SavedState = serde_json::from_value(state).map_err(|_| None)?;
+        let next = self.rig.successor(
+            self.rig.settings(),
+            self.rig.memory.clone(),
+            Some(&self.window),
+        );
+        let (features, queues) = next.transport();
+        let memory = next.memory.clone();
+        match next.vpmu.restore(&state, memory, queues, features) {
+            Ok(()) => Ok(next),
+            Err(error) => {
+                // As new: it takes a driver, and a sound state.
+                assert_eq!(next.vpmu.persistent(), []);
+                let (features, queues) = next.transport();
+                let memory = next.memory.clone();
+                let sound: SavedState = serde_json::from_value(self.state()).expect("a state");
+                let again = next.vpmu.restore(&sound, memory, queues, features);
+                again.expect("restored");
+                Err(Some(error))
+            }
+        }
+    }
+}
+
+/// VPMU-D-6.13-2.
+#[test]
+fn restored_device_has_the_state_that_was_saved() {
+    let rich = Rich::new();
+    let state = rich.state();
+    let next = rich.restore(state.clone());
+    let next = next.unwrap_or_else(|error| panic!("{error:?}"));
+    // But for the locks of metadata pages: their clocks were shown anew.
+    let but_locks = |mut state: Value| {
+        for sink in state["sinks"].as_array_mut().expect("sinks") {
+            if let Some(ring) = sink["ring"].as_object_mut() {
+                assert_eq!(
+                    ring.remove("sequence")
+                        .and_then(|lock| lock.as_u64())
+                        .map(|lock| lock % 2),
+                    Some(0)
+                );
+            }
+        }
+        state
+    };
+    let again = serde_json::to_value(next.save()).expect("a file");
+    assert_eq!(but_locks(again), but_locks(state));
+}
+
+/// VPMU-D-7-4.
+#[test]
+fn forged_states_are_refused_by_name() {
+    let rich = Rich::new();
+    let state = rich.state();
+    let event = |number: usize, field: &str| format!("/events/{number}{field}");
+    let sink = |id: u64, field: &str| {
+        let sinks = state["sinks"].as_array().expect("sinks");
+        let at = sinks.iter().position(|sink| sink["id"] == id).expect("it");
+        format!("/sinks/{at}{field}")
+    };
+    let cases: Vec<(String, Value, &str)> = vec![
+        ("/format".into(), json!(2), "format 2"),
+        ("/tsc_khz".into(), json!(0), "TSC frequency"),
+        ("/next_id".into(), json!(0), "next id"),
+        ("/next_id".into(), json!(u64::MAX), "next id"),
+        ("/next_id".into(), json!(9), "event 9: its id"),
+        ("/vcpus".into(), json!([]), "vCPUs"),
+        ("/vcpus/0/task_page".into(), json!(1), "task page"),
+        ("/vcpus/0/task_page".into(), json!(MEMORY), "task page"),
+        ("/vcpus/1/exits/io".into(), json!(u64::MAX), "so often"),
+        ("/driver/features".into(), json!(1_u64 << 32), "negotiated"),
+        (
+            "/driver/features".into(),
+            json!(WINDOW_FEATURES | 1 << 20),
+            "negotiated",
+        ),
+        ("/driver/queues".into(), json!([]), "number of queues"),
+        ("/totals/kicks".into(), json!([]), "notified queues"),
+        // Events.
+        (event(0, "/spec/id"), json!(0), "its id"),
+        (event(3, "/spec/owner"), json!(0), "its id"),
+        (event(3, "/spec/owner"), json!(5), "its id"),
+        (event(3, "/spec/owner"), json!(1), "inherited"),
+        (event(2, "/spec/flags"), json!(u32::MAX), "not opened so"),
+        (
+            event(2, "/spec/layout/sample_type"),
+            json!(1_u64 << 63),
+            "unknown",
+        ),
+        (
+            event(2, "/spec/layout/sample_id_all"),
+            json!(true),
+            "contradict",
+        ),
+        (event(2, "/spec/engine"), json!(0), "another engine"),
+        (event(2, "/spec/engine"), json!(9), "not opened so"),
+        (event(2, "/context"), json!({"Vcpu": 2}), "no such vCPU"),
+        (event(2, "/shard"), json!(1), "no such vCPU"),
+        (event(8, "/shard"), json!(7), "no such vCPU"),
+        (event(2, "/life/last_vcpu"), json!(2), "no such vCPU"),
+        (event(2, "/life/period/length"), json!(0), "no such period"),
+        (event(2, "/life/period/counted"), json!(3), "no such period"),
+        (
+            event(6, "/life/period/frequency"),
+            json!(0),
+            "no such period",
+        ),
+        (
+            event(6, "/life/period/frequency"),
+            json!(null),
+            "contradict",
+        ),
+        (event(5, "/life/limit"), json!(1), "no overflows"),
+        (
+            event(2, "/life/task"),
+            json!({"pid": 1, "tid": 1}),
+            "a vCPU's",
+        ),
+        (event(7, "/life/trace"), json!(null), "traces"),
+        (event(7, "/life/trace/due"), json!(255), "no such trace"),
+        (event(6, "/leader"), json!(7), "led"),
+        (event(6, "/leader"), json!(2), "led"),
+        (event(6, "/leader"), json!(99), "led"),
+        (event(1, "/persistence/name"), json!("No"), "that name"),
+        (event(1, "/persistence/name"), json!("event9"), "that name"),
+        (
+            event(1, "/persistence/name"),
+            json!("recorder"),
+            "that name",
+        ),
+        (
+            event(8, "/persistence"),
+            json!({"name": "a", "operator": false}),
+            "persistent",
+        ),
+        // Rings and areas.
+        (sink(3, "/id"), json!(4), "inherited"),
+        (sink(3, "/ring"), json!(null), "neither"),
+        (sink(3, "/ring/pages"), json!([]), "number of pages"),
+        (sink(3, "/ring/pages/1"), json!(MEMORY), "not guest memory"),
+        (sink(3, "/ring/pages/1"), json!(8), "not guest memory"),
+        (sink(3, "/ring/head"), json!(4095), "between two words"),
+        (sink(3, "/ring/bytes"), json!(u64::MAX), "so much"),
+        (sink(3, "/ring/sequence"), json!(1), "being changed"),
+        (sink(3, "/ring/backward"), json!(true), "may not"),
+        (sink(2, "/window_page"), json!(62), "no such pages"),
+        (sink(2, "/window_page"), json!(u32::MAX), "no such pages"),
+        (
+            sink(2, "/window_page"),
+            json!(20),
+            "not those of the window",
+        ),
+        (sink(1, "/window_page"), json!(null), "outside the window"),
+        (
+            sink(8, "/area/pages"),
+            json!([0x1000, 0x2000, 0x3000]),
+            "number of pages",
+        ),
+        (sink(8, "/area/pages/0"), json!(MEMORY), "not guest memory"),
+        (sink(8, "/area/watermark"), json!(0), "watermark"),
+        (sink(8, "/area/head"), json!(1), "between two words"),
+        (
+            sink(8, "/area/keeper"),
+            json!({"Driver": {"turn": null}}),
+            "beside a ring",
+        ),
+        (
+            sink(8, "/area/keeper/Device/flags"),
+            json!(16),
+            "unknown flags",
+        ),
+        (
+            sink(9, "/area/keeper/Driver/turn/room"),
+            json!(u64::MAX),
+            "more room",
+        ),
+        (
+            sink(9, "/area/keeper/Driver/turn/event"),
+            json!(3),
+            "another family",
+        ),
+        (sink(9, "/area/keeper/Driver/turn"), json!(null), "none may"),
+        (
+            sink(9, "/area/keeper"),
+            json!({"Device": {"flags": 0, "full": false}}),
+            "no ring",
+        ),
+        ("/families/0/sink".into(), json!(77), "no such ring"),
+        ("/families/0/owner".into(), json!(77), "there is none"),
+        ("/families/1/sink".into(), json!(3), "of its own"),
+        // Links and notices.
+        ("/links/0/trigger".into(), json!(6), "act on"),
+        ("/links/0/trigger".into(), json!(99), "act on"),
+        ("/links/0/target".into(), json!(1), "act on"),
+        ("/links/0/target".into(), json!(5), "act on"),
+        ("/notices/0/kind".into(), json!(99), "known kind"),
+        ("/notices/0/event".into(), json!(99), "no such event"),
+        (
+            "/notices".into(),
+            json!([{"kind": NOTICE_WAKEUP, "event": 3, "value": 0}]),
+            "no such value",
+        ),
+        (
+            "/notices".into(),
+            json!([{"kind": NOTICE_ERROR, "event": 3, "value": 1}]),
+            "no such event",
+        ),
+        (
+            "/notices".into(),
+            json!([
+                {"kind": NOTICE_PERSISTENT, "event": 1, "value": 0},
+                {"kind": NOTICE_PERSISTENT, "event": 2, "value": 0}
+            ]),
+            "due already",
+        ),
+    ];
+    let wrong = cases.into_iter().filter_map(|(at, value, expected)| {
+        let mut forged = state.clone();
+        *forged.pointer_mut(&at).unwrap_or_else(|| panic!("{at}")) = value;
+        let text = match rich.restore(forged) {
+            Err(Some(error)) => error.to_string(),
+            Err(None) => "no state".to_owned(),
+            Ok(_) => "restored".to_owned(),
+        };
+        (!text.contains(expected)).then(|| format!("{at}: {text}, not {expected}"))
+    });
+    assert_eq!(wrong.collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
+fn unknown_field_is_refused() {
+    let rich = Rich::new();
+    for at in [
+        "",
+        "/events/0",
+        "/events/0/spec",
+        "/sinks/0/ring",
+        "/vcpus/0/exits",
+        "/totals",
+    ] {
+        let mut forged = rich.state();
+        let object = forged.pointer_mut(at).and_then(Value::as_object_mut);
+        object.expect(at).insert("more".to_owned(), json!(1));
+        assert!(matches!(rich.restore(forged), Err(None)), "{at}");
+    }
+}
+
+#[test]
+fn device_in_use_is_not_restored() {
+    let rich = Rich::new();
+    let state = rich.rig.save();
+    let (features, queues) = rich.rig.transport();
+    let memory = rich.rig.memory.clone();
+    let restored = rich.rig.vpmu.restore(&state, memory, queues, features);
+    assert!(matches!(restored, Err(RestoreError::InUse)));
+}
+
+#[test]
+fn more_events_than_are_allowed_are_refused() {
+    let rich = Rich::new();
+    let state = rich.rig.save();
+    let mut settings = rich.rig.settings();
+    settings.limits.max_events = 3;
+    let next = rich
+        .rig
+        .successor(settings, rich.rig.memory.clone(), Some(&rich.window));
+    let (features, queues) = next.transport();
+    let memory = next.memory.clone();
+    let restored = next.vpmu.restore(&state, memory, queues, features);
+    let error = restored.expect_err("too many").to_string();
+    assert!(error.contains("more events"), "{error}");
+}
+
+fn forgery() -> impl Strategy<Value = Forgery> {
+    let number = prop_oneof![
+        Just(0_u64),
+        1_u64..20,
+        any::<u64>(),
+        Just(u64::MAX),
+        Just(1 << 63),
+        any::<u32>().prop_map(u64::from)
+    ];
+    prop_oneof![
+        4 => number.clone().prop_map(Forgery::Number),
+        2 => number.prop_map(Forgery::Plus),
+        2 => Just(Forgery::Flip),
+        1 => Just(Forgery::Null),
+        1 => Just(Forgery::Remove),
+        1 => Just(Forgery::Repeat),
+    ]
+}
+
+/// VPMU-D-7-4.
+#[test]
+fn forged_states_harm_nobody() {
+    let rich = Rich::new();
+    let state = rich.state();
+    let places = leaves(&state);
+    let steps = prop::collection::vec((any::<prop::sample::Index>(), forgery()), 1..4);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 2000,
+        ..ProptestConfig::default()
+    });
+    let restored = std::cell::Cell::new(0_u32);
+    let run = runner.run(&steps, |steps| {
+        let mut forged = state.clone();
+        for (place, forgery) in &steps {
+            forge(&mut forged, &places[place.index(places.len())], forgery);
+        }
+        let Ok(mut next) = rich.restore(forged) else {
+            return Ok(());
+        };
+        restored.set(restored.get() + 1);
+        // It serves whatever it has become.
+        (0..2).for_each(|vcpu| next.attach(vcpu));
+        mark(&next, 1, 20);
+        let commands: Vec<Command> = (1..12).map(|id| command(COMMAND_READ, id)).collect();
+        next.vcpus
+            .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
+        next.vcpus.enter(0);
+        let room = commands.len() * size_of::<Reply>();
+        next.queues[2].request(zerocopy::IntoBytes::as_bytes(&commands[..]), room);
+        next.vcpus
+            .leave(0, vpmu::ExitReason::Io, &mut crate::world::At(1));
+        next.vcpus.kick(0, 2);
+        next.vcpus.enter(0);
+        next.vpmu.drain();
+        next.halt();
+        next.save();
+        next.vpmu.reset();
+        for event in next.vpmu.persistent() {
+            next.vpmu.end(event.id).expect("it is there");
+        }
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{error}"));
+    assert!(restored.get() > 100, "{} are sound", restored.get());
+}

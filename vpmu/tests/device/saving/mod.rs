@@ -1,0 +1,25 @@
+//! A device that is saved and goes on as another, on another host, as if nothing had been.
+
+mod areas;
+mod counting;
+mod forged;
+mod relations;
+mod sampling;
+mod timing;
+mod twice;
+
+use vpmu::abi::*;
+
+use crate::rig::{Rig, open_of, sampling};
+
+/// A mark's event that samples each, enabled.
+fn marks(vcpu: u32, period: u64) -> OpenRequest {
+    OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, vcpu), period)
+    }
+}
+
+fn mark(rig: &Rig, from: u64, times: u64) {
+    (from..from + times).for_each(|ip| rig.mark(0, 5, ip));
+}

@@ -1,0 +1,120 @@
+//! Groups, links, families and redirections over a save.
+
+use vpmu::abi::*;
+
+use super::{mark, marks};
+use crate::rig::{Rig, open_of, sampling};
+
+#[test]
+fn members_follow_their_leader() {
+    let mut rig = Rig::new();
+    let leader = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let member = rig
+        .open(&OpenRequest {
+            leader: leader.into(),
+            ..marks(0, 2)
+        })
+        .expect("open");
+    rig.move_on();
+    mark(&rig, 1, 2);
+    assert_eq!(rig.value(0, member), 0, "its leader is off");
+    rig.command(0, COMMAND_ENABLE, leader);
+    mark(&rig, 1, 3);
+    rig.move_on();
+    mark(&rig, 1, 4);
+    rig.command(0, COMMAND_DISABLE, leader);
+    rig.move_on();
+    mark(&rig, 1, 5);
+    assert_eq!([leader, member].map(|id| rig.value(0, id)), [7, 7]);
+}
+
+#[test]
+fn group_reads_of_samples_go_on() {
+    let mut rig = Rig::new();
+    let leader = rig
+        .open(&OpenRequest {
+            sample_type: 0x10.into(),
+            read_format: 8.into(),
+            ..marks(0, 1)
+        })
+        .expect("open");
+    let other = OpenRequest {
+        leader: leader.into(),
+        flags: OPEN_ENABLED.into(),
+        ..open_of(KIND_MARK, MARK_ANY, 0)
+    };
+    rig.open(&other).expect("open");
+    let mut ring = rig.map(leader, 4);
+    rig.mark(0, 9, 1);
+    mark(&rig, 1, 1);
+    rig.move_on();
+    mark(&rig, 1, 1);
+    let read: Vec<_> = ring.raw().into_iter().map(|record| record.words).collect();
+    assert_eq!(read, [[2, 1, 2], [2, 2, 3]], "number, then the counts");
+}
+
+#[test]
+fn links_act_on() {
+    let mut rig = Rig::new();
+    let one = rig.open(&marks(0, 2)).expect("open");
+    let start = sampling(open_of(KIND_MARK, 6, 0), 1);
+    let start = rig
+        .open(&OpenRequest {
+            flags: OPEN_ENABLED.into(),
+            ..start
+        })
+        .expect("open");
+    let target = rig
+        .open(&OpenRequest {
+            flags: (OPEN_ENABLED | OPEN_PAUSED).into(),
+            ..open_of(KIND_MARK, MARK_ANY, 0)
+        })
+        .expect("open");
+    rig.link(start, target, LINK_STARTER).expect("linked");
+    rig.link(one, target, LINK_STOPPER).expect("linked");
+    mark(&rig, 1, 1);
+    rig.mark(0, 6, 1);
+    rig.move_on();
+    mark(&rig, 1, 3);
+    assert_eq!(
+        rig.value(0, target),
+        1,
+        "up to the stop, whose period was half over"
+    );
+    assert_eq!(rig.link(one, target, LINK_STOPPER), Err(libc::EEXIST));
+    rig.close(start).expect("closed");
+    rig.link(one, target, LINK_STARTER).expect("free again");
+}
+
+#[test]
+fn families_write_to_their_parents_ring() {
+    let mut rig = Rig::new();
+    let parent = rig.open(&marks(0, 1)).expect("open");
+    let mut ring = rig.map(parent, 8);
+    let child = rig
+        .open(&OpenRequest {
+            parent: parent.into(),
+            ..marks(0, 1)
+        })
+        .expect("open");
+    let other = rig.open(&marks(0, 1)).expect("open");
+    rig.redirect(other, parent).expect("redirected");
+    rig.close(parent).expect("closed");
+    rig.move_on();
+    mark(&rig, 1, 2);
+    let mut ids: Vec<_> = ring
+        .samples()
+        .iter()
+        .map(|one| (one.id, one.stream_id))
+        .collect();
+    ids.sort_unstable();
+    let (child, other) = ((parent, child), (other, other));
+    assert_eq!(ids, [child, child, other, other]);
+    let grandchild = OpenRequest {
+        parent: child.1.into(),
+        ..marks(0, 1)
+    };
+    rig.open(&grandchild).expect("of the same family");
+    mark(&rig, 1, 1);
+    assert_eq!(ring.samples().len(), 3);
+}

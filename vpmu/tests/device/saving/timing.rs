@@ -1,0 +1,64 @@
+//! Guest time over a save, and when a device may be saved.
+
+use vpmu::abi::*;
+use vpmu::{ExitReason, SaveError, Settings};
+
+use super::mark;
+use crate::rig::{Rig, open_of};
+use crate::world::At;
+
+#[test]
+fn vcpu_in_the_guest_is_not_saved() {
+    let rig = Rig::new();
+    rig.vcpus.enter(1);
+    assert!(matches!(rig.vpmu.save(), Err(SaveError::Inside(1))));
+    rig.vcpus.leave(1, ExitReason::Signal, &mut At(1));
+    rig.save();
+}
+
+#[test]
+fn device_goes_on_after_a_save() {
+    let mut rig = Rig::new();
+    let event = rig.open(&super::marks(0, 3)).expect("open");
+    let mut ring = rig.map(event, 4);
+    mark(&rig, 1, 4);
+    rig.halt();
+    rig.save();
+    mark(&rig, 5, 4);
+    let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+    assert_eq!(ips, [3, 6]);
+}
+
+/// VPMU-D-6.13-7.
+#[test]
+fn another_frequency_is_in_every_page() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    let page = rig.map(event, 1);
+    rig.command(0, COMMAND_ENABLE, event);
+    rig.world.pass(8_000_000);
+    rig.halt();
+    let before = rig.read(0, event).time_enabled.get();
+    rig.halt();
+    let state = rig.save();
+    let settings = Settings {
+        tsc_khz: 500_000,
+        ..rig.settings()
+    };
+    let mut next = rig.successor(settings, rig.memory.clone(), None);
+    rig.vpmu.reset();
+    next.resume(&state);
+    let config = next.config();
+    // Width and shift, then the multiplier.
+    let shown = page.field(48);
+    assert_eq!(shown >> 32, u64::from(config.time_mult.get()));
+    assert_eq!(shown >> 16 & 0xffff, u64::from(config.time_shift.get()));
+    assert_eq!(shown & 0xffff, 64);
+    assert_eq!(page.field(8) & 1, 0, "an even sequence");
+    let after = next.read(0, event).time_enabled.get();
+    // Each look at the clock is two nanoseconds now.
+    assert!(after - before < 200, "{before} {after}");
+    next.world.pass(1000);
+    let later = next.read(0, event).time_enabled.get();
+    assert!((2000..2200).contains(&(later - after)), "{after} {later}");
+}

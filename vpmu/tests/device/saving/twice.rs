@@ -1,0 +1,45 @@
+//! Several devices that go on from one saved state.
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::{mark, marks};
+use crate::reader::Reader;
+use crate::rig::Rig;
+
+/// Other memory with the same bytes.
+fn copy(rig: &Rig) -> GuestMemoryMmap {
+    let bytes = rig.snapshot();
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]);
+    let memory = memory.expect("memory");
+    let copied = memory.write_slice(&bytes, GuestAddress(0));
+    copied.expect("in memory");
+    memory
+}
+
+#[test]
+fn two_devices_go_on_from_one_state() {
+    let mut rig = Rig::new();
+    let event = rig.open(&marks(0, 2)).expect("open");
+    let pages: Vec<u64> = (0..5).map(|page| rig.next_ring + page * 0x1000).collect();
+    rig.map(event, 4);
+    mark(&rig, 1, 5);
+    rig.halt();
+    let state = rig.save();
+    let mut twins = [(); 2].map(|()| {
+        let mut twin = rig.successor(rig.settings(), copy(&rig), None);
+        twin.resume(&state);
+        twin
+    });
+    mark(&rig, 6, 1);
+    for (number, twin) in (0..).zip(&mut twins) {
+        mark(twin, 100 * (number + 1), 2 + number);
+    }
+    let expected = [vec![2, 4, 100], vec![2, 4, 200, 202]];
+    for (twin, expected) in twins.iter_mut().zip(expected) {
+        let mut ring = Reader::new(&twin.memory, &pages);
+        let ips: Vec<u64> = ring.samples().iter().map(|sample| sample.ip).collect();
+        assert_eq!(ips, expected);
+        twin.close(event).expect("closed");
+    }
+    assert_eq!(rig.value(0, event), 6, "whatever others do");
+}
