@@ -10,6 +10,7 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
+use crate::memory::View;
 use crate::record::{
     Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
     SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
@@ -51,7 +52,7 @@ impl Producer {
             writable: true,
             backward: false,
         };
-        let ring = Ring::new(&memory, &addresses, mode, Clock::new(1_000_000)?).ok()?;
+        let ring = Ring::new(&View::of(&memory), &addresses, mode, Clock::new(1_000_000)?).ok()?;
         Some(Self {
             memory,
             ring,
@@ -73,7 +74,8 @@ impl Producer {
         let read = self
             .memory
             .store(tail, metadata.unchecked_add(DATA_TAIL), Ordering::Release);
-        let Ok(mut session) = self.ring.session(&self.memory) else {
+        let view = View::of(&self.memory);
+        let Ok(mut session) = self.ring.session(&view) else {
             return 0;
         };
         if read.is_err() {

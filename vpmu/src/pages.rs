@@ -1,16 +1,16 @@
 //! Where a ring's bytes lie. The ring's algorithm sees no more of memory than [`Pages`], so that
 //! a model of memory can stand in for the guest's; nothing is decided here, memory order included.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, VolatileMemory,
-    VolatileMemoryError, VolatileSlice,
+    Bytes, GuestAddress, GuestMemoryError, VolatileMemory, VolatileMemoryError, VolatileSlice,
 };
-
 use zerocopy::IntoBytes;
 
 use crate::abi::PAGE_SIZE;
+use crate::memory::View;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
@@ -48,46 +48,70 @@ pub(crate) trait Pages {
 }
 
 /// Pages of guest memory. Each is looked up when it is first written to and kept until another
-/// is: a burst of records costs a look-up per page, not per record.
+/// is: a burst of records costs a look-up per page, not per record. A page is marked as written when the
+/// next is looked up, and at the end: after the last write to it.
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
-    memory: &'a GuestMemoryMmap,
+    memory: &'a View<'a>,
     /// `None`: nobody looks there.
-    metadata: Option<VolatileSlice<'a>>,
+    metadata: Option<(GuestAddress, VolatileSlice<'a>)>,
+    /// The metadata page has been written to.
+    stored: Cell<bool>,
     /// A power of two of them, or none.
     data: &'a [GuestAddress],
     /// The page last written to, and its number.
     current: Option<(u64, VolatileSlice<'a>)>,
+    /// Where that page lies.
+    written: Option<GuestAddress>,
 }
 
 impl<'a> GuestPages<'a> {
     /// # Errors
     /// The metadata page is no guest memory.
     pub(crate) fn new(
-        memory: &'a GuestMemoryMmap,
+        memory: &'a View<'a>,
         metadata: GuestAddress,
         data: &'a [GuestAddress],
     ) -> Result<Self, Unwritable> {
         Ok(Self {
             memory,
-            metadata: Some(page(memory, metadata)?),
+            metadata: Some((metadata, page(memory, metadata)?)),
+            stored: Cell::new(false),
             data,
             current: None,
+            written: None,
         })
     }
 
     /// Data whose metadata page is not for the device to touch.
-    pub(crate) fn of_data(memory: &'a GuestMemoryMmap, data: &'a [GuestAddress]) -> Self {
+    pub(crate) fn of_data(memory: &'a View<'a>, data: &'a [GuestAddress]) -> Self {
         Self {
             memory,
             metadata: None,
+            stored: Cell::new(false),
             data,
             current: None,
+            written: None,
         }
     }
 
     fn metadata(&self) -> Result<&VolatileSlice<'a>, Unwritable> {
-        self.metadata.as_ref().ok_or(Unwritable::NoPage)
+        let metadata = self.metadata.as_ref().ok_or(Unwritable::NoPage)?;
+        Ok(&metadata.1)
+    }
+
+    /// The metadata page, to be written.
+    fn stored(&self) -> Result<&VolatileSlice<'a>, Unwritable> {
+        self.stored.set(true);
+        self.metadata()
+    }
+
+    /// Marks the page last written to.
+    fn mark(&mut self) {
+        self.current = None;
+        if let Some(page) = self.written.take() {
+            self.memory.mark(page, PAGE_SIZE);
+        }
     }
 
     /// Copies `words` to `position` and on, whatever pages that takes.
@@ -134,13 +158,10 @@ impl<'a> GuestPages<'a> {
             .take_while(|(page, next)| page.0 == *next)
             .count();
         let now = bytes.len().min(run * PAGE_SIZE - offset);
-        let mut rest = bytes.split_at(now).0;
+        let rest = bytes.split_at(now).0;
         let start = GuestAddress(first.0.wrapping_add(offset as u64));
-        for slice in self.memory.get_slices(start, now) {
-            let slice = slice.map_err(Unwritable::Unmapped)?;
-            slice.copy_from(rest);
-            rest = rest.split_at(rest.len().min(slice.len())).1;
-        }
+        let written = self.memory.write(rest, start);
+        written.map_err(Unwritable::Unmapped)?;
         Ok(now)
     }
 
@@ -156,8 +177,10 @@ impl<'a> GuestPages<'a> {
             .and_then(|index| usize::try_from(index).ok())
             .and_then(|index| self.data.get(index))
             .ok_or(Unwritable::NoPage)?;
+        self.mark();
         let slice = page(self.memory, *address)?;
         self.current = Some((number, slice));
+        self.written = Some(*address);
         Ok(slice)
     }
 }
@@ -169,12 +192,12 @@ impl Pages for GuestPages<'_> {
     }
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.metadata()?.store(value.to_le(), field, order);
+        let stored = self.stored()?.store(value.to_le(), field, order);
         stored.map_err(Unwritable::Beyond)
     }
 
     fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.metadata()?.store(value.to_le(), field, order);
+        let stored = self.stored()?.store(value.to_le(), field, order);
         stored.map_err(Unwritable::Beyond)
     }
 
@@ -210,12 +233,21 @@ fn put_short(slice: VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(
     Ok(())
 }
 
-/// One page of guest memory.
-pub(crate) fn page(
-    memory: &GuestMemoryMmap,
+impl Drop for GuestPages<'_> {
+    fn drop(&mut self) {
+        self.mark();
+        if let (true, Some((page, _))) = (self.stored.get(), self.metadata) {
+            self.memory.mark(page, PAGE_SIZE);
+        }
+    }
+}
+
+/// One page of guest memory; whoever writes there marks it.
+pub(crate) fn page<'a>(
+    memory: &'a View<'_>,
     address: GuestAddress,
-) -> Result<VolatileSlice<'_>, Unwritable> {
+) -> Result<VolatileSlice<'a>, Unwritable> {
     memory
-        .get_slice(address, PAGE_SIZE)
+        .slice(address, PAGE_SIZE)
         .map_err(Unwritable::Unmapped)
 }

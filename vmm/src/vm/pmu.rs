@@ -121,7 +121,6 @@ impl Pmu {
         let interrupt = Arc::new(Interrupt::new(event()?));
         let drain = Arc::new(Drain::default());
         let carrier = Carrier {
-            interrupt: Arc::clone(&interrupt),
             stats: Arc::clone(parts.stats),
             threads: Arc::clone(parts.threads),
             drain: Arc::clone(&drain),
@@ -155,6 +154,7 @@ impl Pmu {
         };
         let backend = VirtioPmu {
             vpmu: Arc::clone(&vpmu),
+            interrupt: Arc::clone(&interrupt),
             control: Arc::clone(&queues.control),
             window: if parts.window.is_some() {
                 config.window

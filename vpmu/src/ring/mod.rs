@@ -4,7 +4,7 @@
 mod producer;
 mod user_page;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 use zerocopy::IntoBytes;
 
 pub(crate) use self::producer::{Outcome, RingMode, Session, Wakeup, WriteContext};
@@ -13,6 +13,7 @@ pub(crate) use self::user_page::CountSnapshot;
 use self::producer::Producer;
 use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
+use crate::memory::View;
 use crate::pages::{self, GuestPages, Unwritable};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -34,7 +35,7 @@ impl Ring {
     /// # Errors
     /// A page that is not guest memory.
     pub(crate) fn new(
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         pages: &[GuestAddress],
         mode: RingMode,
         clock: Clock,
@@ -50,7 +51,9 @@ impl Ring {
         for (to, from) in bytes.iter_mut().zip(blank.as_bytes()) {
             *to = *from;
         }
-        pages::page(memory, metadata)?.copy_from(&bytes);
+        memory
+            .write(&bytes, metadata)
+            .map_err(Unwritable::Unmapped)?;
         Ok(Self {
             metadata,
             data: data.to_vec(),
@@ -105,7 +108,7 @@ impl Ring {
     /// The metadata page is no guest memory any more.
     pub(crate) fn session<'a>(
         &'a mut self,
-        memory: &'a GuestMemoryMmap,
+        memory: &'a View<'a>,
     ) -> Result<Session<'a, GuestPages<'a>>, Unwritable> {
         let pages = GuestPages::new(memory, self.metadata, &self.data)?;
         Ok(Session::new(&mut self.producer, pages))
@@ -114,7 +117,7 @@ impl Ring {
     /// Writes one sample, or counts it as lost; for more, begin a [`Ring::session`].
     pub(crate) fn write(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         sample: &[u64],
         context: &WriteContext<'_>,
     ) -> Outcome {
@@ -128,7 +131,7 @@ impl Ring {
     /// Writes one record that is no sample, if it fits.
     pub(crate) fn note(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         record: &[u64],
         context: &WriteContext<'_>,
     ) -> Outcome {
@@ -147,7 +150,7 @@ impl Ring {
     }
 
     /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
-    pub(crate) fn flush(&mut self, memory: &GuestMemoryMmap, context: &WriteContext<'_>) -> bool {
+    pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self
                 .session(memory)
@@ -169,7 +172,7 @@ impl Ring {
     /// the newest of a ring that is written backwards and else the oldest, and go on from there.
     ///
     /// `None`: where a record begins, nobody knows.
-    pub(crate) fn held(&self, memory: &GuestMemoryMmap) -> Option<Vec<u8>> {
+    pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {
         let (start, len) = self.producer.held()?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];
         let copied = self.copy(memory, start, &mut bytes);
@@ -183,7 +186,7 @@ impl Ring {
     /// Copies what lies from `position` on, modulo the size of the data.
     fn copy(
         &self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         mut position: u64,
         bytes: &mut [u8],
     ) -> Result<(), Unwritable> {
@@ -206,7 +209,7 @@ impl Ring {
     }
 
     /// Shows a count and its times in the metadata page.
-    pub(crate) fn show(&mut self, memory: &GuestMemoryMmap, counts: &CountSnapshot) {
+    pub(crate) fn show(&mut self, memory: &View<'_>, counts: &CountSnapshot) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::show(&pages, &mut self.sequence, counts));
         if let Err(error) = shown {

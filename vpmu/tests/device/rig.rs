@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, Registers, Settings, Turn,
-    VcpuSession, Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, QueueState, Registers,
+    Settings, Turn, VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -15,10 +15,10 @@ use crate::reader::Reader;
 use crate::world::{At, FakeMachine, FakeSource, World};
 
 pub(crate) const VCPUS: u32 = 2;
-const MEMORY_LEN: usize = 0x400_0000;
+pub(crate) const MEMORY_LEN: usize = 0x400_0000;
 /// The first address that is not guest memory.
 pub(crate) const MEMORY: u64 = MEMORY_LEN as u64;
-const QUEUES: u64 = 0x1_0000;
+pub(crate) const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x100_0000;
 const RINGS: u64 = 0x10_0000;
 pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 0xf;
@@ -34,6 +34,8 @@ pub(crate) struct Rig {
     pub(crate) vcpus: Vcpus,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
+    /// The transport's.
+    pub(crate) interrupt: Arc<FakeMachine>,
     pub(crate) next_ring: u64,
 }
 
@@ -229,6 +231,7 @@ impl Rig {
         let world = Arc::new(World::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world, &settings.hardware.raw));
+        let interrupt = Arc::clone(&machine);
         let mut vpmu = Vpmu::new(settings, machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");
@@ -239,6 +242,7 @@ impl Rig {
             vcpus: Vcpus::new(),
             memory,
             queues: Vec::new(),
+            interrupt,
             next_ring: RINGS,
         }
     }
@@ -259,12 +263,17 @@ impl Rig {
     pub(crate) fn activate(&mut self, features: u64) {
         let queues = self.make_queues();
         self.vpmu
-            .activate(self.memory.clone(), features, queues)
+            .activate(
+                self.memory.clone(),
+                features,
+                &queues,
+                self.interrupt.clone(),
+            )
             .expect("active");
     }
 
     /// Every queue, set up afresh.
-    pub(crate) fn make_queues(&mut self) -> Vec<virtio_queue::Queue> {
+    pub(crate) fn make_queues(&mut self) -> Vec<QueueState> {
         let (drivers, queues) = make_queues(&self.memory);
         self.queues = drivers;
         queues
@@ -525,9 +534,7 @@ impl Rig {
 }
 
 /// Every queue, set up afresh in guest memory: the drivers' sides and the device's.
-pub(crate) fn make_queues(
-    memory: &GuestMemoryMmap,
-) -> (Vec<DriverQueue>, Vec<virtio_queue::Queue>) {
+pub(crate) fn make_queues(memory: &GuestMemoryMmap) -> (Vec<DriverQueue>, Vec<QueueState>) {
     let both = (0..2 + u64::from(VCPUS)).map(|index| {
         let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
         DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)

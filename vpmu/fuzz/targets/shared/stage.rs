@@ -131,7 +131,12 @@ impl Stage {
         let features = features & self.rig.vpmu.features();
         self.rig
             .vpmu
-            .activate(self.rig.memory.clone(), features, queues)
+            .activate(
+                self.rig.memory.clone(),
+                features,
+                &queues,
+                self.rig.interrupt.clone(),
+            )
             .expect("features that were offered, and queues in memory");
     }
 
@@ -142,7 +147,10 @@ impl Stage {
         let complete = given.len() == self.rig.vpmu.queue_count();
         let offered = features & !self.rig.vpmu.features() == 0;
         let memory = self.rig.memory.clone();
-        let activated = self.rig.vpmu.activate(memory, features, given);
+        let activated =
+            self.rig
+                .vpmu
+                .activate(memory, features, &given, self.rig.interrupt.clone());
         assert!(activated.is_err() || complete && offered, "it is served");
     }
 
