@@ -2,6 +2,7 @@
 //! [`View`]. Every write through a view is marked in the bitmap of the region that it went to, after the
 //! write, so that a VMM that copies memory meanwhile copies the page again.
 
+use std::any::TypeId;
 use std::fmt::{Debug, Formatter};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{
-    AtomicAccess, Bytes, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryError,
-    Permissions, VolatileSlice,
+    AtomicAccess, Bytes, GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryBackend,
+    GuestMemoryError, GuestMemoryRegion, Permissions, VolatileSlice,
 };
 
 use crate::abi::PAGE_SIZE;
@@ -112,7 +113,7 @@ trait Space: Send + Sync {
 
 struct Fixed<M>(M);
 
-impl<M: GuestMemory + Send + Sync> Space for Fixed<M> {
+impl<M: GuestMemory + Send + Sync + 'static> Space for Fixed<M> {
     fn hold(&self) -> Held<'_> {
         Held::Fixed(&self.0)
     }
@@ -120,7 +121,7 @@ impl<M: GuestMemory + Send + Sync> Space for Fixed<M> {
 
 struct Changing<S>(S);
 
-impl<S: GuestAddressSpace + Send + Sync> Space for Changing<S> {
+impl<S: GuestAddressSpace + Send + Sync + 'static> Space for Changing<S> {
     fn hold(&self) -> Held<'_> {
         Held::Snapshot(Box::new(Snapshot(self.0.memory())))
     }
@@ -162,7 +163,7 @@ impl Debug for View<'_> {
 impl<'a> View<'a> {
     /// `memory` itself.
     #[cfg(any(test, feature = "internals"))]
-    pub(crate) fn of<M: GuestMemory>(memory: &'a M) -> Self {
+    pub(crate) fn of<M: GuestMemory + 'static>(memory: &'a M) -> Self {
         Self {
             guest: Some(Held::Fixed(memory)),
             window: None,
@@ -184,7 +185,15 @@ impl<'a> View<'a> {
         at: GuestAddress,
         len: usize,
     ) -> Result<VolatileSlice<'_>, GuestMemoryError> {
-        self.at(at)?.slice(at, len)
+        let slice = self.at(at)?.slice(at, len);
+        slice.ok_or(GuestMemoryError::InvalidGuestAddress(at))
+    }
+
+    /// Whether it has bitmaps to mark.
+    pub(crate) fn is_watched(&self) -> bool {
+        let watched = |held: &Held<'_>| held.mapping().is_watched();
+        let window = self.window.as_ref();
+        self.guest.as_ref().is_some_and(watched) || window.is_some_and(|part| watched(&part.memory))
     }
 
     /// Marks bytes that have been written.
@@ -227,8 +236,7 @@ impl<'a> View<'a> {
         at: GuestAddress,
         order: Ordering,
     ) -> Result<T, GuestMemoryError> {
-        let slice = self.at(at)?.slice(at, size_of::<T>())?;
-        Ok(slice.load(0, order)?)
+        Ok(self.slice(at, size_of::<T>())?.load(0, order)?)
     }
 
     /// Stores a number as it is to lie in memory, and marks it.
@@ -238,30 +246,37 @@ impl<'a> View<'a> {
         at: GuestAddress,
         order: Ordering,
     ) -> Result<(), GuestMemoryError> {
-        let memory = self.at(at)?;
-        memory.slice(at, size_of::<T>())?.store(value, 0, order)?;
-        memory.mark(at, size_of::<T>());
+        self.slice(at, size_of::<T>())?.store(value, 0, order)?;
+        self.mark(at, size_of::<T>());
         Ok(())
     }
 }
 
 /// What the device does with memory, whatever its type.
 trait Mapping {
-    fn slice(&self, at: GuestAddress, len: usize) -> Result<VolatileSlice<'_>, GuestMemoryError>;
+    /// `None`: not all of it is memory of one region.
+    fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>>;
+    /// Whether it has a bitmap to mark.
+    fn is_watched(&self) -> bool;
     fn mark(&self, at: GuestAddress, len: usize);
     fn has(&self, at: GuestAddress, len: usize, access: Permissions) -> bool;
     fn read(&self, bytes: &mut [u8], at: GuestAddress) -> Result<(), GuestMemoryError>;
     fn write(&self, bytes: &[u8], at: GuestAddress) -> Result<(), GuestMemoryError>;
 }
 
-impl<M: GuestMemory> Mapping for M {
-    fn slice(&self, at: GuestAddress, len: usize) -> Result<VolatileSlice<'_>, GuestMemoryError> {
-        let first = self.get_slices(at, len, Permissions::ReadWrite)?.next();
-        let first = first.ok_or(GuestMemoryError::InvalidGuestAddress(at))??;
-        if first.len() < len {
-            return Err(GuestMemoryError::InvalidBackendAddress);
+impl<M: GuestMemory + 'static> Mapping for M {
+    fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
+        if let Some(memory) = self.physical_memory() {
+            let (region, at) = memory.to_region_addr(at)?;
+            return Some(without_bitmap(&region.get_slice(at, len).ok()?));
         }
-        Ok(without_bitmap(&first))
+        let slices = self.get_slices(at, len, Permissions::ReadWrite).ok();
+        let first = slices?.next()?.ok()?;
+        (first.len() == len).then(|| without_bitmap(&first))
+    }
+
+    fn is_watched(&self) -> bool {
+        TypeId::of::<M::Bitmap>() != TypeId::of::<()>()
     }
 
     fn mark(&self, at: GuestAddress, len: usize) {
@@ -289,9 +304,13 @@ impl<M: GuestMemory> Mapping for M {
 /// What an address space has shown.
 struct Snapshot<T>(T);
 
-impl<T: Deref<Target: GuestMemory + Sized>> Mapping for Snapshot<T> {
-    fn slice(&self, at: GuestAddress, len: usize) -> Result<VolatileSlice<'_>, GuestMemoryError> {
+impl<T: Deref<Target: GuestMemory + Sized + 'static>> Mapping for Snapshot<T> {
+    fn slice(&self, at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
         Mapping::slice(&*self.0, at, len)
+    }
+
+    fn is_watched(&self) -> bool {
+        Mapping::is_watched(&*self.0)
     }
 
     fn mark(&self, at: GuestAddress, len: usize) {

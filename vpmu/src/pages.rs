@@ -61,8 +61,8 @@ pub(crate) struct GuestPages<'a> {
     data: &'a [GuestAddress],
     /// The page last written to, and its number.
     current: Option<(u64, VolatileSlice<'a>)>,
-    /// Where that page lies.
-    written: Option<GuestAddress>,
+    /// Whether anybody watches which pages are written.
+    watched: bool,
 }
 
 impl<'a> GuestPages<'a> {
@@ -79,7 +79,7 @@ impl<'a> GuestPages<'a> {
             stored: Cell::new(false),
             data,
             current: None,
-            written: None,
+            watched: memory.is_watched(),
         })
     }
 
@@ -91,7 +91,7 @@ impl<'a> GuestPages<'a> {
             stored: Cell::new(false),
             data,
             current: None,
-            written: None,
+            watched: memory.is_watched(),
         }
     }
 
@@ -107,11 +107,18 @@ impl<'a> GuestPages<'a> {
     }
 
     /// Marks the page last written to.
-    fn mark(&mut self) {
-        self.current = None;
-        if let Some(page) = self.written.take() {
-            self.memory.mark(page, PAGE_SIZE);
+    fn mark(&self) {
+        if let Some((number, _)) = self.current
+            && let Some(address) = self.address(number)
+        {
+            self.memory.mark(address, PAGE_SIZE);
         }
+    }
+
+    /// Where the data page with this number lies, taken modulo how many there are.
+    fn address(&self, number: u64) -> Option<GuestAddress> {
+        let index = number.checked_rem(self.data.len() as u64)?;
+        self.data.get(usize::try_from(index).ok()?).copied()
     }
 
     /// Copies `words` to `position` and on, whatever pages that takes.
@@ -172,15 +179,12 @@ impl<'a> GuestPages<'a> {
         {
             return Ok(slice);
         }
-        let index = number.checked_rem(self.data.len() as u64);
-        let address = index
-            .and_then(|index| usize::try_from(index).ok())
-            .and_then(|index| self.data.get(index))
-            .ok_or(Unwritable::NoPage)?;
-        self.mark();
-        let slice = page(self.memory, *address)?;
+        let address = self.address(number).ok_or(Unwritable::NoPage)?;
+        let slice = page(self.memory, address)?;
+        if self.watched {
+            self.mark();
+        }
         self.current = Some((number, slice));
-        self.written = Some(*address);
         Ok(slice)
     }
 }
@@ -235,6 +239,9 @@ fn put_short(slice: VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(
 
 impl Drop for GuestPages<'_> {
     fn drop(&mut self) {
+        if !self.watched {
+            return;
+        }
         self.mark();
         if let (true, Some((page, _))) = (self.stored.get(), self.metadata) {
             self.memory.mark(page, PAGE_SIZE);
