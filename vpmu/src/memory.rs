@@ -3,10 +3,11 @@
 //! write, so that a VMM that copies memory meanwhile copies the page again.
 
 use std::any::TypeId;
+use std::cmp::Reverse;
 use std::fmt::{Debug, Formatter};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{
@@ -15,6 +16,9 @@ use vm_memory::{
 };
 
 use crate::abi::PAGE_SIZE;
+
+const WORD: usize = size_of::<u64>();
+const PAGE_WORDS: usize = PAGE_SIZE / WORD;
 
 /// Guest memory as a VMM hands it over: any memory of vm-memory, with any bitmap.
 ///
@@ -25,7 +29,7 @@ pub struct Memory(Arc<Parts>);
 
 #[derive(Clone, Default)]
 struct Parts {
-    guest: Option<Arc<dyn Space>>,
+    guest: Option<Backing>,
     /// Pages that come before the guest's.
     window: Option<Extent>,
 }
@@ -35,7 +39,14 @@ struct Parts {
 struct Extent {
     first: u64,
     len: u64,
-    memory: Arc<dyn Space>,
+    memory: Arc<Fixed>,
+}
+
+/// The VMM's memory, its type erased.
+#[derive(Clone)]
+enum Backing {
+    Fixed(Arc<Fixed>),
+    Changing(Arc<dyn Space>),
 }
 
 impl Memory {
@@ -50,12 +61,12 @@ impl Memory {
     where
         S: GuestAddressSpace + Send + Sync + 'static,
     {
-        Self::new(Changing(space))
+        Self::new(Backing::Changing(Arc::new(Changing(space))))
     }
 
-    fn new(guest: impl Space + 'static) -> Self {
+    fn new(guest: Backing) -> Self {
         Self(Arc::new(Parts {
-            guest: Some(Arc::new(guest)),
+            guest: Some(guest),
             window: None,
         }))
     }
@@ -66,13 +77,16 @@ impl Memory {
         Self(Arc::new(Parts::clone(&self.0)))
     }
 
-    /// The same memory with `len` bytes from `first` on out of `window`.
+    /// The same memory with `len` bytes from `first` on out of `window`, whose regions stay.
     pub(crate) fn with(&self, window: &Self, first: GuestAddress, len: u64) -> Self {
-        let extent = window.0.guest.clone().map(|memory| Extent {
-            first: first.0,
-            len,
-            memory,
-        });
+        let extent = match &window.0.guest {
+            Some(Backing::Fixed(memory)) => Some(Extent {
+                first: first.0,
+                len,
+                memory: Arc::clone(memory),
+            }),
+            Some(Backing::Changing(_)) | None => None,
+        };
         Self(Arc::new(Parts {
             guest: self.0.guest.clone(),
             window: extent,
@@ -81,15 +95,16 @@ impl Memory {
 
     /// The regions as they are now. Held for a step of work: regions that are taken away meanwhile stay
     /// until it is dropped.
+    #[inline]
     pub(crate) fn view(&self) -> View<'_> {
         let Parts { guest, window } = &*self.0;
         View {
-            guest: guest.as_deref().map(Space::hold),
-            window: window.as_ref().map(|extent| Part {
-                first: extent.first,
-                len: extent.len,
-                memory: extent.memory.hold(),
-            }),
+            guest: match guest {
+                Some(Backing::Fixed(fixed)) => Held::Fixed(fixed),
+                Some(Backing::Changing(space)) => Held::Snapshot(space.hold()),
+                None => Held::Nothing,
+            },
+            window: window.as_ref(),
         }
     }
 }
@@ -102,56 +117,111 @@ impl Debug for Memory {
 
 impl<M: GuestMemory + Send + Sync + 'static> From<M> for Memory {
     fn from(memory: M) -> Self {
-        Self::new(Fixed(memory))
+        Self::new(Backing::Fixed(Arc::new(Fixed::new(memory))))
     }
 }
 
-/// Memory that can be looked at.
+/// Memory whose regions come and go.
 trait Space: Send + Sync {
-    fn hold(&self) -> Held<'_>;
+    fn hold(&self) -> Box<dyn Mapping + '_>;
 }
 
-struct Fixed<M>(M);
+/// Memory whose regions stay. Where the host has them mapped is looked up once: what a short record
+/// costs is looking its pages up.
+struct Fixed {
+    regions: Vec<Region>,
+    /// The regions lie in it: never moved.
+    memory: Arc<dyn Mapping + Send + Sync>,
+    watched: bool,
+}
 
-impl<M: GuestMemory + Send + Sync + 'static> Space for Fixed<M> {
-    fn hold(&self) -> Held<'_> {
-        Held::Fixed(&self.0)
+impl Fixed {
+    fn new<M: GuestMemory + Send + Sync + 'static>(memory: M) -> Self {
+        let memory = Arc::new(memory);
+        Self {
+            regions: Region::all(&*memory),
+            watched: Mapping::is_watched(&*memory),
+            memory,
+        }
     }
+}
+
+/// A region as the host has it mapped.
+#[derive(Debug)]
+struct Region {
+    first: u64,
+    len: u64,
+    host: *mut u8,
+}
+
+#[expect(unsafe_code, reason = "the address of memory that all threads share")]
+// SAFETY: `host` is used through a VolatileSlice only, as the memory that it came from has it.
+unsafe impl Send for Region {}
+
+#[expect(unsafe_code, reason = "the address of memory that all threads share")]
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Those of `memory`, the largest first; none of memory with translation of its own.
+    fn all<M: GuestMemory>(memory: &M) -> Vec<Self> {
+        let backend = memory.physical_memory();
+        let regions = backend.into_iter().flat_map(GuestMemoryBackend::iter);
+        let mut regions: Vec<Self> = regions.filter_map(Self::of).collect();
+        regions.sort_unstable_by_key(|region| Reverse(region.len));
+        regions
+    }
+
+    fn of<R: GuestMemoryRegion>(region: &R) -> Option<Self> {
+        let slice = region.as_volatile_slice().ok()?;
+        Some(Self {
+            first: region.start_addr().0,
+            len: slice.len() as u64,
+            host: slice.ptr_guard_mut().as_ptr(),
+        })
+    }
+}
+
+/// `len` bytes of one of these regions.
+#[inline]
+#[expect(
+    unsafe_code,
+    reason = "a slice of memory that has been looked up before"
+)]
+fn of_regions(regions: &[Region], at: GuestAddress, len: usize) -> Option<VolatileSlice<'_>> {
+    // One or two hold nearly all memory.
+    let inside = |region: &&Region| at.0.wrapping_sub(region.first) < region.len;
+    let region = regions.iter().find(inside)?;
+    let offset = at.0 - region.first;
+    if len as u64 > region.len - offset {
+        return None;
+    }
+    let offset = usize::try_from(offset).ok()?;
+    // SAFETY: the bytes lie in the region, whose memory lives beside `regions` and is not moved.
+    Some(unsafe { VolatileSlice::new(region.host.wrapping_add(offset), len) })
 }
 
 struct Changing<S>(S);
 
 impl<S: GuestAddressSpace + Send + Sync + 'static> Space for Changing<S> {
-    fn hold(&self) -> Held<'_> {
-        Held::Snapshot(Box::new(Snapshot(self.0.memory())))
+    fn hold(&self) -> Box<dyn Mapping + '_> {
+        Box::new(Snapshot(self.0.memory()))
     }
 }
 
 /// Memory that stays as it is while this lives.
 enum Held<'a> {
-    Fixed(&'a dyn Mapping),
+    Nothing,
+    Fixed(&'a Fixed),
     Snapshot(Box<dyn Mapping + 'a>),
+    #[cfg(any(test, feature = "internals"))]
+    Lent(&'a dyn Mapping),
 }
 
-impl<'a> Held<'a> {
-    fn mapping(&self) -> &(dyn Mapping + 'a) {
-        match self {
-            Self::Fixed(memory) => *memory,
-            Self::Snapshot(memory) => &**memory,
-        }
-    }
-}
-
-/// Guest memory at a moment.
+/// Guest memory at a moment. It is made for each record: small, and made in place.
 pub(crate) struct View<'a> {
-    guest: Option<Held<'a>>,
-    window: Option<Part<'a>>,
-}
-
-struct Part<'a> {
-    first: u64,
-    len: u64,
-    memory: Held<'a>,
+    guest: Held<'a>,
+    window: Option<&'a Extent>,
 }
 
 impl Debug for View<'_> {
@@ -165,40 +235,78 @@ impl<'a> View<'a> {
     #[cfg(any(test, feature = "internals"))]
     pub(crate) fn of<M: GuestMemory + 'static>(memory: &'a M) -> Self {
         Self {
-            guest: Some(Held::Fixed(memory)),
+            guest: Held::Lent(memory),
             window: None,
         }
     }
 
+    /// The memory whose regions stay that `at` lies in.
+    #[inline]
+    fn fixed(&self, at: GuestAddress) -> Option<&Fixed> {
+        if let Some(extent) = self.window
+            && at.0.wrapping_sub(extent.first) < extent.len
+        {
+            return Some(&extent.memory);
+        }
+        match self.guest {
+            Held::Fixed(fixed) => Some(fixed),
+            _ => None,
+        }
+    }
+
     fn at(&self, at: GuestAddress) -> Result<&(dyn Mapping + 'a), GuestMemoryError> {
-        let inside = |part: &&Part<'_>| at.0.wrapping_sub(part.first) < part.len;
-        let window = self.window.as_ref().filter(inside).map(|part| &part.memory);
-        let held = window.or(self.guest.as_ref());
-        held.map(Held::mapping)
-            .ok_or(GuestMemoryError::InvalidGuestAddress(at))
+        if let Some(fixed) = self.fixed(at) {
+            return Ok(&*fixed.memory);
+        }
+        match &self.guest {
+            Held::Snapshot(memory) => Ok(&**memory),
+            #[cfg(any(test, feature = "internals"))]
+            Held::Lent(memory) => Ok(*memory),
+            Held::Fixed(_) | Held::Nothing => Err(GuestMemoryError::InvalidGuestAddress(at)),
+        }
     }
 
     /// `len` bytes that lie one behind the other in the host's memory, too. Writes to them are marked by
     /// the caller: [`View::mark`].
+    #[inline]
     pub(crate) fn slice(
         &self,
         at: GuestAddress,
         len: usize,
     ) -> Result<VolatileSlice<'_>, GuestMemoryError> {
+        let fixed = self.fixed(at);
+        if let Some(slice) = fixed.and_then(|fixed| of_regions(&fixed.regions, at, len)) {
+            return Ok(slice);
+        }
         let slice = self.at(at)?.slice(at, len);
         slice.ok_or(GuestMemoryError::InvalidGuestAddress(at))
     }
 
+    /// The page at `at`. Writes to it are marked by the caller, too.
+    #[inline]
+    pub(crate) fn page(&self, at: GuestAddress) -> Result<Page<'_>, GuestMemoryError> {
+        let page = Page::of(&self.slice(at, PAGE_SIZE)?);
+        page.ok_or(GuestMemoryError::InvalidGuestAddress(at))
+    }
+
     /// Whether it has bitmaps to mark.
     pub(crate) fn is_watched(&self) -> bool {
-        let watched = |held: &Held<'_>| held.mapping().is_watched();
-        let window = self.window.as_ref();
-        self.guest.as_ref().is_some_and(watched) || window.is_some_and(|part| watched(&part.memory))
+        let window = self.window.is_some_and(|extent| extent.memory.watched);
+        let guest = match &self.guest {
+            Held::Nothing => false,
+            Held::Fixed(fixed) => fixed.watched,
+            Held::Snapshot(memory) => memory.is_watched(),
+            #[cfg(any(test, feature = "internals"))]
+            Held::Lent(memory) => memory.is_watched(),
+        };
+        window || guest
     }
 
     /// Marks bytes that have been written.
     pub(crate) fn mark(&self, at: GuestAddress, len: usize) {
-        if let Ok(memory) = self.at(at) {
+        if let Ok(memory) = self.at(at)
+            && memory.is_watched()
+        {
             memory.mark(at, len);
         }
     }
@@ -337,4 +445,121 @@ fn without_bitmap<'a, B: vm_memory::bitmap::BitmapSlice>(
 ) -> VolatileSlice<'a> {
     // SAFETY: the very bytes of `slice`, which its memory keeps mapped for 'a.
     unsafe { VolatileSlice::new(slice.ptr_guard_mut().as_ptr(), slice.len()) }
+}
+
+/// A page of guest memory, as the words that guest and device share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Page<'a>(&'a [AtomicU64; PAGE_WORDS]);
+
+impl<'a> Page<'a> {
+    /// `None`: not a page, or not aligned.
+    #[inline]
+    #[expect(unsafe_code, reason = "one check for all the words of a page")]
+    fn of(slice: &VolatileSlice<'a>) -> Option<Self> {
+        let words = slice
+            .ptr_guard_mut()
+            .as_ptr()
+            .cast::<[AtomicU64; PAGE_WORDS]>();
+        if slice.len() != PAGE_SIZE || !words.is_aligned() {
+            return None;
+        }
+        // SAFETY: a page of aligned memory that is mapped for 'a; whoever shares it writes words as a whole.
+        Some(Self(unsafe { &*words }))
+    }
+
+    /// The word at `offset`, a multiple of eight.
+    #[inline]
+    pub(crate) fn word(self, offset: usize) -> Option<&'a AtomicU64> {
+        self.0.get(offset / WORD)
+    }
+
+    /// The words from `offset` on, a multiple of eight: `count` of them.
+    #[inline]
+    pub(crate) fn words(self, offset: usize, count: usize) -> Option<&'a [AtomicU64]> {
+        let first = offset / WORD;
+        self.0.get(first..)?.get(..count)
+    }
+
+    /// Its bytes.
+    #[inline]
+    #[expect(unsafe_code, reason = "the inverse of Page::of")]
+    pub(crate) fn bytes(self) -> VolatileSlice<'a> {
+        // SAFETY: atomic words may be written through a shared reference, and all of them are mapped for 'a.
+        unsafe { VolatileSlice::new(self.0.as_ptr().cast_mut().cast(), PAGE_SIZE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::GuestMemoryMmap;
+
+    use super::*;
+
+    /// Two regions with a page between them, the smaller first.
+    fn memory() -> Memory {
+        let ranges = [
+            (GuestAddress(0x1000), 0x1000),
+            (GuestAddress(0x3000), 0x2000),
+        ];
+        Memory::from(GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory"))
+    }
+
+    #[test]
+    fn slice_lies_in_one_region_or_is_refused() {
+        let memory = memory();
+        let view = memory.view();
+        let sliced = |at: u64, len: usize| view.slice(GuestAddress(at), len).is_ok();
+        assert!(sliced(0x1000, 0x1000) && sliced(0x3000, 0x2000));
+        assert!(sliced(0x1fff, 1) && sliced(0x4ff8, 8));
+        for (at, len) in [
+            (0xfff, 1),
+            (0x1000, 0x1001),
+            (0x1fff, 2),
+            (0x2000, 1),
+            (0x2fff, 2),
+            (0x4ff9, 8),
+            (0x5000, 1),
+            (u64::MAX, 2),
+            (0x3000, usize::MAX),
+        ] {
+            assert!(!sliced(at, len), "{len:#x} bytes at {at:#x}");
+        }
+    }
+
+    #[test]
+    fn page_shows_the_bytes_that_were_written_and_the_reverse() {
+        let memory = memory();
+        let view = memory.view();
+        view.write(&7_u64.to_le_bytes(), GuestAddress(0x4008))
+            .expect("memory");
+        let page = view.page(GuestAddress(0x4000)).expect("a page");
+        let word = page.word(8).expect("in it");
+        let before = word.swap(9_u64.to_le(), Ordering::Relaxed);
+        assert_eq!(u64::from_le(before), 7);
+        let mut bytes = [0; 8];
+        view.read(&mut bytes, GuestAddress(0x4008)).expect("memory");
+        assert_eq!(u64::from_le_bytes(bytes), 9);
+        let shown = page.bytes().load::<u64>(8, Ordering::Relaxed);
+        assert_eq!(shown.map(u64::from_le).expect("in it"), 9);
+        assert!(page.word(PAGE_SIZE).is_none() && page.words(PAGE_SIZE - 8, 2).is_none());
+        assert!(view.page(GuestAddress(0x4004)).is_err(), "not aligned");
+    }
+
+    #[test]
+    fn window_lies_before_the_guests_memory() {
+        let window = Memory::from(
+            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0x8000), 0x1000)]).expect("memory"),
+        );
+        let both = memory().with(&window, GuestAddress(0x8000), 0x1000);
+        let view = both.view();
+        view.write(&[1], GuestAddress(0x8fff))
+            .expect("in the window");
+        assert!(view.slice(GuestAddress(0x8fff), 2).is_err());
+        let mut byte = [0];
+        window
+            .view()
+            .read(&mut byte, GuestAddress(0x8fff))
+            .expect("memory");
+        assert_eq!(byte, [1]);
+    }
 }

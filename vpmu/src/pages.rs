@@ -2,15 +2,13 @@
 //! a model of memory can stand in for the guest's; nothing is decided here, memory order included.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
-use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryError, VolatileMemory, VolatileMemoryError, VolatileSlice,
-};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, VolatileMemoryError};
 use zerocopy::IntoBytes;
 
 use crate::abi::PAGE_SIZE;
-use crate::memory::View;
+use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
@@ -54,13 +52,13 @@ pub(crate) trait Pages {
 pub(crate) struct GuestPages<'a> {
     memory: &'a View<'a>,
     /// `None`: nobody looks there.
-    metadata: Option<(GuestAddress, VolatileSlice<'a>)>,
+    metadata: Option<(GuestAddress, Page<'a>)>,
     /// The metadata page has been written to.
     stored: Cell<bool>,
     /// A power of two of them, or none.
     data: &'a [GuestAddress],
     /// The page last written to, and its number.
-    current: Option<(u64, VolatileSlice<'a>)>,
+    current: Option<(u64, Page<'a>)>,
     /// Whether anybody watches which pages are written.
     watched: bool,
 }
@@ -95,13 +93,14 @@ impl<'a> GuestPages<'a> {
         }
     }
 
-    fn metadata(&self) -> Result<&VolatileSlice<'a>, Unwritable> {
-        let metadata = self.metadata.as_ref().ok_or(Unwritable::NoPage)?;
-        Ok(&metadata.1)
+    fn metadata(&self) -> Result<Page<'a>, Unwritable> {
+        self.metadata
+            .map(|(_, page)| page)
+            .ok_or(Unwritable::NoPage)
     }
 
     /// The metadata page, to be written.
-    fn stored(&self) -> Result<&VolatileSlice<'a>, Unwritable> {
+    fn stored(&self) -> Result<Page<'a>, Unwritable> {
         self.stored.set(true);
         self.metadata()
     }
@@ -132,13 +131,13 @@ impl<'a> GuestPages<'a> {
                 rest = rest.split_at(now / WORD).1;
                 continue;
             }
-            let slice = self.look_up(position / PAGE)?;
+            let page = self.look_up(position / PAGE)?;
             let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at(rest.len().min((PAGE_SIZE - offset) / WORD));
             if now.len() <= SHORT {
-                put_short(slice, offset, now)?;
+                put_short(page, offset, now)?;
             } else {
-                let place = slice.offset(offset).map_err(Unwritable::Beyond)?;
+                let place = page.bytes().offset(offset).map_err(Unwritable::Beyond)?;
                 place.copy_from(now.as_bytes());
             }
             position = position.wrapping_add(size_of_val(now) as u64);
@@ -173,35 +172,39 @@ impl<'a> GuestPages<'a> {
     }
 
     /// The data page with this number, taken modulo how many there are.
-    fn look_up(&mut self, number: u64) -> Result<VolatileSlice<'a>, Unwritable> {
-        if let Some((held, slice)) = self.current
-            && held == number
-        {
-            return Ok(slice);
+    #[inline]
+    fn look_up(&mut self, number: u64) -> Result<Page<'a>, Unwritable> {
+        match self.current {
+            Some((held, page)) if held == number => Ok(page),
+            _ => self.turn_to(number),
         }
+    }
+
+    fn turn_to(&mut self, number: u64) -> Result<Page<'a>, Unwritable> {
         let address = self.address(number).ok_or(Unwritable::NoPage)?;
-        let slice = page(self.memory, address)?;
+        let page = page(self.memory, address)?;
         if self.watched {
             self.mark();
         }
-        self.current = Some((number, slice));
-        Ok(slice)
+        self.current = Some((number, page));
+        Ok(page)
     }
 }
 
 impl Pages for GuestPages<'_> {
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable> {
-        let value = self.metadata()?.load::<u64>(field, order);
-        value.map(u64::from_le).map_err(Unwritable::Beyond)
+        let word = self.metadata()?.word(field).ok_or(Unwritable::NoPage)?;
+        Ok(u64::from_le(word.load(order)))
     }
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.stored()?.store(value.to_le(), field, order);
-        stored.map_err(Unwritable::Beyond)
+        let word = self.stored()?.word(field).ok_or(Unwritable::NoPage)?;
+        word.store(value.to_le(), order);
+        Ok(())
     }
 
     fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.stored()?.store(value.to_le(), field, order);
+        let stored = self.stored()?.bytes().store(value.to_le(), field, order);
         stored.map_err(Unwritable::Beyond)
     }
 
@@ -213,26 +216,19 @@ impl Pages for GuestPages<'_> {
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
         // Less than a page, so any integer holds it.
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
-        match self.current {
-            Some((held, slice))
-                if held == position / PAGE
-                    && words.len() <= SHORT
-                    && offset + size_of_val(words) <= PAGE_SIZE =>
-            {
-                put_short(slice, offset, words)
-            }
-            _ => self.put_any(position, words),
+        if words.len() > SHORT || offset + size_of_val(words) > PAGE_SIZE {
+            return self.put_any(position, words);
         }
+        let page = self.look_up(position / PAGE)?;
+        put_short(page, offset, words)
     }
 }
 
 #[inline]
-fn put_short(slice: VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
-    for (at, &word) in (offset..).step_by(WORD).zip(words) {
-        let place = slice.get_atomic_ref::<AtomicU64>(at);
-        place
-            .map_err(Unwritable::Beyond)?
-            .store(word, Ordering::Relaxed);
+fn put_short(page: Page<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
+    let places = page.words(offset, words.len()).ok_or(Unwritable::NoPage)?;
+    for (place, &word) in places.iter().zip(words) {
+        place.store(word, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -253,8 +249,6 @@ impl Drop for GuestPages<'_> {
 pub(crate) fn page<'a>(
     memory: &'a View<'_>,
     address: GuestAddress,
-) -> Result<VolatileSlice<'a>, Unwritable> {
-    memory
-        .slice(address, PAGE_SIZE)
-        .map_err(Unwritable::Unmapped)
+) -> Result<Page<'a>, Unwritable> {
+    memory.page(address).map_err(Unwritable::Unmapped)
 }

@@ -199,8 +199,8 @@ impl Ring {
                 .ok_or(Unwritable::NoPage)?;
             let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at_mut(rest.len().min(PAGE_SIZE - offset));
-            let slice = pages::page(memory, *page)?;
-            let slice = slice.offset(offset).map_err(Unwritable::Beyond)?;
+            let page = pages::page(memory, *page)?;
+            let slice = page.bytes().offset(offset).map_err(Unwritable::Beyond)?;
             slice.copy_to(now);
             position = position.wrapping_add(now.len() as u64);
             rest = later;
