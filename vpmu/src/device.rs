@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::GuestMemoryBackend;
 use zerocopy::IntoBytes;
 
 use crate::abi::{
@@ -14,13 +13,15 @@ use crate::abi::{
 };
 use crate::backend::Backend;
 use crate::clock::Clock;
-use crate::control::Control;
+use crate::control::{Control, Driver, Overlap};
 use crate::errno::Errno;
 use crate::flush::Visit;
-use crate::machine::Machine;
+use crate::machine::{Interrupt, Machine};
+use crate::memory::Memory;
 use crate::metrics::{ExitCounts, Metrics};
 use crate::persistent::{History, Persist, PersistError, PersistentStatus, open_request};
 use crate::producer::{AuxError, AuxProducer, AuxWriter};
+use crate::queues::QueueState;
 use crate::refusal::Refusal;
 use crate::save::{RestoreError, SaveError, SavedState};
 use crate::session::VcpuSession;
@@ -73,7 +74,7 @@ pub enum Error {
     Producer(&'static str),
     /// The window lies where guest memory does.
     #[error("the window lies in guest memory")]
-    WindowOverlaps(#[source] vm_memory::GuestRegionCollectionError),
+    WindowOverlaps,
     /// There is no such vCPU.
     #[error("the PMU device has no vCPU {0}")]
     NoVcpu(u32),
@@ -137,9 +138,12 @@ impl Vpmu {
     ///
     /// # Errors
     /// [`Error::Window`].
-    pub fn with_window(self, window: GuestMemoryMmap) -> Result<Self, Error> {
+    pub fn with_window<M>(self, window: M) -> Result<Self, Error>
+    where
+        M: GuestMemoryBackend + Send + Sync + 'static,
+    {
         let guests = self.shared.backend.settings.limits.max_window_pages;
-        let window = Window::new(&window, guests).ok_or(Error::Window)?;
+        let window = Window::new(window, guests).ok_or(Error::Window)?;
         self.shared.control.lock().set_window(window);
         Ok(self)
     }
@@ -207,7 +211,7 @@ impl Vpmu {
         self.shared.count_drain();
         for shard in self.shared.shards.iter() {
             self.shared.on(shard, State::collect);
-            self.shared.notices.deliver(false);
+            self.shared.notices.deliver(None);
         }
     }
 
@@ -291,29 +295,32 @@ impl Vpmu {
         }
     }
 
-    /// The driver has set `DRIVER_OK`.
+    /// The driver has set `DRIVER_OK`: the device uses its memory and its `queues`, one for each index,
+    /// until a reset, and reports used buffers by `interrupt`.
     ///
     /// # Errors
     /// [`Error`] for queues or features that cannot serve; the device stays inactive.
     pub fn activate(
         &self,
-        memory: GuestMemoryMmap,
+        memory: impl Into<Memory>,
         features: u64,
-        queues: Vec<Queue>,
+        queues: &[QueueState],
+        interrupt: Arc<dyn Interrupt>,
     ) -> Result<(), Error> {
+        let memory = memory.into();
         self.reset();
-        self.check_driver(&memory, features, &queues)?;
+        self.check_driver(&memory, features, queues)?;
         let mut control = self.shared.control.lock();
-        let activated = control.activate(memory, features, queues);
-        activated.map_err(Error::WindowOverlaps)
+        let activated = control.activate(memory, features, queues, interrupt);
+        activated.map_err(|Overlap| Error::WindowOverlaps)
     }
 
     /// Whether the device can serve a driver with these.
     fn check_driver(
         &self,
-        memory: &GuestMemoryMmap,
+        memory: &Memory,
         features: u64,
-        queues: &[Queue],
+        queues: &[QueueState],
     ) -> Result<(), Error> {
         if features & VERSION_1 == 0 || features & !self.features() != 0 {
             return Err(Error::Features(features));
@@ -326,11 +333,18 @@ impl Vpmu {
         }
         for (index, queue) in queues.iter().enumerate() {
             let needed = index == usize::from(QUEUE_CONTROL);
-            if (needed || queue.ready()) && !queue.is_valid(memory) {
+            if (needed || queue.ready) && !queue.is_sound(&memory.view()) {
                 return Err(Error::Queue(index));
             }
         }
         Ok(())
+    }
+
+    /// Each virtqueue as it is now, by its index; the default for one that no driver uses. Its indices
+    /// are those after the work that has been done: to go on elsewhere, stop notifying first.
+    #[must_use]
+    pub fn queue_states(&self) -> Vec<QueueState> {
+        self.shared.control.lock().queue_states()
     }
 
     /// Forgets the driver and its memory, which is not touched afterwards, and closes every event but the
@@ -384,15 +398,22 @@ impl Vpmu {
     pub fn restore(
         &self,
         state: &SavedState,
-        memory: GuestMemoryMmap,
-        queues: Vec<Queue>,
+        memory: impl Into<Memory>,
         features: u64,
+        queues: &[QueueState],
+        interrupt: Arc<dyn Interrupt>,
     ) -> Result<(), RestoreError> {
+        let memory = memory.into();
         state.check_format()?;
         let driver = match state.driver {
             Some(_) => {
-                self.check_driver(&memory, features, &queues)?;
-                Some((memory, features, queues))
+                self.check_driver(&memory, features, queues)?;
+                Some(Driver {
+                    memory,
+                    features,
+                    queues,
+                    interrupt,
+                })
             }
             None => None,
         };
@@ -428,11 +449,11 @@ impl Vpmu {
         self.shared.backend.catalogue();
         let mut served = self.shared.control.lock().serve();
         if served.needs_guest_ips {
-            self.shared.notices.deliver(served.interrupt);
+            self.shared.notices.deliver(served.signals());
             self.shared.backend.ask_guest_ips();
             served = self.shared.control.lock().serve();
         }
-        self.shared.notices.deliver(served.interrupt);
+        self.shared.notices.deliver(served.signals());
         served.turn
     }
 
@@ -546,7 +567,7 @@ impl Vpmu {
     /// Acts on the control plane, then delivers the notices that this made due.
     pub(crate) fn control<T>(&self, act: impl FnOnce(&mut Control) -> T) -> T {
         let result = act(&mut self.shared.control.lock());
-        self.shared.notices.deliver(false);
+        self.shared.notices.deliver(None);
         result
     }
 }

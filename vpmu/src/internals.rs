@@ -6,10 +6,11 @@ mod callers;
 
 use std::sync::atomic::Ordering;
 
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::abi::{Metadata, PAGE_SIZE};
 use crate::clock::Clock;
+use crate::memory::Memory;
 use crate::record::{
     Layout, MISC_USER, Origin, Record, SAMPLE_CALLCHAIN, SAMPLE_CPU, SAMPLE_ID, SAMPLE_IP,
     SAMPLE_PERIOD, SAMPLE_STREAM_ID, SAMPLE_TID, SAMPLE_TIME, Sample,
@@ -19,7 +20,8 @@ use crate::ring::{Ring, RingMode, Wakeup, WriteContext};
 pub use areas::{AuxArea, Tracer, aux_memory};
 pub use callers::Callers;
 
-const DATA_TAIL: u64 = std::mem::offset_of!(Metadata, data_tail) as u64;
+/// In the metadata page, which is the first.
+const DATA_TAIL: GuestAddress = GuestAddress(std::mem::offset_of!(Metadata, data_tail) as u64);
 /// Six words and the header, and one more of either: the CPU in a short record, in a longer one
 /// the length of its chain.
 const SAMPLE_TYPE: u64 =
@@ -30,7 +32,7 @@ pub const SHORTEST: usize = 64;
 /// A ring with a reader that has always read everything when a burst begins.
 #[derive(Debug)]
 pub struct Producer {
-    memory: GuestMemoryMmap,
+    memory: Memory,
     ring: Ring,
     record: Record,
     sample_type: u64,
@@ -51,7 +53,8 @@ impl Producer {
             writable: true,
             backward: false,
         };
-        let ring = Ring::new(&memory, &addresses, mode, Clock::new(1_000_000)?).ok()?;
+        let memory = Memory::from(memory);
+        let ring = Ring::new(&memory.view(), &addresses, mode, Clock::new(1_000_000)?).ok()?;
         Some(Self {
             memory,
             ring,
@@ -68,12 +71,9 @@ impl Producer {
 
     /// Builds and writes this many records in one burst; how many were written.
     pub fn burst(&mut self, records: u64) -> u64 {
-        let metadata = GuestAddress(0);
-        let tail = self.head.to_le();
-        let read = self
-            .memory
-            .store(tail, metadata.unchecked_add(DATA_TAIL), Ordering::Release);
-        let Ok(mut session) = self.ring.session(&self.memory) else {
+        let view = self.memory.view();
+        let read = view.store(self.head.to_le(), DATA_TAIL, Ordering::Release);
+        let Ok(mut session) = self.ring.session(&view) else {
             return 0;
         };
         if read.is_err() {

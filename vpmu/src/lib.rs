@@ -1,9 +1,10 @@
-//! The paravirtual PMU: the device, for VMMs that keep guest memory in vm-memory's
-//! `GuestMemoryMmap` and virtqueues in virtio-queue's `Queue`.
+//! The paravirtual PMU: the device, for VMMs that keep guest memory in a type of vm-memory's traits.
+//! Their bitmaps of written pages hold what the device writes ([`Memory`]).
 //!
 //! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (the services that the device asks of it)
 //! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
-//! transport. Each vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
+//! transport, whose queues ([`QueueState`]) and [`Interrupt`] it hands over at [`Vpmu::activate`]. Each
+//! vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
 //! notifications to its [`VcpuSession`]. The operator's persistent events live on over every reset,
 //! in a window of the VMM's memory. [`Vpmu::save`] returns the state of a device as plain data, which
 //! [`Vpmu::restore`] gives to a new one; the feature `serde` serializes it. The crate knows guest memory and perf; it knows nothing of KVM,
@@ -31,6 +32,7 @@ pub mod internals;
 mod links;
 mod locks;
 mod machine;
+mod memory;
 mod metrics;
 mod notices;
 mod pages;
@@ -59,14 +61,18 @@ mod work;
 
 pub use arch::{CpuState, GENERAL_REGS};
 pub use device::{Error, FlushError, Vpmu};
-pub use machine::{Access, Exit, ExitReason, GuestRegs, Machine, Registers};
+pub use machine::{Access, Exit, ExitReason, GuestRegs, Interrupt, Machine, Registers};
+pub use memory::Memory;
 pub use metrics::{ExitCounts, Metrics};
 pub use persistent::{History, Persist, PersistError, PersistentStatus};
 pub use policy::{EventMatch, Policy, Tier};
 pub use producer::{AuxError, AuxPlace, AuxProducer, AuxWriter};
+pub use queues::QueueState;
 pub use refusal::Refusal;
 pub use save::{RestoreError, SaveError, SavedState};
 pub use session::VcpuSession;
 pub use settings::{CountMode, Engines, Hardware, Limits, LimitsError, RawEvents, Settings};
 pub use source::Source;
+/// The traits of [`Memory`] are of this version.
+pub use vm_memory;
 pub use work::{Turn, Work};

@@ -74,6 +74,18 @@ impl From<ExitReason> for Exit {
     }
 }
 
+/// The interrupts of a virtio transport.
+pub trait Interrupt: Send + Sync + Debug {
+    /// Reports used buffers in `queues`, by their indices: one, or two that fell due together. A transport
+    /// with one interrupt for all raises it once; one with a vector for each queue raises theirs. Called
+    /// without a lock of the device's, from any thread that works for it; it may be called once more
+    /// while [`Vpmu::reset`](crate::Vpmu::reset) takes the driver away.
+    ///
+    /// # Errors
+    /// The transport's; the device logs it and goes on.
+    fn used(&self, queues: &[u16]) -> io::Result<()>;
+}
+
 /// The services that the device asks of the machine that carries it.
 ///
 /// An implementation must not call back into [`Vpmu`](crate::Vpmu) or a
@@ -81,11 +93,6 @@ impl From<ExitReason> for Exit {
 /// [`exits`](Machine::exits), [`halts`](Machine::halts) and [`draining`](Machine::draining) with locks
 /// held, which those take.
 pub trait Machine: Send + Sync + Debug {
-    /// Raises the used-buffer interrupt. Called without a lock of the device's.
-    ///
-    /// # Errors
-    /// The transport's; the device logs it and goes on.
-    fn interrupt(&self) -> io::Result<()>;
     /// Every exit of the vCPU so far, from the hypervisor's statistics, only growing, over a restart of
     /// the machine too; `None` when it cannot tell, and then the catalogue has no such event.
     fn exits(&self, vcpu: u32) -> Option<u64>;

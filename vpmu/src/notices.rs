@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::{
     NOTICE_AUX, NOTICE_COUNT, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, Notice,
+    QUEUE_EVENT,
 };
 use crate::locks::{Held, Lock, NOTICES};
-use crate::machine::Machine;
-use crate::queues::{BadChain, Chain, DeviceQueue, put};
+use crate::machine::Interrupt;
+use crate::queues::{BadChain, Chain, DeviceQueue, QueueState, put};
 use crate::refusal::{self, Refusal};
 use crate::save::{Fault, SavedNotice, SavedQueue};
 
 /// The notices of one device, its event queue and its interrupt.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    machine: Arc<dyn Machine>,
     /// A notice may be deliverable: without one, and after buffers ran out, nobody takes the lock.
     ready: AtomicBool,
     interrupts: AtomicU64,
@@ -28,25 +28,27 @@ pub(crate) struct Notices {
 struct State {
     due: Due,
     queue: DeviceQueue,
+    /// The driver's.
+    interrupt: Option<Arc<dyn Interrupt>>,
     delivered: u64,
     bad_buffers: u64,
 }
 
 impl Notices {
-    pub(crate) fn new(machine: Arc<dyn Machine>) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            machine,
             ready: AtomicBool::new(false),
             interrupts: AtomicU64::new(0),
             state: Lock::new(State::default()),
         }
     }
 
-    /// A driver is there, with its event queue; nothing is due.
-    pub(crate) fn activate(&self, queue: DeviceQueue) {
+    /// A driver is there, with its event queue and the way to interrupt it; nothing is due.
+    pub(crate) fn activate(&self, queue: DeviceQueue, interrupt: Option<Arc<dyn Interrupt>>) {
         let mut state = self.state.lock();
         state.due = Due::default();
         state.queue = queue;
+        state.interrupt = interrupt;
     }
 
     /// How far the event queue is; `None` without a driver.
@@ -61,7 +63,7 @@ impl Notices {
 
     /// Forgets the driver, and what is due.
     pub(crate) fn reset(&self) {
-        self.activate(DeviceQueue::default());
+        self.activate(DeviceQueue::default(), None);
     }
 
     /// Due notices, to be added to or taken from.
@@ -92,18 +94,32 @@ impl Notices {
         let state = self.state.lock();
         self.ready.store(true, Ordering::Relaxed);
         drop(state);
-        self.deliver(false);
+        self.deliver(None);
     }
 
     /// Delivers due notices, and raises one interrupt if they or the caller's queue, `served`, call for
-    /// it. The caller holds no lock: the machine has locks of its own.
-    pub(crate) fn deliver(&self, served: bool) {
-        if served | self.deliver_due() {
-            self.interrupts.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = self.machine.interrupt() {
-                log::warn!("cannot raise the interrupt: {error}");
-            }
+    /// it. The caller holds no lock: the transport has locks of its own.
+    pub(crate) fn deliver(&self, served: Option<u16>) {
+        let event = self.deliver_due().then_some(QUEUE_EVENT);
+        let (queues, len) = match (served, event) {
+            (None, None) => return,
+            (Some(served), Some(event)) => ([served, event], 2),
+            (Some(only), None) | (None, Some(only)) => ([only; 2], 1),
+        };
+        let interrupt = self.state.lock().interrupt.clone();
+        let Some(interrupt) = interrupt else {
+            // Its driver is gone.
+            return;
+        };
+        self.interrupts.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = interrupt.used(&queues[..len]) {
+            log::warn!("cannot raise the interrupt: {error}");
         }
+    }
+
+    /// The event queue as it is now.
+    pub(crate) fn queue_state(&self) -> QueueState {
+        self.state.lock().queue.state()
     }
 
     /// Interrupts raised since the start.

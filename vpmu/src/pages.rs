@@ -1,16 +1,14 @@
 //! Where a ring's bytes lie. The ring's algorithm sees no more of memory than [`Pages`], so that
 //! a model of memory can stand in for the guest's; nothing is decided here, memory order included.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::cell::Cell;
+use std::sync::atomic::{Ordering, fence};
 
-use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, VolatileMemory,
-    VolatileMemoryError, VolatileSlice,
-};
-
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, VolatileMemoryError};
 use zerocopy::IntoBytes;
 
 use crate::abi::PAGE_SIZE;
+use crate::memory::{Page, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const WORD: usize = size_of::<u64>();
@@ -48,46 +46,78 @@ pub(crate) trait Pages {
 }
 
 /// Pages of guest memory. Each is looked up when it is first written to and kept until another
-/// is: a burst of records costs a look-up per page, not per record.
+/// is: a burst of records costs a look-up per page, not per record. A page is marked as written when the
+/// next is looked up, and at the end: after the last write to it.
 #[derive(Debug)]
 pub(crate) struct GuestPages<'a> {
-    memory: &'a GuestMemoryMmap,
+    memory: &'a View<'a>,
     /// `None`: nobody looks there.
-    metadata: Option<VolatileSlice<'a>>,
+    metadata: Option<(GuestAddress, Page<'a>)>,
+    /// The metadata page has been written to.
+    stored: Cell<bool>,
     /// A power of two of them, or none.
     data: &'a [GuestAddress],
     /// The page last written to, and its number.
-    current: Option<(u64, VolatileSlice<'a>)>,
+    current: Option<(u64, Page<'a>)>,
+    /// Whether anybody watches which pages are written.
+    watched: bool,
 }
 
 impl<'a> GuestPages<'a> {
     /// # Errors
     /// The metadata page is no guest memory.
     pub(crate) fn new(
-        memory: &'a GuestMemoryMmap,
+        memory: &'a View<'a>,
         metadata: GuestAddress,
         data: &'a [GuestAddress],
     ) -> Result<Self, Unwritable> {
         Ok(Self {
             memory,
-            metadata: Some(page(memory, metadata)?),
+            metadata: Some((metadata, page(memory, metadata)?)),
+            stored: Cell::new(false),
             data,
             current: None,
+            watched: memory.is_watched(),
         })
     }
 
     /// Data whose metadata page is not for the device to touch.
-    pub(crate) fn of_data(memory: &'a GuestMemoryMmap, data: &'a [GuestAddress]) -> Self {
+    pub(crate) fn of_data(memory: &'a View<'a>, data: &'a [GuestAddress]) -> Self {
         Self {
             memory,
             metadata: None,
+            stored: Cell::new(false),
             data,
             current: None,
+            watched: memory.is_watched(),
         }
     }
 
-    fn metadata(&self) -> Result<&VolatileSlice<'a>, Unwritable> {
-        self.metadata.as_ref().ok_or(Unwritable::NoPage)
+    fn metadata(&self) -> Result<Page<'a>, Unwritable> {
+        self.metadata
+            .map(|(_, page)| page)
+            .ok_or(Unwritable::NoPage)
+    }
+
+    /// The metadata page, to be written.
+    fn stored(&self) -> Result<Page<'a>, Unwritable> {
+        self.stored.set(true);
+        self.metadata()
+    }
+
+    /// Marks the page last written to.
+    fn mark(&self) {
+        if let Some((number, _)) = self.current
+            && let Some(address) = self.address(number)
+        {
+            self.memory.mark(address, PAGE_SIZE);
+        }
+    }
+
+    /// Where the data page with this number lies, taken modulo how many there are.
+    fn address(&self, number: u64) -> Option<GuestAddress> {
+        let index = number.checked_rem(self.data.len() as u64)?;
+        self.data.get(usize::try_from(index).ok()?).copied()
     }
 
     /// Copies `words` to `position` and on, whatever pages that takes.
@@ -101,13 +131,13 @@ impl<'a> GuestPages<'a> {
                 rest = rest.split_at(now / WORD).1;
                 continue;
             }
-            let slice = self.look_up(position / PAGE)?;
+            let page = self.look_up(position / PAGE)?;
             let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at(rest.len().min((PAGE_SIZE - offset) / WORD));
             if now.len() <= SHORT {
-                put_short(slice, offset, now)?;
+                put_short(page, offset, now)?;
             } else {
-                let place = slice.offset(offset).map_err(Unwritable::Beyond)?;
+                let place = page.bytes().offset(offset).map_err(Unwritable::Beyond)?;
                 place.copy_from(now.as_bytes());
             }
             position = position.wrapping_add(size_of_val(now) as u64);
@@ -134,47 +164,47 @@ impl<'a> GuestPages<'a> {
             .take_while(|(page, next)| page.0 == *next)
             .count();
         let now = bytes.len().min(run * PAGE_SIZE - offset);
-        let mut rest = bytes.split_at(now).0;
+        let rest = bytes.split_at(now).0;
         let start = GuestAddress(first.0.wrapping_add(offset as u64));
-        for slice in self.memory.get_slices(start, now) {
-            let slice = slice.map_err(Unwritable::Unmapped)?;
-            slice.copy_from(rest);
-            rest = rest.split_at(rest.len().min(slice.len())).1;
-        }
+        let written = self.memory.write(rest, start);
+        written.map_err(Unwritable::Unmapped)?;
         Ok(now)
     }
 
     /// The data page with this number, taken modulo how many there are.
-    fn look_up(&mut self, number: u64) -> Result<VolatileSlice<'a>, Unwritable> {
-        if let Some((held, slice)) = self.current
-            && held == number
-        {
-            return Ok(slice);
+    #[inline]
+    fn look_up(&mut self, number: u64) -> Result<Page<'a>, Unwritable> {
+        match self.current {
+            Some((held, page)) if held == number => Ok(page),
+            _ => self.turn_to(number),
         }
-        let index = number.checked_rem(self.data.len() as u64);
-        let address = index
-            .and_then(|index| usize::try_from(index).ok())
-            .and_then(|index| self.data.get(index))
-            .ok_or(Unwritable::NoPage)?;
-        let slice = page(self.memory, *address)?;
-        self.current = Some((number, slice));
-        Ok(slice)
+    }
+
+    fn turn_to(&mut self, number: u64) -> Result<Page<'a>, Unwritable> {
+        let address = self.address(number).ok_or(Unwritable::NoPage)?;
+        let page = page(self.memory, address)?;
+        if self.watched {
+            self.mark();
+        }
+        self.current = Some((number, page));
+        Ok(page)
     }
 }
 
 impl Pages for GuestPages<'_> {
     fn load(&self, field: usize, order: Ordering) -> Result<u64, Unwritable> {
-        let value = self.metadata()?.load::<u64>(field, order);
-        value.map(u64::from_le).map_err(Unwritable::Beyond)
+        let word = self.metadata()?.word(field).ok_or(Unwritable::NoPage)?;
+        Ok(u64::from_le(word.load(order)))
     }
 
     fn store(&self, field: usize, value: u64, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.metadata()?.store(value.to_le(), field, order);
-        stored.map_err(Unwritable::Beyond)
+        let word = self.stored()?.word(field).ok_or(Unwritable::NoPage)?;
+        word.store(value.to_le(), order);
+        Ok(())
     }
 
     fn store_half(&self, field: usize, value: u32, order: Ordering) -> Result<(), Unwritable> {
-        let stored = self.metadata()?.store(value.to_le(), field, order);
+        let stored = self.stored()?.bytes().store(value.to_le(), field, order);
         stored.map_err(Unwritable::Beyond)
     }
 
@@ -186,36 +216,39 @@ impl Pages for GuestPages<'_> {
     fn put(&mut self, position: u64, words: &[u64]) -> Result<(), Unwritable> {
         // Less than a page, so any integer holds it.
         let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
-        match self.current {
-            Some((held, slice))
-                if held == position / PAGE
-                    && words.len() <= SHORT
-                    && offset + size_of_val(words) <= PAGE_SIZE =>
-            {
-                put_short(slice, offset, words)
-            }
-            _ => self.put_any(position, words),
+        if words.len() > SHORT || offset + size_of_val(words) > PAGE_SIZE {
+            return self.put_any(position, words);
         }
+        let page = self.look_up(position / PAGE)?;
+        put_short(page, offset, words)
     }
 }
 
 #[inline]
-fn put_short(slice: VolatileSlice<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
-    for (at, &word) in (offset..).step_by(WORD).zip(words) {
-        let place = slice.get_atomic_ref::<AtomicU64>(at);
-        place
-            .map_err(Unwritable::Beyond)?
-            .store(word, Ordering::Relaxed);
+fn put_short(page: Page<'_>, offset: usize, words: &[u64]) -> Result<(), Unwritable> {
+    let places = page.words(offset, words.len()).ok_or(Unwritable::NoPage)?;
+    for (place, &word) in places.iter().zip(words) {
+        place.store(word, Ordering::Relaxed);
     }
     Ok(())
 }
 
-/// One page of guest memory.
-pub(crate) fn page(
-    memory: &GuestMemoryMmap,
+impl Drop for GuestPages<'_> {
+    fn drop(&mut self) {
+        if !self.watched {
+            return;
+        }
+        self.mark();
+        if let (true, Some((page, _))) = (self.stored.get(), self.metadata) {
+            self.memory.mark(page, PAGE_SIZE);
+        }
+    }
+}
+
+/// One page of guest memory; whoever writes there marks it.
+pub(crate) fn page<'a>(
+    memory: &'a View<'_>,
     address: GuestAddress,
-) -> Result<VolatileSlice<'_>, Unwritable> {
-    memory
-        .get_slice(address, PAGE_SIZE)
-        .map_err(Unwritable::Unmapped)
+) -> Result<Page<'a>, Unwritable> {
+    memory.page(address).map_err(Unwritable::Unmapped)
 }

@@ -1,14 +1,13 @@
 //! One virtqueue: takes buffers off it and gives them back. Knows nothing of their content.
 
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::desc::split::Descriptor;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
-use zerocopy::{Immutable, IntoBytes};
+use vm_memory::{Address, GuestAddress, GuestMemoryError};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::memory::{Memory, View};
 use crate::save::SavedQueue;
 use crate::work;
 
@@ -18,15 +17,132 @@ const NO_INTERRUPT: u16 = 1;
 /// descriptor once; one that makes buffers available meanwhile notifies again.
 const DESCRIPTORS_PER_ENTRY: usize = 2;
 
+/// Descriptor flags: another follows, the device writes it, it describes descriptors.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+/// The largest split virtqueue.
+const MAX_SIZE: u16 = 1 << 15;
+/// From the beginning of a ring to its index, and to its entries.
+const INDEX: u64 = 2;
+const ENTRIES: u64 = 4;
+
+/// A split virtqueue as transport and driver set it up, and how far the device has got with it. A queue
+/// that the driver leaves alone is the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueState {
+    /// The driver uses it.
+    pub ready: bool,
+    /// Its entries, a power of two up to 2^15.
+    pub size: u16,
+    /// Guest-physical address of the descriptor table.
+    pub desc_table: u64,
+    /// Guest-physical address of the available ring: the driver's area.
+    pub avail_ring: u64,
+    /// Guest-physical address of the used ring: the device's area.
+    pub used_ring: u64,
+    /// The available ring's index of the buffer that the device takes next, modulo 2^16; zero for a new
+    /// driver.
+    pub next_avail: u16,
+    /// The used ring's index of the buffer that the device gives back next, modulo 2^16; zero for a new
+    /// driver.
+    pub next_used: u16,
+}
+
+/// A descriptor as it lies in memory.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Descriptor {
+    address: U64,
+    len: U32,
+    flags: U16,
+    next: U16,
+}
+
+/// An element of the used ring as it lies in memory.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Used {
+    head: U32,
+    len: U32,
+}
+
+/// The rings of a queue do not lie in memory, or contradict themselves.
+#[derive(Debug, thiserror::Error)]
+enum BadRings {
+    #[error("a ring of it is not guest memory")]
+    Memory(#[from] GuestMemoryError),
+    #[error("the driver made more buffers available than the queue has entries")]
+    Index,
+    #[error("a buffer begins beyond the descriptor table")]
+    Head,
+}
+
+impl QueueState {
+    /// Whether the device can serve it: its rings are aligned, and all of them lie in memory.
+    pub(crate) fn is_sound(&self, memory: &View<'_>) -> bool {
+        let size = usize::from(self.size);
+        let rings = [
+            (self.desc_table, size_of::<Descriptor>() * size, 16),
+            (self.avail_ring, 6 + size_of::<u16>() * size, 2),
+            (self.used_ring, 6 + size_of::<Used>() * size, 4),
+        ];
+        let in_memory = |&(at, len, alignment): &(u64, usize, u64)| {
+            at.is_multiple_of(alignment) && memory.is_writable(GuestAddress(at), len)
+        };
+        let sized = self.size.is_power_of_two() && self.size <= MAX_SIZE;
+        self.ready && sized && rings.iter().all(in_memory)
+    }
+
+    /// The head of the next buffer that the driver made available.
+    fn take(&mut self, memory: &View<'_>) -> Result<Option<u16>, BadRings> {
+        let ring = GuestAddress(self.avail_ring);
+        // Pairs with the driver's barrier: the buffers up to the index are whole.
+        let index = memory.load(ring.unchecked_add(INDEX), Ordering::Acquire)?;
+        let available = u16::from_le(index).wrapping_sub(self.next_avail);
+        if available == 0 {
+            return Ok(None);
+        }
+        if available > self.size {
+            return Err(BadRings::Index);
+        }
+        let slot = u64::from(self.next_avail % self.size);
+        let at = ring.unchecked_add(ENTRIES + slot * size_of::<u16>() as u64);
+        let head = u16::from_le(memory.load(at, Ordering::Relaxed)?);
+        if head >= self.size {
+            return Err(BadRings::Head);
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(Some(head))
+    }
+
+    /// Gives the buffer that begins with `head` back.
+    fn give_back(&mut self, memory: &View<'_>, head: u16, len: u32) -> Result<(), BadRings> {
+        let ring = GuestAddress(self.used_ring);
+        let slot = u64::from(self.next_used % self.size);
+        let at = ring.unchecked_add(ENTRIES + slot * size_of::<Used>() as u64);
+        let used = Used {
+            head: u32::from(head).into(),
+            len: len.into(),
+        };
+        memory.write(used.as_bytes(), at)?;
+        self.next_used = self.next_used.wrapping_add(1);
+        let index = self.next_used.to_le();
+        // The element, and the buffer, come before the index that counts them.
+        memory.store(index, ring.unchecked_add(INDEX), Ordering::Release)?;
+        Ok(())
+    }
+}
+
 /// A virtqueue of one activation; by default the device has none.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceQueue(Option<Active>);
 
 #[derive(Debug)]
 struct Active {
-    memory: Arc<GuestMemoryMmap>,
-    index: usize,
-    queue: Queue,
+    memory: Memory,
+    index: u16,
+    queue: QueueState,
     /// Its rings made no sense; it stays silent until a reset.
     broken: bool,
     /// Descriptors that this notification may still look at.
@@ -39,7 +155,7 @@ struct Active {
 /// its time here.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    memory: Arc<GuestMemoryMmap>,
+    memory: Memory,
     head: u16,
     /// Each lies in guest memory, unless the buffer is `broken`: outside memory, longer than the queue,
     /// or with an indirect descriptor, which the device does not offer.
@@ -61,9 +177,9 @@ struct Part {
 pub(crate) struct BadChain;
 
 impl DeviceQueue {
-    pub(crate) fn new(memory: &Arc<GuestMemoryMmap>, index: usize, queue: Queue) -> Self {
+    pub(crate) fn new(memory: &Memory, index: u16, queue: QueueState) -> Self {
         Self(Some(Active {
-            memory: Arc::clone(memory),
+            memory: memory.clone(),
             index,
             queue,
             broken: false,
@@ -72,12 +188,19 @@ impl DeviceQueue {
         }))
     }
 
+    /// As it is now; the default without one.
+    pub(crate) fn state(&self) -> QueueState {
+        self.0
+            .as_ref()
+            .map_or_else(QueueState::default, |active| active.queue)
+    }
+
     /// How far the device has come; `None` without a queue.
     pub(crate) fn save(&self) -> Option<SavedQueue> {
         let active = self.0.as_ref()?;
         Some(SavedQueue {
-            next_available: active.queue.next_avail(),
-            next_used: active.queue.next_used(),
+            next_available: active.queue.next_avail,
+            next_used: active.queue.next_used,
             broken: active.broken,
         })
     }
@@ -85,8 +208,8 @@ impl DeviceQueue {
     /// The device has come so far, before it looks at the queue.
     pub(crate) fn restore(&mut self, saved: &SavedQueue) {
         if let Some(active) = &mut self.0 {
-            active.queue.set_next_avail(saved.next_available);
-            active.queue.set_next_used(saved.next_used);
+            active.queue.next_avail = saved.next_available;
+            active.queue.next_used = saved.next_used;
             active.broken = saved.broken;
         }
     }
@@ -95,44 +218,39 @@ impl DeviceQueue {
     /// [`DeviceQueue::take`] looks at a bounded number of descriptors until this is called again.
     pub(crate) fn notified(&mut self) {
         if let Some(active) = &mut self.0 {
-            active.descriptors = usize::from(active.queue.size()) * DESCRIPTORS_PER_ENTRY;
+            active.descriptors = usize::from(active.queue.size) * DESCRIPTORS_PER_ENTRY;
         }
     }
 
     /// Most buffers that one notification serves: the queue's size.
     pub(crate) fn bound(&self) -> u16 {
-        self.0.as_ref().map_or(0, |active| active.queue.size())
+        self.0.as_ref().map_or(0, |active| active.queue.size)
     }
 
     /// The next buffer that the driver made available, unless the notification has brought too many
     /// descriptors.
     pub(crate) fn take(&mut self) -> Option<Chain> {
         let active = self.0.as_mut()?;
-        if active.broken || active.descriptors == 0 || !active.queue.ready() {
+        if active.broken || active.descriptors == 0 || !active.queue.ready {
             return None;
         }
-        let size = active.queue.size();
-        let next = active
-            .queue
-            .iter(&*active.memory)
-            .map(|mut chains| chains.next().map(|chain| chain.head_index()));
-        let head = match next {
-            Ok(None) => return None,
-            Ok(Some(head)) if head < size => head,
-            Ok(Some(_)) | Err(_) => {
+        let memory = active.memory.view();
+        let head = match active.queue.take(&memory) {
+            Ok(head) => head?,
+            Err(error) => {
                 let index = active.index;
-                log::warn!("queue {index} makes no sense: it stays silent until a reset");
+                log::warn!("queue {index} makes no sense, it stays silent until a reset: {error}");
                 active.broken = true;
                 return None;
             }
         };
         let mut parts = std::mem::take(&mut active.spare);
         parts.clear();
-        let broken = active.walk(head, &mut parts).is_err();
+        let broken = walk(&active.queue, &memory, head, &mut parts).is_err();
         active.descriptors = active.descriptors.saturating_sub(parts.len().max(1));
         work::charge(parts.len() as u64);
         Some(Chain {
-            memory: Arc::clone(&active.memory),
+            memory: active.memory.clone(),
             head,
             parts,
             broken,
@@ -142,7 +260,7 @@ impl DeviceQueue {
     /// Lets the buffer that was taken last be taken again.
     pub(crate) fn put_back(&mut self) {
         if let Some(active) = &mut self.0 {
-            active.queue.go_to_previous_position();
+            active.queue.next_avail = active.queue.next_avail.wrapping_sub(1);
         }
     }
 
@@ -151,7 +269,8 @@ impl DeviceQueue {
         let Some(active) = &mut self.0 else {
             return;
         };
-        if let Err(error) = active.queue.add_used(&*active.memory, chain.head, len) {
+        let memory = active.memory.view();
+        if let Err(error) = active.queue.give_back(&memory, chain.head, len) {
             let index = active.index;
             log::warn!("queue {index} takes nothing back, it stays silent: {error}");
             active.broken = true;
@@ -166,42 +285,46 @@ impl DeviceQueue {
         };
         // Pairs with the driver's barrier between clearing the flag and looking at the ring.
         std::sync::atomic::fence(Ordering::SeqCst);
-        let flags = GuestAddress(active.queue.avail_ring());
+        let flags = GuestAddress(active.queue.avail_ring);
         active
             .memory
+            .view()
             .load::<u16>(flags, Ordering::Relaxed)
             .is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 }
 
-impl Active {
-    /// Collects the descriptors of the buffer that begins with `head`. virtio-queue's own iterator
-    /// follows indirect tables whatever was negotiated.
-    fn walk(&self, head: u16, parts: &mut Vec<Part>) -> Result<(), BadChain> {
-        let mut next = Some(head);
-        while let Some(index) = next {
-            if index >= self.queue.size() || parts.len() == usize::from(self.queue.size()) {
-                return Err(BadChain);
-            }
-            let offset = u64::from(index) * size_of::<Descriptor>() as u64;
-            let at = self.queue.desc_table().checked_add(offset);
-            let at = GuestAddress(at.ok_or(BadChain)?);
-            let descriptor: Descriptor = self.memory.read_obj(at).map_err(|_| BadChain)?;
-            let part = Part {
-                address: descriptor.addr(),
-                len: descriptor.len() as usize,
-                writable: descriptor.is_write_only(),
-            };
-            let access = Permissions::ReadWrite;
-            let is_memory = self.memory.check_range(part.address, part.len, access);
-            if descriptor.refers_to_indirect_table() || !is_memory {
-                return Err(BadChain);
-            }
-            parts.push(part);
-            next = descriptor.has_next().then(|| descriptor.next());
+/// Collects the descriptors of the buffer of `queue` that begins with `head`.
+fn walk(
+    queue: &QueueState,
+    memory: &View<'_>,
+    head: u16,
+    parts: &mut Vec<Part>,
+) -> Result<(), BadChain> {
+    let mut next = Some(head);
+    while let Some(index) = next {
+        if index >= queue.size || parts.len() == usize::from(queue.size) {
+            return Err(BadChain);
         }
-        Ok(())
+        let offset = u64::from(index) * size_of::<Descriptor>() as u64;
+        let at = queue.desc_table.checked_add(offset).ok_or(BadChain)?;
+        let mut bytes = [0; size_of::<Descriptor>()];
+        let read = memory.read(&mut bytes, GuestAddress(at));
+        read.map_err(|_| BadChain)?;
+        let descriptor: Descriptor = zerocopy::transmute!(bytes);
+        let flags = descriptor.flags.get();
+        let part = Part {
+            address: GuestAddress(descriptor.address.get()),
+            len: descriptor.len.get() as usize,
+            writable: flags & WRITE != 0,
+        };
+        if flags & INDIRECT != 0 || !memory.is_writable(part.address, part.len) {
+            return Err(BadChain);
+        }
+        parts.push(part);
+        next = (flags & NEXT != 0).then(|| descriptor.next.get());
     }
+    Ok(())
 }
 
 impl Chain {
@@ -220,6 +343,7 @@ impl Chain {
             true => Err(BadChain),
             false => Ok(Cursor {
                 chain: self,
+                memory: self.memory.view(),
                 writable,
                 part: 0,
                 offset: 0,
@@ -231,6 +355,7 @@ impl Chain {
 /// A place in the readable or the writable parts of a buffer.
 struct Cursor<'a> {
     chain: &'a Chain,
+    memory: View<'a>,
     writable: bool,
     part: usize,
     /// Bytes of that part that were passed.
@@ -267,7 +392,7 @@ impl Cursor<'_> {
 impl Read for Cursor<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let (address, len) = self.advance(bytes.len());
-        let read = self.chain.memory.read_slice(&mut bytes[..len], address);
+        let read = self.memory.read(&mut bytes[..len], address);
         read.map(|()| len).map_err(io::Error::other)
     }
 }
@@ -275,7 +400,7 @@ impl Read for Cursor<'_> {
 impl Write for Cursor<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (address, len) = self.advance(bytes.len());
-        let written = self.chain.memory.write_slice(&bytes[..len], address);
+        let written = self.memory.write(&bytes[..len], address);
         written.map(|()| len).map_err(io::Error::other)
     }
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use crate::abi::QUEUE_VCPU;
 use crate::machine::{Exit, Registers};
 use crate::metrics::ExitCounts;
 use crate::shard::{Answer, CommandBuffer, ExitView, Shard, State};
@@ -68,7 +69,7 @@ impl VcpuSession {
         // Before the thread's time is read: writing packets takes no time of the guest's.
         if std::mem::take(&mut self.in_traced_exit) {
             shared.on(shard, |state| state.end_exit(false));
-            shared.notices.deliver(false);
+            shared.notices.deliver(None);
         }
         shard.vcpu.enter(&*shared.backend.source);
         if shared.flushes.is_waiting() {
@@ -110,7 +111,7 @@ impl VcpuSession {
             shared.on(shard, |state| state.leave(&exit, &mut view));
             vcpu.count_work(before.since(), Turn::Done);
         }
-        shared.notices.deliver(false);
+        shared.notices.deliver(None);
         vcpu.exit_done();
         shared.flushes.vcpu_left();
     }
@@ -124,7 +125,7 @@ impl VcpuSession {
             let before = Work::so_far();
             shared.on(shard, |state| state.mark(value, &mut view));
             shard.vcpu.count_work(before.since(), Turn::Done);
-            shared.notices.deliver(false);
+            shared.notices.deliver(None);
         }
     }
 
@@ -166,7 +167,11 @@ impl VcpuSession {
                 Turn::Unfinished
             }
         };
-        self.shared.notices.deliver(served == Some(true));
+        let interrupt = served == Some(true);
+        // Its number fits: it has been made of a queue's.
+        let queue = u16::try_from(serving.of).ok();
+        let queue = queue.and_then(|of| of.checked_add(QUEUE_VCPU));
+        self.shared.notices.deliver(queue.filter(|_| interrupt));
         if let Some(shard) = self.shard() {
             if serving.begun || turn == Turn::Unfinished {
                 shard.vcpu.set_unserved(turn == Turn::Unfinished);
@@ -233,7 +238,7 @@ impl Drop for VcpuSession {
             self.shared.on(shard, State::detach);
             shard.vcpu.set_unserved(false);
             shard.vcpu.give_back();
-            self.shared.notices.deliver(false);
+            self.shared.notices.deliver(None);
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(backend: Backend) -> Self {
-        let notices = Arc::new(Notices::new(Arc::clone(&backend.machine)));
+        let notices = Arc::new(Notices::new());
         let backend = Arc::new(backend);
         let shards: Arc<[Shard]> = (0..backend.settings.vcpus)
             .map(|vcpu| Shard::new(vcpu, &backend, &notices))

@@ -1,14 +1,13 @@
 //! A sink: one ring in guest memory and the AUX area beside it, held by the events that write there.
 //! Whoever writes takes the sink's lock for a record, or for a burst of them.
 
-use std::sync::Arc;
-
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use crate::aux::{Appended, Area, Chunk, Refused, Window};
 use crate::clock::Clock;
 use crate::event::EventSpec;
 use crate::locks::{Lock, SINK};
+use crate::memory::{Memory, View};
 use crate::pages::GuestPages;
 use crate::record::{Layout, Origin, Record};
 use crate::ring::{CountSnapshot, Outcome, Ring, Session, WriteContext};
@@ -35,7 +34,7 @@ struct State {
 #[derive(Debug)]
 struct Mapped<T> {
     what: T,
-    memory: Arc<GuestMemoryMmap>,
+    memory: Memory,
 }
 
 /// A piece of the area that has ended, and that no record reports yet.
@@ -112,17 +111,17 @@ impl Sink {
         self.id == event
     }
 
-    pub(crate) fn set_ring(&self, ring: Ring, memory: &Arc<GuestMemoryMmap>) {
+    pub(crate) fn set_ring(&self, ring: Ring, memory: &Memory) {
         self.state.lock().ring = Some(Mapped {
             what: ring,
-            memory: Arc::clone(memory),
+            memory: memory.clone(),
         });
     }
 
-    pub(crate) fn set_area(&self, area: Area, memory: &Arc<GuestMemoryMmap>) {
+    pub(crate) fn set_area(&self, area: Area, memory: &Memory) {
         self.state.lock().area = Some(Mapped {
             what: area,
-            memory: Arc::clone(memory),
+            memory: memory.clone(),
         });
     }
 
@@ -161,7 +160,7 @@ impl Sink {
     /// Shows the conversion of `clock` in the metadata page, which another device began.
     pub(crate) fn retime(&self, clock: Clock) {
         if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
-            what.retime(memory, clock);
+            what.retime(&memory.view(), clock);
         }
     }
 
@@ -212,7 +211,7 @@ impl Sink {
         let state = self.state.lock();
         let ring = state.ring.as_ref()?;
         Some(HeldBytes {
-            bytes: ring.what.held(&ring.memory),
+            bytes: ring.what.held(&ring.memory.view()),
             newest_first: ring.what.is_backward(),
         })
     }
@@ -220,17 +219,14 @@ impl Sink {
     /// Shows counts in the metadata page.
     pub(crate) fn show(&self, counts: &CountSnapshot) {
         if let Some(Mapped { what, memory }) = &mut self.state.lock().ring {
-            what.show(memory, counts);
+            what.show(&memory.view(), counts);
         }
     }
 
     /// Lets `act` write to the ring; the default without one.
-    pub(crate) fn write(
-        &self,
-        act: impl FnOnce(&mut Ring, &GuestMemoryMmap) -> Outcome,
-    ) -> Outcome {
+    pub(crate) fn write(&self, act: impl FnOnce(&mut Ring, &View<'_>) -> Outcome) -> Outcome {
         match &mut self.state.lock().ring {
-            Some(Mapped { what, memory }) => act(what, memory),
+            Some(Mapped { what, memory }) => act(what, &memory.view()),
             None => Outcome::default(),
         }
     }
@@ -243,7 +239,8 @@ impl Sink {
     ) -> Option<T> {
         let mut state = self.state.lock();
         let Mapped { what, memory } = state.ring.as_mut()?;
-        let mut session = what.session(memory).ok()?;
+        let view = memory.view();
+        let mut session = what.session(&view).ok()?;
         Some(act(&mut session))
     }
 
@@ -267,7 +264,7 @@ impl Sink {
         let mut shown = false;
         if state.owes_aux(is_trace) {
             let ended = match &mut state.area {
-                Some(Mapped { what, memory }) if what.is_begun() => what.end(memory),
+                Some(Mapped { what, memory }) if what.is_begun() => what.end(&memory.view()),
                 _ => None,
             };
             shown = ended.is_some();
@@ -276,7 +273,7 @@ impl Sink {
             }
         }
         if let Some(Mapped { what, memory }) = &mut state.ring {
-            let marked = what.flush(memory, context);
+            let marked = what.flush(&memory.view(), context);
             produced.wake |= marked || how == Flush::Rouse && (what.rouse() | shown);
         }
         if how == Flush::CloseArea {
@@ -302,7 +299,7 @@ impl Sink {
         let Mapped { what: area, memory } = state.area.as_mut()?;
         let position = area.position(spec.id)?;
         let laid = trace.lay(spec, origin, tsc, packet, position);
-        let appended = area.append(memory, spec.id, &laid.entry());
+        let appended = area.append(&memory.view(), spec.id, &laid.entry());
         let mut produced = Produced {
             appended,
             driven: area.is_driven(),
@@ -339,7 +336,7 @@ impl Sink {
     ) -> Result<Produced, Refused> {
         let mut state = self.state.lock();
         let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
-        let ended = what.claim(memory, token)?;
+        let ended = what.claim(&memory.view(), token)?;
         let mut produced = Produced::default();
         if ended.is_some() {
             produced.add(state.report(record, context, ended));
@@ -360,7 +357,7 @@ impl Sink {
     pub(crate) fn put(&self, token: u64, skip: u64, words: &[u64]) -> Result<(), Refused> {
         let mut state = self.state.lock();
         let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
-        what.put(memory, token, skip, words)
+        what.put(&memory.view(), token, skip, words)
     }
 
     /// The producer has ended, and shows the first `size` bytes of what it wrote.
@@ -376,7 +373,7 @@ impl Sink {
     ) -> Result<Produced, Refused> {
         let mut state = self.state.lock();
         let Mapped { what, memory } = state.area.as_mut().ok_or(Refused::NotBegun)?;
-        let appended = what.release(memory, token, size)?;
+        let appended = what.release(&memory.view(), token, size)?;
         let mut produced = Produced {
             appended,
             wake: appended.wake,
@@ -449,7 +446,7 @@ impl State {
                 wakeup: context.wakeup,
             };
             let aux = record.aux(&pending.layout, &pending.origin, &pending.chunk);
-            let Outcome { written, wake } = what.note(memory, aux, &own);
+            let Outcome { written, wake } = what.note(&memory.view(), aux, &own);
             produced.wake = wake;
             if written {
                 produced.records = 1;

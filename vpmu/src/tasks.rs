@@ -5,9 +5,10 @@
 use std::mem::offset_of;
 use std::sync::atomic::{Ordering, fence};
 
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Address, Bytes, GuestAddress, VolatileSlice};
 
 use crate::abi::{PAGE_SIZE, TASK_HISTORY, TaskPage, TaskSwitch};
+use crate::memory::View;
 
 const USER_REGS: u64 = offset_of!(TaskPage, user_regs) as u64;
 const SWITCHES: usize = offset_of!(TaskPage, switches);
@@ -45,7 +46,7 @@ impl Tasks {
     }
 
     /// The task that runs on the vCPU, which stands still meanwhile.
-    pub(crate) fn running(self, memory: &GuestMemoryMmap) -> Task {
+    pub(crate) fn running(self, memory: &View<'_>) -> Task {
         let word = self
             .0
             .and_then(|page| memory.load::<u64>(page, Ordering::Relaxed).ok());
@@ -54,7 +55,7 @@ impl Tasks {
 
     /// The guest-virtual address of the registers with which the running task entered the kernel.
     /// Written by the guest: check the address before use. Zero: no user registers.
-    pub(crate) fn user_regs(self, memory: &GuestMemoryMmap) -> u64 {
+    pub(crate) fn user_regs(self, memory: &View<'_>) -> u64 {
         let word = self
             .0
             .and_then(|page| page.checked_add(USER_REGS))
@@ -63,9 +64,9 @@ impl Tasks {
     }
 
     /// The tasks that have run on the vCPU until now, while it may run on.
-    pub(crate) fn history(self, memory: &GuestMemoryMmap) -> TaskHistory {
+    pub(crate) fn history(self, memory: &View<'_>) -> TaskHistory {
         self.0
-            .and_then(|page| memory.get_slice(page, PAGE_SIZE).ok())
+            .and_then(|page| memory.slice(page, PAGE_SIZE).ok())
             .and_then(|page| (0..TRIES).find_map(|_| TaskHistory::read(&page)))
             .unwrap_or_default()
     }
@@ -140,6 +141,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use proptest::prelude::*;
+    use vm_memory::GuestMemoryMmap;
 
     use super::*;
 
@@ -182,16 +184,16 @@ mod tests {
     #[test]
     fn nobody_is_known_without_a_page() {
         let tasks = Tasks::default();
-        assert_eq!(tasks.running(&memory()), Task::default());
-        assert_eq!(tasks.history(&memory()).at(5), None);
+        assert_eq!(tasks.running(&View::of(&memory())), Task::default());
+        assert_eq!(tasks.history(&View::of(&memory())).at(5), None);
     }
 
     #[test]
     fn before_the_first_switch_it_is_who_runs() {
         let memory = memory();
         put(&memory, 0, word(7), Ordering::Relaxed);
-        assert_eq!(tasks().running(&memory), named(7));
-        assert_eq!(tasks().history(&memory).at(5), Some(named(7)));
+        assert_eq!(tasks().running(&View::of(&memory)), named(7));
+        assert_eq!(tasks().history(&View::of(&memory)).at(5), Some(named(7)));
     }
 
     #[test]
@@ -200,7 +202,7 @@ mod tests {
         for (n, since) in [(0, 100), (1, 200), (2, 300)] {
             switch(&memory, n, 10 + u32::try_from(n).expect("small"), since);
         }
-        let history = tasks().history(&memory);
+        let history = tasks().history(&View::of(&memory));
         let expected = [
             (99, None),
             (100, Some(named(10))),
@@ -211,7 +213,7 @@ mod tests {
         for (tsc, who) in expected {
             assert_eq!(history.at(tsc), who, "{tsc}");
         }
-        assert_eq!(tasks().running(&memory), named(12));
+        assert_eq!(tasks().running(&View::of(&memory)), named(12));
     }
 
     #[test]
@@ -221,7 +223,7 @@ mod tests {
         for n in 0..all {
             switch(&memory, n, u32::try_from(n).expect("small"), 10 * n);
         }
-        let history = tasks().history(&memory);
+        let history = tasks().history(&View::of(&memory));
         // One entry fewer than there are: the next switch may be half written over it.
         let oldest = all - ENTRIES + 1;
         assert_eq!(history.at(10 * oldest - 1), None);
@@ -248,7 +250,7 @@ mod tests {
                 .map(|_| {
                     // Lets the guest go on where both have one processor.
                     std::thread::yield_now();
-                    tasks().history(&memory)
+                    tasks().history(&View::of(&memory))
                 })
                 .collect();
             stop.store(true, Ordering::Relaxed);
@@ -274,7 +276,7 @@ mod tests {
             for (index, &value) in words.iter().enumerate() {
                 put(&memory, index * 8, value, Ordering::Relaxed);
             }
-            let history = tasks().history(&memory);
+            let history = tasks().history(&View::of(&memory));
             let _ = history.at(tsc);
             prop_assert!(history.switches.len() <= TASK_HISTORY);
         }

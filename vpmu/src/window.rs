@@ -2,14 +2,10 @@
 //! Knows nothing of rings.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use vm_memory::{
-    Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MemoryRegionAddress,
-};
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::abi::PAGE_SIZE;
+use crate::memory::{Memory, View};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -23,7 +19,9 @@ pub(crate) enum Holder {
 /// One region of memory, and the runs of its pages that are taken.
 #[derive(Debug)]
 pub(crate) struct Window {
-    region: Arc<GuestRegionMmap>,
+    memory: Memory,
+    /// Where the guest sees it.
+    first: GuestAddress,
     pages: u32,
     /// The first page that only the operator takes.
     operators: u32,
@@ -34,28 +32,45 @@ pub(crate) struct Window {
 impl Window {
     /// The window that `memory` is, of which the guest takes `guests` pages at most; `None` if it is not
     /// one region of whole pages.
-    pub(crate) fn new(memory: &GuestMemoryMmap, guests: u32) -> Option<Self> {
+    pub(crate) fn new<M>(memory: M, guests: u32) -> Option<Self>
+    where
+        M: GuestMemoryBackend + Send + Sync + 'static,
+    {
         let mut regions = memory.iter();
         let (region, None) = (regions.next()?, regions.next()) else {
             return None;
         };
-        let (start, len) = (region.start_addr(), region.len());
-        if !start.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+        let (first, len) = (region.start_addr(), region.len());
+        if !first.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
             return None;
         }
         let pages = u32::try_from(len / PAGE).ok()?;
-        let (_, region) = memory.remove_region(start, len).ok()?;
+        drop(regions);
         Some(Self {
-            region,
+            memory: Memory::from(memory),
+            first,
             pages,
             operators: guests.min(pages),
             taken: BTreeMap::new(),
         })
     }
 
-    /// Its memory, where the guest sees it.
-    pub(crate) fn region(&self) -> Arc<GuestRegionMmap> {
-        Arc::clone(&self.region)
+    /// Its memory alone.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// `guest` with the window in it.
+    pub(crate) fn beside(&self, guest: &Memory) -> Memory {
+        guest.with(&self.memory, self.first, u64::from(self.pages) * PAGE)
+    }
+
+    /// Whether one of its pages begins or ends in memory of the guest's.
+    pub(crate) fn overlaps(&self, guest: &View<'_>) -> bool {
+        let pages = (0..u64::from(self.pages)).map(|page| self.first.0 + page * PAGE);
+        pages
+            .flat_map(|page| [page, page + PAGE - 1])
+            .any(|byte| guest.is_readable(GuestAddress(byte), 1))
     }
 
     /// Takes the first run of `pages` free pages, which are all zero then; `None`: there is none. The
@@ -68,16 +83,15 @@ impl Window {
                 .or_else(|| self.first_fit(pages, 0, self.pages)),
         };
         let first = first?;
-        let start = u64::from(first) * PAGE;
-        for page in 0..u64::from(pages) {
-            let at = MemoryRegionAddress(start + page * PAGE);
-            let slice = self.region.get_slice(at, PAGE_SIZE).ok()?;
-            slice.copy_from(&[0_u8; PAGE_SIZE]);
+        let base = self.first.0 + u64::from(first) * PAGE;
+        let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
+        let addresses: Vec<GuestAddress> = addresses.collect();
+        let view = self.memory.view();
+        for &page in &addresses {
+            view.write(&[0; PAGE_SIZE], page).ok()?;
         }
         self.taken.insert(first, pages);
-        let base = self.region.start_addr().0 + start;
-        let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
-        Some(addresses.collect())
+        Some(addresses)
     }
 
     /// Takes the run of `pages` pages that begins with page `first`, with the bytes that are there; `None`
@@ -99,7 +113,7 @@ impl Window {
             return None;
         }
         self.taken.insert(first, pages);
-        let base = self.region.start_addr().0 + u64::from(first) * PAGE;
+        let base = self.first.0 + u64::from(first) * PAGE;
         let addresses = (0..u64::from(pages)).map(|page| GuestAddress(base + page * PAGE));
         Some(addresses.collect())
     }
@@ -111,7 +125,7 @@ impl Window {
 
     /// The number of the page at `address`, if it is one of the window's.
     pub(crate) fn page(&self, address: GuestAddress) -> Option<u32> {
-        let offset = address.checked_offset_from(self.region.start_addr())?;
+        let offset = address.checked_offset_from(self.first)?;
         let page = u32::try_from(offset / PAGE).ok()?;
         (page < self.pages).then_some(page)
     }
@@ -132,7 +146,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use vm_memory::Bytes;
+    use vm_memory::{Bytes, GuestMemoryMmap};
 
     use super::*;
 
@@ -149,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_first_run_that_fits_is_taken() {
-        let mut window = Window::new(&memory(10), u32::MAX).expect("a window");
+        let mut window = Window::new(memory(10), u32::MAX).expect("a window");
         assert_eq!(first(window.take(3, Holder::Guest)), Some(0));
         assert_eq!(first(window.take(3, Holder::Guest)), Some(3));
         assert_eq!(first(window.take(3, Holder::Guest)), Some(6));
@@ -166,7 +180,7 @@ mod tests {
 
     #[test]
     fn guest_leaves_the_operators_pages() {
-        let mut window = Window::new(&memory(10), 6).expect("a window");
+        let mut window = Window::new(memory(10), 6).expect("a window");
         assert_eq!(first(window.take(7, Holder::Guest)), None);
         assert_eq!(first(window.take(2, Holder::Operator)), Some(6));
         assert_eq!(first(window.take(3, Holder::Operator)), Some(0));
@@ -179,7 +193,7 @@ mod tests {
     #[test]
     fn pages_are_taken_blank() {
         let memory = memory(2);
-        let mut window = Window::new(&memory, u32::MAX).expect("a window");
+        let mut window = Window::new(memory.clone(), u32::MAX).expect("a window");
         let old = [7; 2 * PAGE_SIZE];
         memory
             .write_slice(&old, GuestAddress(START))
@@ -193,7 +207,7 @@ mod tests {
 
     #[test]
     fn its_pages_have_numbers() {
-        let window = Window::new(&memory(2), u32::MAX).expect("a window");
+        let window = Window::new(memory(2), u32::MAX).expect("a window");
         let numbers = [START - 1, START, START + PAGE, START + 2 * PAGE, u64::MAX]
             .map(|address| window.page(GuestAddress(address)));
         assert_eq!(numbers, [None, Some(0), Some(1), None, None]);
@@ -206,19 +220,19 @@ mod tests {
                 .iter()
                 .map(|&(at, len)| (GuestAddress(at), len))
                 .collect();
-            GuestMemoryMmap::from_ranges(&ranges).expect("memory")
+            GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory")
         };
-        assert!(Window::new(&GuestMemoryMmap::new(), u32::MAX).is_none());
-        assert!(Window::new(&memory(&[(0, 4096), (0x10_0000, 4096)]), u32::MAX).is_none());
-        assert!(Window::new(&memory(&[(512, 4096)]), u32::MAX).is_none());
-        assert!(Window::new(&memory(&[(0, 4095)]), u32::MAX).is_none());
-        assert!(Window::new(&memory(&[(0, 4096)]), u32::MAX).is_some());
+        assert!(Window::new(GuestMemoryMmap::<()>::new(), u32::MAX).is_none());
+        assert!(Window::new(memory(&[(0, 4096), (0x10_0000, 4096)]), u32::MAX).is_none());
+        assert!(Window::new(memory(&[(512, 4096)]), u32::MAX).is_none());
+        assert!(Window::new(memory(&[(0, 4095)]), u32::MAX).is_none());
+        assert!(Window::new(memory(&[(0, 4096)]), u32::MAX).is_some());
     }
 
     proptest! {
         #[test]
         fn no_page_is_taken_twice_nor_forgotten(steps in prop::collection::vec((0_u32..6, any::<prop::sample::Index>()), 0..60)) {
-            let mut window = Window::new(&memory(16), u32::MAX).expect("a window");
+            let mut window = Window::new(memory(16), u32::MAX).expect("a window");
             let mut held: Vec<Vec<u32>> = Vec::new();
             for (pages, which) in steps {
                 if pages == 0 {

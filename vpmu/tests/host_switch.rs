@@ -23,8 +23,8 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
 use vpmu::{
-    Engines, ExitReason, GuestRegs, Hardware, Limits, Machine, Registers, Settings, Turn,
-    VcpuSession, Vpmu,
+    Engines, ExitReason, GuestRegs, Hardware, Interrupt, Limits, Machine, Registers, Settings,
+    Turn, VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -55,16 +55,22 @@ fn alone() -> MutexGuard<'static, ()> {
 struct Bare;
 
 impl Machine for Bare {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }
 
     fn halts(&self, _vcpu: u32) -> Option<u64> {
         None
+    }
+}
+
+/// A driver that polls, so that nobody notices its interrupts.
+#[derive(Debug)]
+struct Silent;
+
+impl Interrupt for Silent {
+    fn used(&self, _queues: &[u16]) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -106,8 +112,8 @@ impl Guest {
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
         let range = [(GuestAddress(0), MEMORY_LEN)];
-        let memory = GuestMemoryMmap::from_ranges(&range).expect("memory");
-        let (mut drivers, queues): (Vec<_>, _) = (0..2 + u64::from(vcpus))
+        let memory = GuestMemoryMmap::<()>::from_ranges(&range).expect("memory");
+        let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..2 + u64::from(vcpus))
             .map(|index| {
                 let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
                 DriverQueue::new(&memory, QUEUES + index * 0x1000, buffers)
@@ -116,7 +122,7 @@ impl Guest {
         for queue in &drivers {
             queue.want_no_interrupt();
         }
-        vpmu.activate(memory, 1 << 32 | 1 << F_RING, queues)
+        vpmu.activate(memory, 1 << 32 | 1 << F_RING, &queues, Arc::new(Silent))
             .expect("active");
         let lanes = drivers.split_off(2);
         let control = drivers.swap_remove(0);

@@ -5,7 +5,6 @@
 )]
 
 use std::hint::black_box;
-use std::io;
 use std::sync::Arc;
 use std::thread;
 
@@ -28,10 +27,6 @@ const IP: u64 = 0x1234;
 struct Bare;
 
 impl Machine for Bare {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }
@@ -67,7 +62,7 @@ fn device() -> Vpmu {
     };
     let source = source();
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);
-    let window = GuestMemoryMmap::from_ranges(&[range]).expect("memory");
+    let window = GuestMemoryMmap::<()>::from_ranges(&[range]).expect("memory");
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
     vpmu.with_window(window).expect("a window")
 }

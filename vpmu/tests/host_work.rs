@@ -26,10 +26,6 @@ use vpmu::{
 struct Bare;
 
 impl Machine for Bare {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }
@@ -111,7 +107,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
         hardware: Hardware::default(),
         policy: vpmu::Policy::default(),
     };
-    let window = GuestMemoryMmap::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
+    let window = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");
     let made = threads();

@@ -1,7 +1,6 @@
 //! The events that guests of a tier, or of an operator's lists, get on this host: devices are made, and asked
 //! for their catalogues.
 
-use std::io;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -31,10 +30,6 @@ struct Idle {
 }
 
 impl Machine for Idle {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         self.statistics.then_some(0)
     }

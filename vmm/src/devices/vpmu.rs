@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use vpmu::{Machine, Turn, Vpmu, abi};
+use vpmu::{Machine, QueueState, Turn, Vpmu, abi};
 
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
 use crate::bus::{Caller, Device};
@@ -24,8 +24,6 @@ const QUEUE_SIZE: u16 = 256;
 /// What the device asks of the machine that carries it.
 #[derive(Debug)]
 pub struct Carrier {
-    /// The transport's interrupt.
-    pub interrupt: Arc<Interrupt>,
     /// Each vCPU's statistics, where this kernel has them.
     pub stats: Arc<Statistics>,
     /// Where each vCPU runs.
@@ -137,11 +135,14 @@ impl Drop for DrainThread {
     }
 }
 
-impl Machine for Carrier {
-    fn interrupt(&self) -> io::Result<()> {
-        self.interrupt.used_buffer()
+impl vpmu::Interrupt for Interrupt {
+    fn used(&self, _queues: &[u16]) -> io::Result<()> {
+        // One line for all of them: the driver looks at each.
+        self.used_buffer()
     }
+}
 
+impl Machine for Carrier {
     fn exits(&self, vcpu: u32) -> Option<u64> {
         self.stats.read(vcpu, "exits")
     }
@@ -168,6 +169,8 @@ impl Machine for Carrier {
 pub struct VirtioPmu {
     /// The device.
     pub vpmu: Arc<Vpmu>,
+    /// Its transport's interrupt.
+    pub interrupt: Arc<Interrupt>,
     /// Bytes of its window; zero: it has none.
     pub window: u64,
     /// Signalled when the control queue is to be served.
@@ -206,7 +209,9 @@ impl Backend for VirtioPmu {
         features: u64,
         queues: Vec<Queue>,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        Ok(self.vpmu.activate(memory, features, queues)?)
+        let queues: Vec<QueueState> = queues.iter().map(queue_state).collect();
+        let interrupt = Arc::clone(&self.interrupt);
+        Ok(self.vpmu.activate(memory, features, &queues, interrupt)?)
     }
 
     fn reset(&self) {
@@ -227,6 +232,19 @@ impl Backend for VirtioPmu {
         {
             log::error!("the control queue waits for its next notification: {error}");
         }
+    }
+}
+
+/// A queue as a driver set it up, for the device.
+pub(crate) fn queue_state(queue: &Queue) -> QueueState {
+    QueueState {
+        ready: queue.ready(),
+        size: queue.size(),
+        desc_table: queue.desc_table(),
+        avail_ring: queue.avail_ring(),
+        used_ring: queue.used_ring(),
+        next_avail: queue.next_avail(),
+        next_used: queue.next_used(),
     }
 }
 

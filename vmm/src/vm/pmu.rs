@@ -7,7 +7,7 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, RestoreError, SaveError, Settings, Vpmu, abi};
+use vpmu::{Engines, QueueState, RestoreError, SaveError, Settings, Vpmu, abi};
 
 use super::{VmError, event};
 use crate::arch::layout;
@@ -18,7 +18,7 @@ use crate::confine::{Confinement, ThreadKind};
 use crate::devices::virtio_mmio::{
     Interrupt, QUEUE_NOTIFY, SavedDriver, TransportError, VirtioMmio,
 };
-use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu};
+use crate::devices::vpmu::{Carrier, Drain, DrainThread, Held, VirtioPmu, queue_state};
 use crate::event_loop::Queues;
 use crate::host_kernel;
 use crate::kvm;
@@ -120,7 +120,6 @@ impl Pmu {
         let interrupt = Arc::new(Interrupt::new(event()?));
         let drain = Arc::new(Drain::default());
         let carrier = Carrier {
-            interrupt: Arc::clone(&interrupt),
             stats: Arc::clone(parts.stats),
             threads: Arc::clone(parts.threads),
             drain: Arc::clone(&drain),
@@ -150,6 +149,7 @@ impl Pmu {
         };
         let backend = VirtioPmu {
             vpmu: Arc::clone(&vpmu),
+            interrupt: Arc::clone(&interrupt),
             control: Arc::clone(&queues.control),
             window: if parts.window.is_some() {
                 config.window
@@ -159,7 +159,7 @@ impl Pmu {
         };
         let transport = board::plug_vpmu(buses, backend, parts.memory, Arc::clone(&interrupt))?;
         if let Some(saved) = parts.saved {
-            restore(saved, &transport, &queues)?;
+            restore(saved, &transport, &queues, &interrupt)?;
         }
         let drain = DrainThread::start(drain, Arc::clone(&vpmu), confinement)?;
         let operator = Arc::new(Operator::new(config, &vpmu, recorder)?);
@@ -222,9 +222,14 @@ enum PmuError {
 ///
 /// # Errors
 /// [`VmError::Snapshot`].
-fn restore(saved: &SavedPmu, transport: &VirtioMmio, queues: &Queues) -> Result<(), VmError> {
+fn restore(
+    saved: &SavedPmu,
+    transport: &VirtioMmio,
+    queues: &Queues,
+    interrupt: &Arc<Interrupt>,
+) -> Result<(), VmError> {
     let failed = |error: PmuError| SnapshotError::Pmu(error.into());
-    take_place(saved, transport, &queues.vpmu).map_err(failed)?;
+    take_place(saved, transport, &queues.vpmu, Arc::clone(interrupt)).map_err(failed)?;
     for queue in [&queues.control, &queues.notices] {
         queue
             .write(1)
@@ -233,7 +238,12 @@ fn restore(saved: &SavedPmu, transport: &VirtioMmio, queues: &Queues) -> Result<
     Ok(())
 }
 
-fn take_place(saved: &SavedPmu, transport: &VirtioMmio, vpmu: &Vpmu) -> Result<(), PmuError> {
+fn take_place(
+    saved: &SavedPmu,
+    transport: &VirtioMmio,
+    vpmu: &Vpmu,
+    interrupt: Arc<Interrupt>,
+) -> Result<(), PmuError> {
     let driver = transport.restore(&saved.transport)?;
     if driver.is_some() != saved.device.has_driver() {
         return Err(PmuError::Driver);
@@ -244,7 +254,8 @@ fn take_place(saved: &SavedPmu, transport: &VirtioMmio, vpmu: &Vpmu) -> Result<(
         features,
         queues,
     } = driver;
-    Ok(vpmu.restore(&saved.device, memory, queues, features)?)
+    let queues: Vec<QueueState> = queues.iter().map(queue_state).collect();
+    Ok(vpmu.restore(&saved.device, memory, features, &queues, interrupt)?)
 }
 
 /// Has KVM signal a queue's notifications instead of ending the run call.

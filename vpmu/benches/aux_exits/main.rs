@@ -46,10 +46,6 @@ const SLICES: usize = 60;
 struct Host;
 
 impl Machine for Host {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }

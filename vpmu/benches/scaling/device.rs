@@ -8,7 +8,7 @@ use vpmu::abi::*;
 use vpmu::{Engines, Hardware, Limits, Machine, Settings, Source, Vpmu};
 use zerocopy::IntoBytes;
 
-use crate::common::{Control, DriverQueue, header};
+use crate::common::{Control, DriverQueue, Silent, header};
 use crate::vcpu;
 
 const FEATURES: u64 = 1 << 32 | 0xf;
@@ -40,10 +40,6 @@ pub(crate) struct Seat {
 struct BenchMachine;
 
 impl Machine for BenchMachine {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }
@@ -78,7 +74,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
     let vpmu = Arc::new(vpmu);
     let len = place(vcpus).try_into().map_err(io::Error::other)?;
     let memory =
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len)]).map_err(io::Error::other)?;
+        GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), len)]).map_err(io::Error::other)?;
     let at = |index: u32| QUEUES + u64::from(index) * DriverQueue::BYTES;
     let (control, control_queue) = DriverQueue::new(&memory, at(0))?;
     let (_, event_queue) = DriverQueue::new(&memory, at(1))?;
@@ -89,7 +85,7 @@ pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>
         queues.push(queue);
         drivers.push(driver);
     }
-    vpmu.activate(memory, FEATURES, queues)
+    vpmu.activate(memory, FEATURES, &queues, Arc::new(Silent))
         .map_err(io::Error::other)?;
     let control = Control::new(&vpmu, control, vcpu::notify_control);
     let device = Arc::new(Device {

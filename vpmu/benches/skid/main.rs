@@ -30,7 +30,9 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Hardware, Limits, Machine, Settings, VcpuSession, Vpmu};
+use vpmu::{
+    Engines, ExitReason, Hardware, Interrupt, Limits, Machine, Settings, VcpuSession, Vpmu,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use driver::DriverQueue;
@@ -51,10 +53,6 @@ const OVERFLOWS: usize = 5_000;
 struct Host;
 
 impl Machine for Host {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }
@@ -138,6 +136,16 @@ fn program() -> Vec<u8> {
     program
 }
 
+/// A driver that polls, so that nobody notices its interrupts.
+#[derive(Debug)]
+struct Silent;
+
+impl Interrupt for Silent {
+    fn used(&self, _queues: &[u16]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A clock that counts, and one whose overflows start it when it rests and stop it when it goes.
 fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
     let (mut drivers, queues): (Vec<_>, Vec<_>) = (0..3)
@@ -146,7 +154,7 @@ fn link(vpmu: &Vpmu, session: &mut VcpuSession, memory: &GuestMemoryMmap) {
             DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)
         })
         .unzip();
-    vpmu.activate(memory.clone(), FEATURES, queues)
+    vpmu.activate(memory.clone(), FEATURES, &queues, Arc::new(Silent))
         .expect("active");
     let mut control = Control {
         vpmu,

@@ -8,7 +8,7 @@ use vpmu::abi::*;
 use vpmu::{VcpuSession, Vpmu};
 use zerocopy::IntoBytes;
 
-use crate::common::{Control, DriverQueue, commands, header};
+use crate::common::{Control, DriverQueue, Silent, commands, header};
 
 const QUEUES: u64 = 0x1_0000;
 const RINGS: u64 = 0x10_0000;
@@ -34,8 +34,13 @@ impl Driver {
     pub(crate) fn new(vpmu: &Arc<Vpmu>, memory: &GuestMemoryMmap) -> io::Result<Self> {
         let at = |index| DriverQueue::new(memory, QUEUES + index * DriverQueue::BYTES);
         let (control, event, vcpu) = (at(0)?, at(1)?, at(2)?);
-        vpmu.activate(memory.clone(), FEATURES, vec![control.1, event.1, vcpu.1])
-            .map_err(io::Error::other)?;
+        vpmu.activate(
+            memory.clone(),
+            FEATURES,
+            &[control.1, event.1, vcpu.1],
+            Arc::new(Silent),
+        )
+        .map_err(io::Error::other)?;
         Ok(Self {
             memory: memory.clone(),
             control: Control::new(vpmu, control.0, |vpmu| {

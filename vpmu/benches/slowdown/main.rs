@@ -64,10 +64,6 @@ struct Shared {
 struct Host(Arc<Shared>);
 
 impl Machine for Host {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         None
     }

@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use virtio_queue::{Queue, QueueT};
 use vmm::bus::{Caller, Device};
 use vmm::devices::virtio_mmio::{Interrupt, QUEUE_NOTIFY, VirtioMmio};
 use vmm::devices::vpmu::VirtioPmu;
 use vmm_sys_util::eventfd::EventFd;
+use vpmu::QueueState;
 use vpmu::abi::PAGE_SIZE;
 
 use crate::shared::input::{cpu, half, once_in};
@@ -56,13 +56,14 @@ struct Transport {
 impl Transport {
     fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let stage = Stage::new(input)?;
+        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
+        let interrupt = Arc::new(Interrupt::new(line));
         let device = VirtioPmu {
             vpmu: Arc::clone(&stage.rig.vpmu),
+            interrupt: Arc::clone(&interrupt),
             window: WINDOW_PAGES * PAGE_SIZE as u64,
             control: Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor")),
         };
-        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event descriptor");
-        let interrupt = Arc::new(Interrupt::new(line));
         let memory = stage.rig.memory.clone();
         let mmio = VirtioMmio::new(Arc::new(device), memory, interrupt);
         Ok(Self {
@@ -148,13 +149,13 @@ impl Transport {
         Ok(())
     }
 
-    fn set_up_queue(&mut self, index: u32, queue: &Queue) {
+    fn set_up_queue(&mut self, index: u32, queue: &QueueState) {
         self.write(QUEUE_SEL, index);
-        self.write(QUEUE_NUM, queue.size().into());
+        self.write(QUEUE_NUM, queue.size.into());
         let parts = [
-            (QUEUE_DESC, queue.desc_table()),
-            (QUEUE_DRIVER, queue.avail_ring()),
-            (QUEUE_DEVICE, queue.used_ring()),
+            (QUEUE_DESC, queue.desc_table),
+            (QUEUE_DRIVER, queue.avail_ring),
+            (QUEUE_DEVICE, queue.used_ring),
         ];
         for (register, address) in parts {
             for (register, value) in [(register, address), (register + 4, address >> 32)] {

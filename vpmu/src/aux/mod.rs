@@ -6,13 +6,14 @@ mod driven;
 mod kept;
 mod writer;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use self::driven::Driven;
 use self::kept::Kept;
 use self::writer::Writer;
 pub(crate) use self::writer::{Refused, Window};
 use crate::abi::PAGE_SIZE;
+use crate::memory::View;
 use crate::pages::{self, GuestPages};
 use crate::save::{Fault, SavedArea, SavedKeeper};
 
@@ -107,7 +108,7 @@ impl Area {
     /// # Errors
     /// A page that is not guest memory.
     pub(crate) fn new(
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         pages: Vec<GuestAddress>,
         metadata: Option<GuestAddress>,
         writable: bool,
@@ -155,7 +156,7 @@ impl Area {
     /// # Errors
     /// No area can be so.
     pub(crate) fn restore(
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         pages: Vec<GuestAddress>,
         metadata: Option<GuestAddress>,
         saved: &SavedArea,
@@ -204,12 +205,7 @@ impl Area {
     }
 
     /// Writes an entry of `event`, made for [`Area::position`].
-    pub(crate) fn append(
-        &mut self,
-        memory: &GuestMemoryMmap,
-        event: u64,
-        entry: &Entry<'_>,
-    ) -> Appended {
+    pub(crate) fn append(&mut self, memory: &View<'_>, event: u64, entry: &Entry<'_>) -> Appended {
         let appended = match &mut self.keeper {
             Keeper::Device(metadata, kept) => GuestPages::new(memory, *metadata, &self.pages)
                 .map(|mut pages| kept.append(&mut pages, entry)),
@@ -238,7 +234,7 @@ impl Area {
     }
 
     /// Shows the reader what was written, if the device keeps the area: which piece.
-    pub(crate) fn end(&mut self, memory: &GuestMemoryMmap) -> Option<Chunk> {
+    pub(crate) fn end(&mut self, memory: &View<'_>) -> Option<Chunk> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return None;
         };
@@ -254,7 +250,7 @@ impl Area {
     /// [`Refused::Unwritable`].
     pub(crate) fn claim(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         token: u64,
     ) -> Result<Option<Chunk>, Refused> {
         let (kept, pages) = self.kept(memory)?;
@@ -275,7 +271,7 @@ impl Area {
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`], [`Refused::Unwritable`]: nothing was written.
     pub(crate) fn put(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         token: u64,
         skip: u64,
         words: &[u64],
@@ -290,7 +286,7 @@ impl Area {
     /// [`Refused::NotBegun`]; [`Refused::NoRoom`] for more than it has written.
     pub(crate) fn release(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         token: u64,
         size: u64,
     ) -> Result<Appended, Refused> {
@@ -307,7 +303,7 @@ impl Area {
 
     fn kept<'a>(
         &'a mut self,
-        memory: &'a GuestMemoryMmap,
+        memory: &'a View<'a>,
     ) -> Result<(&'a mut Kept, GuestPages<'a>), Refused> {
         let Keeper::Device(metadata, kept) = &mut self.keeper else {
             return Err(Refused::NotBegun);

@@ -12,14 +12,13 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use vm_memory::{
-    GuestAddress, GuestMemory, GuestMemoryMmap, GuestRegionCollectionError, Permissions,
-};
+use vm_memory::GuestAddress;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use self::reply::Room;
 use self::request::{Maker, Terms, needs_guest_ips, period, steers};
+pub(crate) use self::saving::Driver;
 use self::sinks::{Extinct, Moved, Sinks};
 use crate::abi::{
     COMMAND_IN, CONTEXT_TASK, CONTROL_ATTACH, CONTROL_CATALOGUE, CONTROL_CLOSE, CONTROL_DETACH,
@@ -29,7 +28,7 @@ use crate::abi::{
     F_DOORBELL, F_FLUSH, F_LINKS, F_PERSISTENT, F_RING, F_TASK_PAGE, F_WINDOW, FeaturesRequest,
     KIND_VMM_TRACE, LINK_STARTER, LINK_STOPPER, LinkRequest, MAP_DRIVEN, MAP_WINDOW, MAP_WRITABLE,
     MapRequest, OPEN_BACKWARD, OPEN_ENABLED, OPEN_FREQ, OPEN_PERSISTENT, OPEN_PINNED,
-    OPEN_WATERMARK, OpenRequest, PAGE_SIZE, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
+    OPEN_WATERMARK, OpenRequest, PERSISTENT_NAME, PERSISTENT_OPERATOR, PauseRequest,
     PersistentEvent, PersistentRequest, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU, RedirectRequest,
     Reply, TaskPageRequest, WAKEUP_BYTES, WAKEUP_RECORDS, WakeupRequest,
 };
@@ -39,13 +38,15 @@ use crate::errno::{Denied, Errno};
 use crate::event::{Context, Event, EventSpec, Group, GroupEvent, LastCounts, Persistent};
 use crate::flush::Visit;
 use crate::links::{Links, Refused, Role};
+use crate::machine::Interrupt;
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::notices::Notices;
 use crate::persistent::{
     History, Name, Persist, PersistError, Persistence, PersistentStatus, spelled, whole,
 };
 use crate::producer::AuxError;
-use crate::queues::{BadChain, Chain, DeviceQueue};
+use crate::queues::{BadChain, Chain, DeviceQueue, QueueState};
 use crate::record::{Layout, SAMPLE_READ, admits, read_size};
 use crate::ring::{Ring, RingMode, Wakeup};
 use crate::shard::{Errand, Shard, State, View, event_command};
@@ -114,6 +115,10 @@ impl HeldRecords {
     }
 }
 
+/// The window lies in guest memory.
+#[derive(Debug)]
+pub(crate) struct Overlap;
+
 /// The result of serving the control queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Served {
@@ -122,6 +127,13 @@ pub(crate) struct Served {
     /// A request waits for [`Backend::ask_guest_ips`].
     pub(crate) needs_guest_ips: bool,
     pub(crate) turn: Turn,
+}
+
+impl Served {
+    /// The queue that the driver is to be interrupted for.
+    pub(crate) fn signals(&self) -> Option<u16> {
+        self.interrupt.then_some(QUEUE_CONTROL)
+    }
 }
 
 /// The control plane of one device. A driver's part of it goes with its reset: before the first driver
@@ -134,7 +146,7 @@ pub(crate) struct Control {
     features: u64,
     queue: DeviceQueue,
     /// The guest's RAM, as the driver brought it.
-    guest: Arc<GuestMemoryMmap>,
+    guest: Memory,
     events: BTreeMap<u64, Entry>,
     sinks: Sinks,
     persistent: BTreeSet<u64>,
@@ -161,7 +173,7 @@ impl Control {
             notices: Arc::clone(notices),
             features: 0,
             queue: DeviceQueue::default(),
-            guest: Arc::default(),
+            guest: Memory::default(),
             events: BTreeMap::new(),
             sinks: Sinks::default(),
             persistent: BTreeSet::new(),
@@ -195,29 +207,44 @@ impl Control {
     /// The window lies in its memory.
     pub(crate) fn activate(
         &mut self,
-        memory: GuestMemoryMmap,
+        memory: Memory,
         features: u64,
-        queues: Vec<virtio_queue::Queue>,
-    ) -> Result<(), GuestRegionCollectionError> {
-        if let Some(window) = self.sinks.window() {
-            memory.insert_region(window.region())?;
+        queues: &[QueueState],
+        interrupt: Arc<dyn Interrupt>,
+    ) -> Result<(), Overlap> {
+        let window = self.sinks.window();
+        if window.is_some_and(|window| window.overlaps(&memory.view())) {
+            return Err(Overlap);
         }
-        for (index, queue) in queues.into_iter().enumerate() {
+        for (index, &queue) in (0..).zip(queues) {
             // Chains count their references to it: a count of its own for each vCPU, or its cache
             // line goes from one to the other at every notification.
-            let memory = Arc::new(memory.clone());
+            let memory = memory.apart();
             let queue = DeviceQueue::new(&memory, index, queue);
-            if index == usize::from(QUEUE_CONTROL) {
-                self.queue = queue;
-            } else if index == usize::from(QUEUE_EVENT) {
-                self.notices.activate(queue);
-            } else if let Some(shard) = self.shards.get(index - usize::from(QUEUE_VCPU)) {
-                shard.with(|state| state.activate(memory, queue));
+            match index {
+                QUEUE_CONTROL => self.queue = queue,
+                QUEUE_EVENT => self.notices.activate(queue, Some(Arc::clone(&interrupt))),
+                _ => {
+                    let shard = self.shards.get(usize::from(index - QUEUE_VCPU));
+                    if let Some(shard) = shard {
+                        shard.with(|state| state.activate(memory, queue));
+                    }
+                }
             }
         }
-        self.guest = Arc::new(memory);
+        self.guest = memory;
         self.features = features;
         Ok(())
+    }
+
+    /// Each virtqueue as it is now.
+    pub(crate) fn queue_states(&self) -> Vec<QueueState> {
+        let vcpus = self.shards.iter();
+        let vcpus = vcpus.map(|shard| shard.with(|state| state.queue_state()).0);
+        [self.queue.state(), self.notices.queue_state()]
+            .into_iter()
+            .chain(vcpus)
+            .collect()
     }
 
     /// Forgets the driver and its memory, without a write there, and closes every event that needs
@@ -241,7 +268,7 @@ impl Control {
         }
         self.sinks.retain(&kept);
         self.notices.reset();
-        self.guest = Arc::default();
+        self.guest = Memory::default();
         self.run(errands);
     }
 
@@ -518,7 +545,9 @@ impl Control {
         }
         let vcpu = request.vcpu.get();
         let page = Some(GuestAddress(request.address.get())).filter(|page| page.0 != 0);
-        if vcpu >= self.backend.settings.vcpus || page.is_some_and(|page| !self.is_page(page)) {
+        if vcpu >= self.backend.settings.vcpus
+            || page.is_some_and(|page| !self.guest.view().is_page(page))
+        {
             return Err(Errno::EINVAL);
         }
         self.on(vcpu, |state| {
@@ -887,7 +916,7 @@ impl Control {
             return Err(Errno::EBUSY);
         }
         self.check_room(pages.len())?;
-        let memory = Arc::clone(&self.guest);
+        let memory = self.guest.clone();
         self.lay(&spec, &memory, &pages, writable, None)?;
         Ok(0)
     }
@@ -903,7 +932,8 @@ impl Control {
     ) -> Result<u32, Errno> {
         let taken = self.sinks.take_pages(count, holder);
         let (first, pages) = taken.ok_or(Errno::ENOSPC)?;
-        let memory = Arc::clone(self.sinks.window_memory());
+        let window = self.sinks.window().ok_or(Errno::ENOSPC)?;
+        let memory = window.memory().clone();
         self.lay(spec, &memory, &pages, writable, Some(first))?;
         Ok(first)
     }
@@ -912,7 +942,7 @@ impl Control {
     fn lay(
         &mut self,
         spec: &EventSpec,
-        memory: &Arc<GuestMemoryMmap>,
+        memory: &Memory,
         pages: &[GuestAddress],
         writable: bool,
         window_page: Option<u32>,
@@ -921,7 +951,7 @@ impl Control {
             writable,
             backward: spec.has(OPEN_BACKWARD),
         };
-        let ring = Ring::new(memory, pages, mode, self.backend.clock);
+        let ring = Ring::new(&memory.view(), pages, mode, self.backend.clock);
         let ring = ring.map_err(|_| Errno::EINVAL)?;
         let sink = Sink::new(spec.id);
         sink.set_ring(ring, memory);
@@ -1145,7 +1175,13 @@ impl Control {
         let writable = flags & MAP_WRITABLE != 0;
         let metadata = shape.and_then(|shape| shape.metadata);
         let memory = self.area_memory(id);
-        let area = Area::new(&memory, pages, metadata, writable, spec.aux_watermark);
+        let area = Area::new(
+            &memory.view(),
+            pages,
+            metadata,
+            writable,
+            spec.aux_watermark,
+        );
         let area = area.map_err(|_| Errno::EINVAL)?;
         match self.sinks.get(id) {
             Some(sink) => sink.set_area(area, &memory),
@@ -1164,11 +1200,10 @@ impl Control {
 
     /// The memory that holds an area of the guest's and the metadata page of its ring, which can lie in
     /// the window.
-    fn area_memory(&self, id: u64) -> Arc<GuestMemoryMmap> {
+    fn area_memory(&self, id: u64) -> Memory {
         let in_window = self.sinks.window_page(id).is_some();
         let window = self.sinks.window().filter(|_| in_window);
-        let both = window.and_then(|window| self.guest.insert_region(window.region()).ok());
-        both.map_or_else(|| Arc::clone(&self.guest), Arc::new)
+        window.map_or_else(|| self.guest.clone(), |window| window.beside(&self.guest))
     }
 
     /// Takes the area away that was mapped with an event, what was written to it shown and reported as
@@ -1219,16 +1254,9 @@ impl Control {
     /// Whether all of these are pages of guest memory, each named once.
     fn are_pages(&self, pages: &[GuestAddress]) -> bool {
         let distinct: BTreeSet<_> = pages.iter().collect();
-        let usable = pages.iter().all(|&page| self.is_page(page));
+        let memory = self.guest.view();
+        let usable = pages.iter().all(|&page| memory.is_page(page));
         distinct.len() == pages.len() && usable
-    }
-
-    /// Whether a page of guest memory begins at `address`.
-    fn is_page(&self, address: GuestAddress) -> bool {
-        address.0.is_multiple_of(PAGE_SIZE as u64)
-            && self
-                .guest
-                .check_range(address, PAGE_SIZE, Permissions::ReadWrite)
     }
 
     // Persistent events.

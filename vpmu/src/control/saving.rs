@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use virtio_queue::Queue;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::request::{Opening, STEERS, Terms, needs_guest_ips};
-use super::{Control, Entry};
+use super::{Control, Entry, Overlap};
 use crate::abi::{
     CONTEXT_TASK, ENGINE_BATCHED, ENGINE_EXIT, F_TASK_PAGE, KIND_SAMPLE_TRACE, KIND_VMM_TRACE,
     NOTICE_AUX, NOTICE_ERROR, NOTICE_LIMIT, NOTICE_PERSISTENT, NOTICE_WAKEUP, OPEN_BACKWARD,
@@ -19,9 +18,12 @@ use crate::device::Error;
 use crate::errno::Errno;
 use crate::event::{Context, Event, Persistent};
 use crate::links::Refused;
+use crate::machine::Interrupt;
+use crate::memory::Memory;
 use crate::metrics::{ExitCounts, Metrics};
 use crate::period::Period;
 use crate::persistent::{Name, Persistence};
+use crate::queues::QueueState;
 use crate::record::{Layout, SAMPLE_READ};
 use crate::refusal::Refusal;
 use crate::ring::Ring;
@@ -38,8 +40,13 @@ use crate::window::Holder;
 /// A figure that a device does not reach, and far from wrapping.
 const UNREACHED: u64 = 1 << 62;
 
-/// The driver's part of a restore: its memory, its features, its queues.
-pub(crate) type Driver = (GuestMemoryMmap, u64, Vec<Queue>);
+/// The driver's part of a restore, as its transport has it.
+pub(crate) struct Driver<'a> {
+    pub(crate) memory: Memory,
+    pub(crate) features: u64,
+    pub(crate) queues: &'a [QueueState],
+    pub(crate) interrupt: Arc<dyn Interrupt>,
+}
 
 impl Control {
     /// Brings everything up to now. No vCPU is in the guest.
@@ -142,7 +149,7 @@ impl Control {
     pub(crate) fn restore(
         &mut self,
         state: &SavedState,
-        driver: Option<Driver>,
+        driver: Option<Driver<'_>>,
     ) -> Result<(), RestoreError> {
         let restored = self.rebuild(state, driver);
         if restored.is_err() {
@@ -158,7 +165,11 @@ impl Control {
         restored
     }
 
-    fn rebuild(&mut self, state: &SavedState, driver: Option<Driver>) -> Result<(), RestoreError> {
+    fn rebuild(
+        &mut self,
+        state: &SavedState,
+        driver: Option<Driver<'_>>,
+    ) -> Result<(), RestoreError> {
         if state.tsc_khz == 0 {
             return Err(RestoreError::Figure("TSC frequency"));
         }
@@ -209,12 +220,17 @@ impl Control {
     fn restore_driver(
         &mut self,
         state: &SavedState,
-        driver: Option<Driver>,
+        driver: Option<Driver<'_>>,
     ) -> Result<(), RestoreError> {
-        let (saved, (memory, features, queues)) = match (&state.driver, driver) {
-            (Some(saved), Some(driver)) => (saved, driver),
-            _ => return Ok(()),
+        let (Some(saved), Some(driver)) = (&state.driver, driver) else {
+            return Ok(());
         };
+        let Driver {
+            memory,
+            features,
+            queues,
+            interrupt,
+        } = driver;
         // The transport knows nothing of those that the driver accepted by CONTROL_FEATURES.
         let accepted = saved.features & !features;
         if features & !saved.features != 0 || accepted & !self.offered() != 0 {
@@ -226,8 +242,8 @@ impl Control {
         if saved.queues.len() != queues.len() {
             return Err(RestoreError::Figure("number of queues"));
         }
-        let activated = self.activate(memory, features, queues);
-        activated.map_err(Error::WindowOverlaps)?;
+        let activated = self.activate(memory, features, queues, interrupt);
+        activated.map_err(|Overlap| Error::WindowOverlaps)?;
         self.features |= accepted;
         for (index, saved) in saved.queues.iter().enumerate() {
             if index == usize::from(QUEUE_CONTROL) {
@@ -262,7 +278,10 @@ impl Control {
             let Some(page) = saved.task_page.map(GuestAddress) else {
                 continue;
             };
-            if self.features & 1 << F_TASK_PAGE == 0 || page.0 == 0 || !self.is_page(page) {
+            if self.features & 1 << F_TASK_PAGE == 0
+                || page.0 == 0
+                || !self.guest.view().is_page(page)
+            {
                 return Err(fault("it has no such task page"));
             }
             self.on(vcpu, |state| state.set_tasks(Tasks::new(Some(page))));
@@ -340,7 +359,7 @@ impl Control {
         // Pages of the window are taken by now: from here on they are given back with the sink.
         self.sinks.adopt(Sink::new(saved.id), saved.window_page);
         if let (Some((ring, memory)), Some(sink)) = (memory, self.sinks.get(saved.id)) {
-            sink.set_ring(Ring::restore(&memory, &taken, ring)?, &memory);
+            sink.set_ring(Ring::restore(&memory.view(), &taken, ring)?, &memory);
         }
         let metadata = taken.first().copied();
         let Some(area) = &saved.area else {
@@ -351,7 +370,7 @@ impl Control {
         };
         let pages = self.area_pages(area, &taken)?;
         let memory = self.area_memory(saved.id);
-        let area = Area::restore(&memory, pages, metadata, area)?;
+        let area = Area::restore(&memory.view(), pages, metadata, area)?;
         let sink = self.sinks.get(saved.id).ok_or("it is gone")?;
         sink.set_area(area, &memory);
         if let Some(pending) = &saved.pending {
@@ -370,7 +389,7 @@ impl Control {
         ring: &SavedRing,
         pages: &[GuestAddress],
         holder: Holder,
-    ) -> Result<Arc<GuestMemoryMmap>, Fault> {
+    ) -> Result<Memory, Fault> {
         let count = u32::try_from(ring.pages.len()).map_err(|_| "it has too many pages")?;
         let sized = self.check_size(count);
         sized.map_err(|_| "a ring has no such number of pages")?;
@@ -382,13 +401,14 @@ impl Control {
                 self.sinks.give_back_pages(first);
                 return Err(window);
             }
-            return Ok(Arc::clone(self.sinks.window_memory()));
+            let window = self.sinks.window().ok_or("there is no window")?;
+            return Ok(window.memory().clone());
         }
         if !self.has_rings() {
             return Err("the driver has not negotiated rings");
         }
         self.check_pages(pages)?;
-        Ok(Arc::clone(&self.guest))
+        Ok(self.guest.clone())
     }
 
     /// The pages of an area beside a ring that has `taken`.

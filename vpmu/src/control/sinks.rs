@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use crate::clock::Clock;
 use crate::save::{SaveError, SavedFamily, SavedSink};
@@ -52,25 +52,15 @@ pub(super) struct Sinks {
     /// By the event that they were mapped with, be it that it is closed by now.
     sinks: BTreeMap<u64, Entry>,
     window: Option<Window>,
-    /// The window alone.
-    window_memory: Arc<GuestMemoryMmap>,
 }
 
 impl Sinks {
     pub(super) fn set_window(&mut self, window: Window) {
-        // One region does not overlap itself.
-        let memory = GuestMemoryMmap::from_arc_regions(vec![window.region()]);
-        self.window_memory = Arc::new(memory.unwrap_or_default());
         self.window = Some(window);
     }
 
     pub(super) fn window(&self) -> Option<&Window> {
         self.window.as_ref()
-    }
-
-    /// The window's memory, without the guest's.
-    pub(super) fn window_memory(&self) -> &Arc<GuestMemoryMmap> {
-        &self.window_memory
     }
 
     /// A run of `count` pages of the window, and the number of the first; `None`: it has no such room.

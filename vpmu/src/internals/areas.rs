@@ -1,6 +1,5 @@
 //! An AUX area with a reader that keeps up, for the benchmarks of what is written to it.
 
-use std::io;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +13,7 @@ use crate::abi::{
 use crate::aux::{Area, Entry};
 use crate::clock::Clock;
 use crate::event::EventSpec;
-use crate::machine::Machine;
+use crate::memory::{Memory, View};
 use crate::notices::Notices;
 use crate::record::{Layout, Origin};
 use crate::ring::{Ring, RingMode, Wakeup};
@@ -66,7 +65,7 @@ impl AuxArea {
     #[must_use]
     pub fn new(memory: GuestMemoryMmap, count: u64, apart: bool) -> Option<Self> {
         let pages = pages(count, apart);
-        let area = Area::new(&memory, pages, Some(GuestAddress(0)), true, 0).ok()?;
+        let area = Area::new(&View::of(&memory), pages, Some(GuestAddress(0)), true, 0).ok()?;
         Some(Self { memory, area })
     }
 
@@ -78,27 +77,12 @@ impl AuxArea {
             parts: [&[], words],
             collision: false,
         };
-        let written = self.area.append(&self.memory, EVENT, &entry).whole;
-        self.area.end(&self.memory);
+        let written = self
+            .area
+            .append(&View::of(&self.memory), EVENT, &entry)
+            .whole;
+        self.area.end(&View::of(&self.memory));
         written
-    }
-}
-
-/// A machine that nobody notices.
-#[derive(Debug)]
-struct Silent;
-
-impl Machine for Silent {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
     }
 }
 
@@ -125,12 +109,12 @@ impl Tracer {
             writable: true,
             backward: false,
         };
-        let shared = Arc::new(memory.clone());
+        let shared = Memory::from(memory.clone());
         let sink = Sink::new(EVENT);
         let clock = Clock::new(1_000_000)?;
-        sink.set_ring(Ring::new(&memory, &ring, mode, clock).ok()?, &shared);
+        sink.set_ring(Ring::new(&shared.view(), &ring, mode, clock).ok()?, &shared);
         let metadata = ring.first().copied();
-        let area = Area::new(&memory, pages(count, true), metadata, true, 0).ok()?;
+        let area = Area::new(&shared.view(), pages(count, true), metadata, true, 0).ok()?;
         sink.set_area(area, &shared);
         let spec = EventSpec {
             id: EVENT,
@@ -153,7 +137,7 @@ impl Tracer {
         Some(Self {
             memory,
             sink,
-            writer: Writer::new(Arc::new(Notices::new(Arc::new(Silent)))),
+            writer: Writer::new(Arc::new(Notices::new())),
             spec,
             trace: Trace::new(),
             time: 0,

@@ -4,6 +4,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::arch::{self, CpuState};
 use crate::machine::GuestRegs;
+use crate::memory::View;
 use crate::walk::{Capture, CaptureSpec, CpuContext};
 
 /// Tables at the beginning of memory, one after the other; the stack behind them.
@@ -71,7 +72,7 @@ impl Callers {
         };
         let cpu = Some(self.cpu);
         let place = CpuContext { regs, cpu };
-        self.capture.take(&self.memory, &place, 0, &spec);
+        self.capture.take(&View::of(&self.memory), &place, 0, &spec);
         self.capture.chain().len() - 1
     }
 }

@@ -4,7 +4,7 @@
 mod producer;
 mod user_page;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 use zerocopy::IntoBytes;
 
 pub(crate) use self::producer::{Outcome, RingMode, Session, Wakeup, WriteContext};
@@ -13,6 +13,7 @@ pub(crate) use self::user_page::CountSnapshot;
 use self::producer::Producer;
 use crate::abi::PAGE_SIZE;
 use crate::clock::Clock;
+use crate::memory::View;
 use crate::pages::{self, GuestPages, Unwritable};
 use crate::save::{Fault, SavedRing};
 
@@ -35,7 +36,7 @@ impl Ring {
     /// # Errors
     /// A page that is not guest memory.
     pub(crate) fn new(
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         pages: &[GuestAddress],
         mode: RingMode,
         clock: Clock,
@@ -51,7 +52,9 @@ impl Ring {
         for (to, from) in bytes.iter_mut().zip(blank.as_bytes()) {
             *to = *from;
         }
-        pages::page(memory, metadata)?.copy_from(&bytes);
+        memory
+            .write(&bytes, metadata)
+            .map_err(Unwritable::Unmapped)?;
         Ok(Self {
             metadata,
             data: data.to_vec(),
@@ -86,7 +89,7 @@ impl Ring {
     /// # Errors
     /// No ring can be so.
     pub(crate) fn restore(
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         pages: &[GuestAddress],
         saved: &SavedRing,
     ) -> Result<Self, Fault> {
@@ -106,7 +109,7 @@ impl Ring {
     }
 
     /// Shows the conversion of `clock` in the metadata page, which another device began.
-    pub(crate) fn retime(&mut self, memory: &GuestMemoryMmap, clock: Clock) {
+    pub(crate) fn retime(&mut self, memory: &View<'_>, clock: Clock) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::retime(&pages, &mut self.sequence, clock));
         if let Err(error) = shown {
@@ -160,7 +163,7 @@ impl Ring {
     /// The metadata page is no guest memory any more.
     pub(crate) fn session<'a>(
         &'a mut self,
-        memory: &'a GuestMemoryMmap,
+        memory: &'a View<'a>,
     ) -> Result<Session<'a, GuestPages<'a>>, Unwritable> {
         let pages = GuestPages::new(memory, self.metadata, &self.data)?;
         Ok(Session::new(&mut self.producer, pages))
@@ -169,7 +172,7 @@ impl Ring {
     /// Writes one sample, or counts it as lost; for more, begin a [`Ring::session`].
     pub(crate) fn write(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         sample: &[u64],
         context: &WriteContext<'_>,
     ) -> Outcome {
@@ -183,7 +186,7 @@ impl Ring {
     /// Writes one record that is no sample, if it fits.
     pub(crate) fn note(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         record: &[u64],
         context: &WriteContext<'_>,
     ) -> Outcome {
@@ -202,7 +205,7 @@ impl Ring {
     }
 
     /// Writes the pending loss if there is one and it fits; whether the reader is to be woken.
-    pub(crate) fn flush(&mut self, memory: &GuestMemoryMmap, context: &WriteContext<'_>) -> bool {
+    pub(crate) fn flush(&mut self, memory: &View<'_>, context: &WriteContext<'_>) -> bool {
         self.producer.has_loss()
             && self
                 .session(memory)
@@ -224,7 +227,7 @@ impl Ring {
     /// the newest of a ring that is written backwards and else the oldest, and go on from there.
     ///
     /// `None`: where a record begins, nobody knows.
-    pub(crate) fn held(&self, memory: &GuestMemoryMmap) -> Option<Vec<u8>> {
+    pub(crate) fn held(&self, memory: &View<'_>) -> Option<Vec<u8>> {
         let (start, len) = self.producer.held()?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];
         let copied = self.copy(memory, start, &mut bytes);
@@ -238,7 +241,7 @@ impl Ring {
     /// Copies what lies from `position` on, modulo the size of the data.
     fn copy(
         &self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         mut position: u64,
         bytes: &mut [u8],
     ) -> Result<(), Unwritable> {
@@ -251,8 +254,8 @@ impl Ring {
                 .ok_or(Unwritable::NoPage)?;
             let offset = usize::try_from(position % PAGE).map_err(|_| Unwritable::NoPage)?;
             let (now, later) = rest.split_at_mut(rest.len().min(PAGE_SIZE - offset));
-            let slice = pages::page(memory, *page)?;
-            let slice = slice.offset(offset).map_err(Unwritable::Beyond)?;
+            let page = pages::page(memory, *page)?;
+            let slice = page.bytes().offset(offset).map_err(Unwritable::Beyond)?;
             slice.copy_to(now);
             position = position.wrapping_add(now.len() as u64);
             rest = later;
@@ -261,7 +264,7 @@ impl Ring {
     }
 
     /// Shows a count and its times in the metadata page.
-    pub(crate) fn show(&mut self, memory: &GuestMemoryMmap, counts: &CountSnapshot) {
+    pub(crate) fn show(&mut self, memory: &View<'_>, counts: &CountSnapshot) {
         let shown = GuestPages::new(memory, self.metadata, &self.data)
             .and_then(|pages| user_page::show(&pages, &mut self.sequence, counts));
         if let Err(error) = shown {

@@ -6,8 +6,6 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
-
 use super::Errand;
 use super::commands::has_no_operand;
 use super::cpu::{Cpu, Lease};
@@ -27,12 +25,13 @@ use crate::errno::{Denied, Errno, status};
 use crate::event::{Context, Event, EventSpec, FORMAT_GROUP, Group, GroupEvent};
 use crate::links::Effect;
 use crate::machine::{Exit, ExitReason, GuestRegs};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::notices::Tell;
 use crate::pages::GuestPages;
 use crate::period::Period;
 use crate::producer::AuxError;
-use crate::queues::DeviceQueue;
+use crate::queues::{DeviceQueue, QueueState};
 use crate::record::{
     MISC_KERNEL, MISC_UNKNOWN, MISC_USER, Member, Origin, Reading, SAMPLE_CALLCHAIN, SAMPLE_IP,
     SAMPLE_READ, SAMPLE_REGS_INTR, SAMPLE_REGS_USER, SAMPLE_STACK_USER, SAMPLE_TID, Sample,
@@ -215,8 +214,13 @@ impl State {
         std::mem::take(&mut self.errands)
     }
 
+    /// The vCPU's queue as it is now.
+    pub(crate) fn queue_state(&self) -> QueueState {
+        self.queue.state()
+    }
+
     /// A driver is there, with its queue for this vCPU and its memory.
-    pub(crate) fn activate(&mut self, memory: Arc<GuestMemoryMmap>, queue: DeviceQueue) {
+    pub(crate) fn activate(&mut self, memory: Memory, queue: DeviceQueue) {
         self.writer.set_guest(memory);
         self.queue = queue;
     }
@@ -418,7 +422,7 @@ impl State {
         }
         self.open_exit.traces.clear();
         self.resets += 1;
-        self.activate(Arc::default(), DeviceQueue::default());
+        self.activate(Memory::default(), DeviceQueue::default());
         self.rest_if_idle();
     }
 
@@ -1406,7 +1410,7 @@ impl State {
         let capture = &mut self.capture;
         if let Some(place) = moment.place.filter(|_| wanted.wants_state()) {
             let user_regs = self.writer.user_regs();
-            capture.take(self.writer.guest(), &place, user_regs, &wanted);
+            capture.take(&self.writer.guest(), &place, user_regs, &wanted);
         }
         let sample = Sample {
             misc: misc(regs),

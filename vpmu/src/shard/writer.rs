@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use vm_memory::GuestMemoryMmap;
-
 use crate::aux::Refused;
 use crate::event::EventSpec;
+use crate::memory::{Memory, View};
 use crate::notices::{Notices, Tell};
 use crate::record::{Origin, Reading, Record, Sample};
 use crate::ring::{Outcome, WriteContext};
@@ -21,7 +20,7 @@ pub(crate) struct Writer {
     /// Notices for when the shard is let go: a reader that is woken finds what it is woken for.
     told: Vec<Tell>,
     /// The guest's RAM, as the driver brought it.
-    guest: Arc<GuestMemoryMmap>,
+    guest: Memory,
     tasks: Tasks,
     /// The record under construction.
     pub(super) record: Record,
@@ -56,7 +55,7 @@ impl Writer {
         Self {
             notices,
             told: Vec::new(),
-            guest: Arc::default(),
+            guest: Memory::default(),
             tasks: Tasks::default(),
             record: Record::default(),
             tally: Tally::default(),
@@ -76,7 +75,7 @@ impl Writer {
     }
 
     /// A driver is there with guest memory, or has gone with it.
-    pub(crate) fn set_guest(&mut self, guest: Arc<GuestMemoryMmap>) {
+    pub(crate) fn set_guest(&mut self, guest: Memory) {
         self.guest = guest;
         self.tasks = Tasks::default();
     }
@@ -91,23 +90,23 @@ impl Writer {
     }
 
     /// The guest's RAM.
-    pub(crate) fn guest(&self) -> &GuestMemoryMmap {
-        &self.guest
+    pub(crate) fn guest(&self) -> View<'_> {
+        self.guest.view()
     }
 
     /// The task that runs on the vCPU, by its task page.
     pub(crate) fn running(&self) -> Task {
-        self.tasks.running(&self.guest)
+        self.tasks.running(&self.guest.view())
     }
 
     /// The tasks that have run on the vCPU, by its task page.
     pub(crate) fn history(&self) -> TaskHistory {
-        self.tasks.history(&self.guest)
+        self.tasks.history(&self.guest.view())
     }
 
     /// Where the kernel keeps the user registers of the task that runs, unchecked.
     pub(crate) fn user_regs(&self) -> u64 {
-        self.tasks.user_regs(&self.guest)
+        self.tasks.user_regs(&self.guest.view())
     }
 
     /// Writes a sample of an event; whether it could.

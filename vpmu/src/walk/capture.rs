@@ -1,14 +1,13 @@
 //! What one sample says of its place: puts callers, registers and stack together as its event
 //! wants them, in perf's shape.
 
-use vm_memory::GuestMemoryMmap;
-
 use super::frames::{
     CONTEXT_KERNEL, CONTEXT_USER, Chain, kernel_callers, share_stack, user_callers,
 };
 use super::paging::{AddressSpace, Rights};
 use crate::arch::{self, CpuState, FP, GENERAL_REGS, IP, SAVED_WORDS, SP};
 use crate::machine::GuestRegs;
+use crate::memory::View;
 use crate::record::Regs;
 
 /// perf's `PERF_SAMPLE_REGS_ABI_*`.
@@ -120,7 +119,7 @@ impl Capture {
     /// keeps the running task's registers, zero for nowhere.
     pub(crate) fn take(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &View<'_>,
         place: &CpuContext,
         user_regs: u64,
         spec: &CaptureSpec,

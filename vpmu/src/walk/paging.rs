@@ -1,8 +1,9 @@
 //! From guest-virtual to guest-physical addresses, through the guest's own page tables.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use crate::arch::{CpuState, Tables, is_user_address};
+use crate::memory::View;
 
 /// With whose rights memory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(crate) struct Page {
 /// stand still for so long.
 #[derive(Debug)]
 pub(super) struct AddressSpace<'a> {
-    memory: &'a GuestMemoryMmap,
+    memory: &'a View<'a>,
     tables: Tables,
     /// The pages met last: frames lie close together, and so does the code that they return to.
     data: Option<Page>,
@@ -41,7 +42,7 @@ pub(super) struct AddressSpace<'a> {
 
 impl<'a> AddressSpace<'a> {
     /// As `cpu` sees `memory`; `None` in a mode whose tables are not walked.
-    pub(super) fn new(memory: &'a GuestMemoryMmap, cpu: &CpuState) -> Option<Self> {
+    pub(super) fn new(memory: &'a View<'a>, cpu: &CpuState) -> Option<Self> {
         Some(Self {
             memory,
             tables: Tables::new(cpu)?,
@@ -78,7 +79,7 @@ impl<'a> AddressSpace<'a> {
             let len = left.min(bytes.len() - done);
             let physical = GuestAddress(page.physical + offset);
             let part = &mut bytes[done..done + len];
-            if self.memory.read_slice(part, physical).is_err() {
+            if self.memory.read(part, physical).is_err() {
                 break;
             }
             done += len;

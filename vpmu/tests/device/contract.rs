@@ -90,7 +90,10 @@ fn features_of_other_rings_and_of_iommus_are_neither_offered_nor_taken() {
         assert_eq!(rig.vpmu.features() >> bit & 1, 0, "bit {bit}");
         let queues = rig.make_queues();
         let features = ALL_FEATURES | 1 << bit;
-        let active = rig.vpmu.activate(rig.memory.clone(), features, queues);
+        let memory = rig.memory.clone();
+        let active = rig
+            .vpmu
+            .activate(memory, features, &queues, rig.interrupt.clone());
         assert!(active.is_err(), "bit {bit}");
     }
 }

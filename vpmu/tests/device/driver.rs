@@ -2,9 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use virtio_queue::mock::MockSplitQueue;
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::QueueState;
 
 pub(crate) const QUEUE_SIZE: u16 = 16;
 const NEXT: u16 = 1;
@@ -35,22 +34,24 @@ pub(crate) struct Descriptor {
 impl DriverQueue {
     pub(crate) const BUFFER: u64 = 0x2_0000;
 
-    pub(crate) fn new(memory: &GuestMemoryMmap, rings: u64, buffers: u64) -> (Self, Queue) {
+    pub(crate) fn new(memory: &GuestMemoryMmap, rings: u64, buffers: u64) -> (Self, QueueState) {
         let blank = [0; 4096];
         memory
             .write_slice(&blank, GuestAddress(rings))
             .expect("in memory");
-        let mock = MockSplitQueue::create(memory, GuestAddress(rings), QUEUE_SIZE);
-        let mut queue: Queue = mock.create_queue().expect("a queue");
-        // The mock's used ring begins within its available one.
-        let used = rings + 0x800;
-        let low = u32::try_from(used).expect("below 4 GiB");
-        queue.set_used_ring_address(Some(low), Some(0));
+        let queue = QueueState {
+            ready: true,
+            size: QUEUE_SIZE,
+            desc_table: rings,
+            avail_ring: rings + 0x400,
+            used_ring: rings + 0x800,
+            ..QueueState::default()
+        };
         let driver = Self {
             memory: memory.clone(),
-            descriptors: mock.desc_table_addr().0,
-            available: mock.avail_addr().0,
-            used,
+            descriptors: queue.desc_table,
+            available: queue.avail_ring,
+            used: queue.used_ring,
             buffers,
             next: 0,
             seen: 0,
@@ -68,6 +69,10 @@ impl DriverQueue {
 
     pub(crate) fn want_no_interrupt(&self) {
         self.store(self.available, 1_u16);
+    }
+
+    pub(crate) fn want_interrupts(&self) {
+        self.store(self.available, 0_u16);
     }
 
     /// Where buffer `slot` begins.

@@ -2,7 +2,7 @@
 
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
-use vpmu::{Error, ExitReason, Limits};
+use vpmu::{Error, ExitReason, Limits, QueueState};
 
 use crate::rig::{ALL_FEATURES, Rig, limits, open_of, sampling, thread};
 use crate::world::{At, CYCLES};
@@ -56,12 +56,16 @@ fn after_a_reset_guest_memory_is_the_guests() {
 #[test]
 fn a_device_needs_version_1_and_queues_in_memory() {
     let rig = Rig::new();
-    let activate = |features, queues| rig.vpmu.activate(rig.memory.clone(), features, queues);
-    let refused = activate(7, Vec::new());
+    let activate = |features, queues: &[QueueState]| {
+        let memory = rig.memory.clone();
+        rig.vpmu
+            .activate(memory, features, queues, rig.interrupt.clone())
+    };
+    let refused = activate(7, &[]);
     assert!(matches!(refused, Err(Error::Features(7))), "{refused:?}");
-    let refused = activate(ALL_FEATURES | 1 << 40, Vec::new());
+    let refused = activate(ALL_FEATURES | 1 << 40, &[]);
     assert!(matches!(refused, Err(Error::Features(_))), "{refused:?}");
-    let refused = activate(ALL_FEATURES, Vec::new());
+    let refused = activate(ALL_FEATURES, &[]);
     assert!(
         matches!(
             refused,
@@ -72,14 +76,16 @@ fn a_device_needs_version_1_and_queues_in_memory() {
         ),
         "{refused:?}"
     );
-    let elsewhere = GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(1 << 40), 4096)]);
-    let mut queues: Vec<_> = (0..4)
-        .map(|_| <virtio_queue::Queue as virtio_queue::QueueT>::new(16).expect("a queue"))
-        .collect();
-    virtio_queue::QueueT::set_ready(&mut queues[0], true);
-    let refused = rig
-        .vpmu
-        .activate(elsewhere.expect("memory"), ALL_FEATURES, queues);
+    let elsewhere = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(1 << 40), 4096)]);
+    let mut queues = [QueueState::default(); 4];
+    queues[0].ready = true;
+    queues[0].size = 16;
+    let refused = rig.vpmu.activate(
+        elsewhere.expect("memory"),
+        ALL_FEATURES,
+        &queues,
+        rig.interrupt.clone(),
+    );
     assert!(matches!(refused, Err(Error::Queue(0))), "{refused:?}");
     assert!(matches!(rig.vpmu.attach(2, 0), Err(Error::NoVcpu(2))));
 }

@@ -25,6 +25,7 @@ mod links;
 mod lives;
 mod loss;
 mod marks;
+mod memory;
 mod modes;
 mod opening;
 mod page;

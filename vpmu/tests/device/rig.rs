@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use virtio_queue::{Queue, QueueState};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
 use vpmu::{
-    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, Registers, SavedState,
-    Settings, Turn, VcpuSession, Vpmu,
+    AuxProducer, Engines, Exit, ExitReason, Hardware, Limits, Policy, QueueState, Registers,
+    SavedState, Settings, Turn, VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -16,10 +15,10 @@ use crate::reader::Reader;
 use crate::world::{At, FakeMachine, FakeSource, World};
 
 pub(crate) const VCPUS: u32 = 2;
-const MEMORY_LEN: usize = 0x400_0000;
+pub(crate) const MEMORY_LEN: usize = 0x400_0000;
 /// The first address that is not guest memory.
 pub(crate) const MEMORY: u64 = MEMORY_LEN as u64;
-const QUEUES: u64 = 0x1_0000;
+pub(crate) const QUEUES: u64 = 0x1_0000;
 const BUFFERS: u64 = 0x100_0000;
 const RINGS: u64 = 0x10_0000;
 pub(crate) const ALL_FEATURES: u64 = 1 << 32 | 0xf;
@@ -35,6 +34,8 @@ pub(crate) struct Rig {
     pub(crate) vcpus: Vcpus,
     pub(crate) memory: GuestMemoryMmap,
     pub(crate) queues: Vec<DriverQueue>,
+    /// The transport's.
+    pub(crate) interrupt: Arc<FakeMachine>,
     pub(crate) next_ring: u64,
     settings: Settings,
     window: Option<GuestMemoryMmap>,
@@ -236,6 +237,7 @@ impl Rig {
         let world = Arc::new(World::default());
         let machine = Arc::new(FakeMachine(Arc::clone(&world)));
         let source = Box::new(FakeSource::new(&world, &settings.hardware.raw));
+        let interrupt = Arc::clone(&machine);
         let mut vpmu = Vpmu::new(settings.clone(), machine, source).expect("a device");
         if let Some(window) = window {
             vpmu = vpmu.with_window(window.clone()).expect("a window");
@@ -246,6 +248,7 @@ impl Rig {
             vcpus: Vcpus::new(),
             memory,
             queues: Vec::new(),
+            interrupt,
             next_ring: RINGS,
             settings,
             window: window.cloned(),
@@ -279,17 +282,13 @@ impl Rig {
     }
 
     /// The transport has set the driver's queues up so.
-    pub(crate) fn set_transport(&mut self, features: u64, queues: &[Queue]) {
-        let states = queues.iter().map(Queue::state).collect();
-        self.driver = Some((features, states));
+    pub(crate) fn set_transport(&mut self, features: u64, queues: &[QueueState]) {
+        self.driver = Some((features, queues.to_vec()));
     }
 
     /// What the transport gives a device that is restored.
-    pub(crate) fn transport(&self) -> (u64, Vec<Queue>) {
-        let (features, states) = self.driver.clone().unwrap_or_default();
-        let queues = states.into_iter().map(Queue::try_from);
-        let queues: Result<_, _> = queues.collect();
-        (features, queues.expect("queues"))
+    pub(crate) fn transport(&self) -> (u64, Vec<QueueState>) {
+        self.driver.clone().unwrap_or_default()
     }
 
     /// Every vCPU leaves the guest.
@@ -321,7 +320,10 @@ impl Rig {
     pub(crate) fn resume(&mut self, state: &SavedState) {
         let (features, queues) = self.transport();
         let memory = self.memory.clone();
-        let restored = self.vpmu.restore(state, memory, queues, features);
+        let interrupt = self.interrupt.clone();
+        let restored = self
+            .vpmu
+            .restore(state, memory, features, &queues, interrupt);
         restored.expect("restored");
         (0..VCPUS).for_each(|vcpu| self.attach(vcpu));
         let _ = self.vpmu.notify(QUEUE_CONTROL);
@@ -344,12 +346,17 @@ impl Rig {
         let queues = self.make_queues();
         self.set_transport(features, &queues);
         self.vpmu
-            .activate(self.memory.clone(), features, queues)
+            .activate(
+                self.memory.clone(),
+                features,
+                &queues,
+                self.interrupt.clone(),
+            )
             .expect("active");
     }
 
     /// Every queue, set up afresh.
-    pub(crate) fn make_queues(&mut self) -> Vec<virtio_queue::Queue> {
+    pub(crate) fn make_queues(&mut self) -> Vec<QueueState> {
         let (drivers, queues) = make_queues(&self.memory);
         self.queues = drivers;
         queues
@@ -610,9 +617,7 @@ impl Rig {
 }
 
 /// Every queue, set up afresh in guest memory: the drivers' sides and the device's.
-pub(crate) fn make_queues(
-    memory: &GuestMemoryMmap,
-) -> (Vec<DriverQueue>, Vec<virtio_queue::Queue>) {
+pub(crate) fn make_queues(memory: &GuestMemoryMmap) -> (Vec<DriverQueue>, Vec<QueueState>) {
     let both = (0..2 + u64::from(VCPUS)).map(|index| {
         let buffers = BUFFERS + index * u64::from(QUEUE_SIZE) * DriverQueue::BUFFER;
         DriverQueue::new(memory, QUEUES + index * 0x1000, buffers)

@@ -9,7 +9,7 @@ use vpmu::source::{
     Counter, CounterKey, CounterSet, Mode, Offer, Overflow, Overflows, Rate, Reading, Recorded,
     Request, Sampling, Source,
 };
-use vpmu::{GuestRegs, Machine, RawEvents, Refusal, Registers};
+use vpmu::{GuestRegs, Interrupt, Machine, RawEvents, Refusal, Registers};
 
 /// What an offer of the world can do: `CYCLES` everything, `FAULTS` only count.
 pub(crate) const CYCLES: (u32, u64) = (KIND_HARDWARE, 0);
@@ -39,6 +39,8 @@ pub(crate) struct World {
     /// No rate but those that there are.
     refusing: AtomicBool,
     interrupts: AtomicU64,
+    /// The queues that they were raised for.
+    signalled: Mutex<Vec<u16>>,
     exits: AtomicU64,
     knows_ips: AtomicBool,
     /// Where whoever is asked for `knows_ips` waits, twice.
@@ -201,6 +203,11 @@ impl World {
     /// The host takes no other rates from now on.
     pub(crate) fn refuse_rates(&self) {
         self.refusing.store(true, Ordering::Relaxed);
+    }
+
+    /// The queues that interrupts were raised for since this was called last.
+    pub(crate) fn take_signalled(&self) -> Vec<u16> {
+        std::mem::take(&mut *self.signalled.lock().expect("no panic"))
     }
 
     pub(crate) fn interrupts(&self) -> u64 {
@@ -533,12 +540,16 @@ impl CounterSet for FakeSet {
     }
 }
 
-impl Machine for FakeMachine {
-    fn interrupt(&self) -> io::Result<()> {
+impl Interrupt for FakeMachine {
+    fn used(&self, queues: &[u16]) -> io::Result<()> {
         self.0.interrupts.fetch_add(1, Ordering::Relaxed);
+        let mut signalled = self.0.signalled.lock().expect("no panic");
+        signalled.extend_from_slice(queues);
         Ok(())
     }
+}
 
+impl Machine for FakeMachine {
     fn exits(&self, _vcpu: u32) -> Option<u64> {
         Some(self.0.exits.load(Ordering::Relaxed))
     }

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::QueueState;
 use vpmu::abi::{PAGE_SIZE, QUEUE_VCPU};
 
 use super::driver::DriverQueue;
@@ -67,7 +67,7 @@ impl Memory {
     }
 
     /// Every queue, set up afresh: the driver's sides and the device's.
-    pub(crate) fn queues(&self) -> (Vec<DriverQueue>, Vec<Queue>) {
+    pub(crate) fn queues(&self) -> (Vec<DriverQueue>, Vec<QueueState>) {
         let both = (0..QUEUE_COUNT).map(|index| {
             let (rings, buffers) = (QUEUES + index * PAGE, BUFFERS + index * PAGE);
             DriverQueue::new(&self.guest, rings, buffers)

@@ -146,7 +146,12 @@ impl Stage {
         self.rig.set_transport(features, &queues);
         self.rig
             .vpmu
-            .activate(self.rig.memory.clone(), features, queues)
+            .activate(
+                self.rig.memory.clone(),
+                features,
+                &queues,
+                self.rig.interrupt.clone(),
+            )
             .expect("features that were offered, and queues in memory");
     }
 
@@ -158,7 +163,10 @@ impl Stage {
         let offered = features & !self.rig.vpmu.features() == 0;
         let memory = self.rig.memory.clone();
         self.rig.set_transport(features, &given);
-        let activated = self.rig.vpmu.activate(memory, features, given);
+        let activated =
+            self.rig
+                .vpmu
+                .activate(memory, features, &given, self.rig.interrupt.clone());
         assert!(activated.is_err() || complete && offered, "it is served");
     }
 
@@ -266,7 +274,9 @@ impl Stage {
         );
         let (features, queues) = next.transport();
         let memory = next.memory.clone();
-        let restored = next.vpmu.restore(&state, memory, queues, features);
+        let restored = next
+            .vpmu
+            .restore(&state, memory, features, &queues, next.interrupt.clone());
         Some((next, restored))
     }
 

@@ -1,8 +1,9 @@
 //! Page tables of EL1 for pages of 4 KiB and addresses of 48 bits, or of 52 bits with FEAT_LPA2. Stock
 //! kernels use these; others are not walked.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
+use crate::memory::View;
 use crate::walk::Page;
 
 /// SCTLR_EL1: addresses are translated.
@@ -135,7 +136,7 @@ impl Tables {
     }
 
     /// Translates through the tables, with at most one read per level, whatever the tables hold.
-    pub(super) fn walk(&self, memory: &GuestMemoryMmap, address: u64) -> Option<Page> {
+    pub(super) fn walk(&self, memory: &View<'_>, address: u64) -> Option<Page> {
         let is_upper = !is_user_address(address);
         let half = if is_upper { self.upper? } else { self.lower? };
         let tag = if half.tagged { TAG } else { 0 };
@@ -150,10 +151,10 @@ impl Tables {
         for level in (0..levels).rev() {
             let shift = PAGE_BITS + level * INDEX_BITS;
             let index = translated >> shift & ((1 << INDEX_BITS) - 1);
-            let entry: u64 = memory
-                .read_obj(GuestAddress(table.checked_add(index * 8)?))
-                .map(u64::from_le)
-                .ok()?;
+            let mut entry = [0; 8];
+            let at = GuestAddress(table.checked_add(index * 8)?);
+            memory.read(&mut entry, at).ok()?;
+            let entry = u64::from_le_bytes(entry);
             let leads_on = entry & TABLE != 0;
             if entry & VALID == 0 {
                 return None;
@@ -191,6 +192,8 @@ impl Tables {
 
 #[cfg(test)]
 mod tests {
+    use vm_memory::{Bytes, GuestMemoryMmap};
+
     use super::*;
 
     const PAGE: u64 = VALID | TABLE;
@@ -250,7 +253,7 @@ mod tests {
                 ttbr0: ROOT_AT | 0xab << 48,
                 ttbr1: ROOT_AT | 1,
             };
-            let page = Tables::new(&control)?.walk(&self.memory, address)?;
+            let page = Tables::new(&control)?.walk(&View::of(&self.memory), address)?;
             let place = page.physical + (address & page.mask);
             Some((place, page.user, page.executable))
         }

@@ -1,8 +1,7 @@
 //! A vCPU's state by perf's numbers, and the registers that Linux saves when a program enters the kernel.
 
-use vm_memory::GuestMemoryMmap;
-
 use super::paging::{self, Control};
+use crate::memory::View;
 use crate::walk::Page;
 
 /// Registers that a sample can hold.
@@ -102,7 +101,7 @@ impl Tables {
     }
 
     /// Translates through the tables.
-    pub(crate) fn walk(&self, memory: &GuestMemoryMmap, address: u64) -> Option<Page> {
+    pub(crate) fn walk(&self, memory: &View<'_>, address: u64) -> Option<Page> {
         self.0.walk(memory, address)
     }
 }

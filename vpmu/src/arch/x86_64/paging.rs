@@ -1,8 +1,9 @@
 //! Page tables of long mode, with four or five levels. Other modes are not walked.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::CpuState;
+use crate::memory::View;
 use crate::walk::Page;
 
 const CR0_PG: u64 = 1 << 31;
@@ -49,7 +50,7 @@ impl Tables {
     }
 
     /// Translates through the tables, with at most one read per level, whatever the tables hold.
-    pub(crate) fn walk(&self, memory: &GuestMemoryMmap, address: u64) -> Option<Page> {
+    pub(crate) fn walk(&self, memory: &View<'_>, address: u64) -> Option<Page> {
         let bits = PAGE_BITS + self.levels * INDEX_BITS;
         if !is_canonical(address, bits) {
             return None;
@@ -59,10 +60,10 @@ impl Tables {
         for level in (0..self.levels).rev() {
             let shift = PAGE_BITS + level * INDEX_BITS;
             let index = address >> shift & ((1 << INDEX_BITS) - 1);
-            let entry: u64 = memory
-                .read_obj(GuestAddress(table + index * 8))
-                .map(u64::from_le)
-                .ok()?;
+            let mut entry = [0; 8];
+            let at = GuestAddress(table + index * 8);
+            memory.read(&mut entry, at).ok()?;
+            let entry = u64::from_le_bytes(entry);
             if entry & PRESENT == 0 {
                 return None;
             }

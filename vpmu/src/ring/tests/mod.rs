@@ -5,7 +5,7 @@ mod rules;
 
 use std::sync::atomic::Ordering;
 
-use vm_memory::Bytes;
+use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::producer::{DATA_HEAD, DATA_TAIL};
 use super::*;
@@ -62,7 +62,7 @@ impl Rig {
             .chain((0..data_pages).map(|page| GuestAddress(0x3e000 - page * 0x2000)))
             .collect();
         let clock = Clock::new(1_000_000).expect("ticks");
-        let ring = Ring::new(&memory, &pages, mode, clock).expect("laid");
+        let ring = Ring::new(&View::of(&memory), &pages, mode, clock).expect("laid");
         Self {
             memory,
             ring,
@@ -84,7 +84,8 @@ impl Rig {
     fn burst(&mut self, lens: &[usize]) -> Vec<Outcome> {
         let (layout, origin) = (Layout::default(), Origin::default());
         let context = context(&layout, &origin, self.wakeup);
-        let mut session = self.ring.session(&self.memory).expect("memory");
+        let view = View::of(&self.memory);
+        let mut session = self.ring.session(&view).expect("memory");
         lens.iter()
             .map(|&len| {
                 self.produced += 1;
@@ -100,7 +101,7 @@ impl Rig {
     fn flush(&mut self) -> bool {
         let (layout, origin) = (Layout::default(), Origin::default());
         let context = context(&layout, &origin, self.wakeup);
-        self.ring.flush(&self.memory, &context)
+        self.ring.flush(&View::of(&self.memory), &context)
     }
 
     fn head(&self) -> u64 {

@@ -48,7 +48,8 @@ fn a_burst_moves_the_head_once() {
     let context = context(&layout, &origin, Wakeup::Page);
     let at = GuestAddress(META + DATA_HEAD as u64);
     let head = || -> u64 { rig.memory.load(at, Ordering::Acquire).expect("memory") };
-    let mut session = rig.ring.session(&rig.memory).expect("memory");
+    let view = View::of(&rig.memory);
+    let mut session = rig.ring.session(&view).expect("memory");
     for number in 1..=3 {
         assert!(session.write(&numbered(number, 16), &context).written);
         assert_eq!(head(), 0);
@@ -83,10 +84,10 @@ fn a_note_that_does_not_fit_is_no_loss() {
     rig.produce(4080);
     let note = numbered(99, 24);
     let context = context(&layout, &origin, Wakeup::Records(1));
-    let refused = rig.ring.note(&rig.memory, &note, &context);
+    let refused = rig.ring.note(&View::of(&rig.memory), &note, &context);
     assert_eq!(refused, Outcome::default());
     rig.consume(usize::MAX);
-    let written = rig.ring.note(&rig.memory, &note, &context);
+    let written = rig.ring.note(&View::of(&rig.memory), &note, &context);
     assert!(written.written && !written.wake, "no sample to count");
     rig.consume(usize::MAX);
     assert_eq!((rig.read.as_slice(), rig.lost), (&[1, 99][..], 0));
@@ -128,7 +129,8 @@ fn a_loss_is_told_in_the_name_of_the_next_to_write() {
         ..Origin::default()
     };
     let context = context(&layout, &origin, Wakeup::Page);
-    rig.ring.write(&rig.memory, &numbered(1, 16), &context);
+    rig.ring
+        .write(&View::of(&rig.memory), &numbered(1, 16), &context);
     let words: Vec<_> = (0..4).map(|word| rig.word(word * 8)).collect();
     assert_eq!(words, [u64::from(TYPE_LOST) | 32 << 48, 5, 3, 77]);
     assert_eq!(rig.record(32, 16), (Ok(1), 16));
@@ -138,7 +140,7 @@ fn a_loss_is_told_in_the_name_of_the_next_to_write() {
 fn the_metadata_page_shows_counts_between_two_even_sequences() {
     let mut rig = Rig::new(1, FORWARD, Wakeup::Page);
     rig.ring.show(
-        &rig.memory,
+        &View::of(&rig.memory),
         &CountSnapshot {
             count: 11,
             time_enabled: 22,
@@ -164,7 +166,7 @@ fn the_metadata_page_shows_counts_between_two_even_sequences() {
     assert_eq!(page.data_offset.get(), 4096);
     assert_eq!(page.data_size.get(), 4096);
     rig.ring.show(
-        &rig.memory,
+        &View::of(&rig.memory),
         &CountSnapshot {
             count: 12,
             time_enabled: 22,

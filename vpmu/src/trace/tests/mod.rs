@@ -3,7 +3,6 @@
 mod properties;
 mod rules;
 
-use std::io;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +17,7 @@ use crate::abi::{
 };
 use crate::aux::Area;
 use crate::clock::Clock;
-use crate::machine::Machine;
+use crate::memory::Memory;
 use crate::notices::{DueNotices, Notices};
 use crate::record::{Layout, TYPE_AUX};
 use crate::ring::{Ring, RingMode, Wakeup};
@@ -44,23 +43,6 @@ fn spec(id: u64, kind: u32) -> EventSpec {
         engine: ENGINE_ANY,
         shortest_period: 1,
         by_clock: false,
-    }
-}
-
-#[derive(Debug)]
-struct Silent;
-
-impl Machine for Silent {
-    fn interrupt(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn exits(&self, _vcpu: u32) -> Option<u64> {
-        None
-    }
-
-    fn halts(&self, _vcpu: u32) -> Option<u64> {
-        None
     }
 }
 
@@ -95,9 +77,9 @@ impl Rig {
 
     fn with(ring_pages: u64, pages: u64, writable: bool, watermark: u32) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x40_0000)]).expect("memory");
-        let shared = Arc::new(memory.clone());
+        let shared = Memory::from(memory.clone());
         let sink = Sink::new(OWNER);
-        let notices = Arc::new(Notices::new(Arc::new(Silent)));
+        let notices = Arc::new(Notices::new());
         let ring: Vec<_> = (0..=ring_pages)
             .map(|page| GuestAddress(RING + page * PAGE))
             .collect();
@@ -106,12 +88,18 @@ impl Rig {
             backward: false,
         };
         let clock = Clock::new(1_000_000).expect("ticks");
-        let laid = Ring::new(&memory, &ring, mode, clock).expect("laid");
+        let laid = Ring::new(&shared.view(), &ring, mode, clock).expect("laid");
         sink.set_ring(laid, &shared);
         let area: Vec<_> = (0..pages)
             .map(|page| GuestAddress(AREA + (pages - page) * 2 * PAGE))
             .collect();
-        let laid = Area::new(&memory, area.clone(), Some(ring[0]), writable, watermark);
+        let laid = Area::new(
+            &shared.view(),
+            area.clone(),
+            Some(ring[0]),
+            writable,
+            watermark,
+        );
         sink.set_area(laid.expect("laid"), &shared);
         Self {
             memory,

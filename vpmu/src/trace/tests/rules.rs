@@ -3,6 +3,7 @@
 use super::*;
 use crate::abi::{NOTICE_AUX, NOTICE_WAKEUP};
 use crate::aux::{COLLISION, OVERWRITE, PARTIAL, TRUNCATED};
+use crate::memory::{Memory, View};
 use crate::record::TYPE_ITRACE_START;
 
 #[test]
@@ -243,8 +244,8 @@ fn without_an_area_everything_is_lost() {
 fn a_driver_keeps_an_area() {
     let mut rig = Rig::new(1, true, 0);
     rig.sink.close();
-    let driven = Area::new(&rig.memory, rig.area.clone(), None, true, 0).expect("laid");
-    rig.sink.set_area(driven, &Arc::new(rig.memory.clone()));
+    let driven = Area::new(&View::of(&rig.memory), rig.area.clone(), None, true, 0).expect("laid");
+    rig.sink.set_area(driven, &Memory::from(rig.memory.clone()));
     let (spec, mut trace) = (spec(OWNER, KIND_EXIT_TRACE), Trace::new());
     assert!(!rig.exit(&spec, &mut trace), "nobody has begun");
     rig.sink.begin(spec.id, 3968, 256).expect("begun");

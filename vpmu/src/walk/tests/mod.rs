@@ -11,6 +11,7 @@ use super::paging::{AddressSpace, Rights};
 use super::*;
 use crate::arch::{CpuState, GENERAL_REGS};
 use crate::machine::GuestRegs;
+use crate::memory::View;
 use crate::record::Regs;
 
 const MEMORY: usize = 4 << 20;
@@ -165,7 +166,12 @@ impl Guest {
             user: cpu.user,
         };
         let cpu = Some(*cpu);
-        capture.take(&self.memory, &CpuContext { regs, cpu }, SAVED, spec);
+        capture.take(
+            &View::of(&self.memory),
+            &CpuContext { regs, cpu },
+            SAVED,
+            spec,
+        );
         capture
     }
 
@@ -194,7 +200,8 @@ const CHAIN: CaptureSpec = CaptureSpec {
 
 /// Reads a word as the guest's kernel or a program would.
 fn word(guest: &Guest, address: u64, rights: Rights) -> Option<u64> {
-    let mut space = AddressSpace::new(&guest.memory, &guest.cpu()).expect("long mode");
+    let view = View::of(&guest.memory);
+    let mut space = AddressSpace::new(&view, &guest.cpu()).expect("long mode");
     space
         .words(address, rights)
         .map(|[word]| u64::from_le_bytes(word))

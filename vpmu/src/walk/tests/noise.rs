@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::memory::View;
 
 /// Addresses that lead somewhere more often than not.
 fn address() -> impl Strategy<Value = u64> {
@@ -63,7 +64,12 @@ fn look(guest: &Guest, cpu: &CpuState, user_regs: u64, spec: &CaptureSpec) -> Ca
         user: cpu.user,
     };
     let cpu = Some(*cpu);
-    capture.take(&guest.memory, &CpuContext { regs, cpu }, user_regs, spec);
+    capture.take(
+        &View::of(&guest.memory),
+        &CpuContext { regs, cpu },
+        user_regs,
+        spec,
+    );
     let marks = capture
         .chain()
         .iter()

@@ -1,6 +1,7 @@
 //! Registers and stacks, and whose they are.
 
 use super::*;
+use crate::memory::View;
 
 #[test]
 fn without_saved_registers_there_is_no_program() {
@@ -21,7 +22,7 @@ fn without_saved_registers_there_is_no_program() {
         };
         let cpu = Some(cpu);
         capture.take(
-            &guest.memory,
+            &View::of(&guest.memory),
             &CpuContext { regs, cpu },
             user_regs,
             &everything,
@@ -156,7 +157,12 @@ fn a_hypervisor_that_does_not_tell_leaves_the_address_alone() {
         user: false,
     };
     let cpu = None;
-    capture.take(&guest.memory, &CpuContext { regs, cpu }, SAVED, &everything);
+    capture.take(
+        &View::of(&guest.memory),
+        &CpuContext { regs, cpu },
+        SAVED,
+        &everything,
+    );
     assert_eq!(capture.chain(), [KERNEL, TEXT]);
     assert_eq!((capture.regs_user(), capture.regs_intr()), (None, None));
     assert_eq!(capture.stack(), None);

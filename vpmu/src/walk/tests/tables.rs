@@ -1,6 +1,7 @@
 //! Page tables of every shape.
 
 use super::*;
+use crate::memory::View;
 
 #[test]
 fn pages_of_every_size_at_every_depth() {
@@ -68,7 +69,8 @@ fn what_the_processor_would_not_translate_is_not_read() {
     assert_eq!(word(&guest, 2 << 39, kernel), None);
     let mut cpu = guest.cpu();
     cpu.cr3 = u64::MAX;
-    let mut space = AddressSpace::new(&guest.memory, &cpu).expect("long mode");
+    let view = View::of(&guest.memory);
+    let mut space = AddressSpace::new(&view, &cpu).expect("long mode");
     assert_eq!(space.words::<1, 8>(USTACK, kernel), None);
     // Modes that are not walked.
     for (cr0, cr4, efer) in [
@@ -82,7 +84,7 @@ fn what_the_processor_would_not_translate_is_not_read() {
             efer,
             ..guest.cpu()
         };
-        assert!(AddressSpace::new(&guest.memory, &cpu).is_none());
+        assert!(AddressSpace::new(&View::of(&guest.memory), &cpu).is_none());
     }
 }
 

@@ -113,9 +113,12 @@ fn what_does_not_belong_there_is_refused() {
 fn without_a_window_there_is_none() {
     let rig = Rig::new();
     assert_eq!(rig.vpmu.features() & 1 << F_WINDOW, 0);
-    let refused = rig
-        .vpmu
-        .activate(rig.memory.clone(), WINDOW_FEATURES, Vec::new());
+    let refused = rig.vpmu.activate(
+        rig.memory.clone(),
+        WINDOW_FEATURES,
+        &[],
+        rig.interrupt.clone(),
+    );
     assert!(matches!(refused, Err(Error::Features(_))), "{refused:?}");
 
     let mut rig = Rig::windowed(&window(8));
@@ -141,7 +144,7 @@ fn a_window_is_one_region_outside_guest_memory() {
         &[(GuestAddress(WINDOW + 8), 4096)],
         &[(GuestAddress(WINDOW), 4000)],
     ] {
-        let memory = GuestMemoryMmap::from_ranges(ranges).expect("memory");
+        let memory = GuestMemoryMmap::<()>::from_ranges(ranges).expect("memory");
         let vpmu = Arc::into_inner(Rig::new().vpmu).expect("nobody else's");
         let refused = vpmu.with_window(memory);
         assert!(matches!(refused, Err(Error::Window)), "{ranges:?}");
@@ -149,11 +152,13 @@ fn a_window_is_one_region_outside_guest_memory() {
     let inside = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4096)]).expect("memory");
     let mut rig = Rig::bare(Engines::Auto, limits(), Some(&inside));
     let queues = rig.make_queues();
-    let refused = rig.vpmu.activate(rig.memory.clone(), ALL_FEATURES, queues);
-    assert!(
-        matches!(refused, Err(Error::WindowOverlaps(_))),
-        "{refused:?}"
+    let refused = rig.vpmu.activate(
+        rig.memory.clone(),
+        ALL_FEATURES,
+        &queues,
+        rig.interrupt.clone(),
     );
+    assert!(matches!(refused, Err(Error::WindowOverlaps)), "{refused:?}");
 }
 
 #[test]

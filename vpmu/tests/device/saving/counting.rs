@@ -62,7 +62,7 @@ fn time_between_save_and_attach_is_not_counted() {
     let (features, queues) = next.transport();
     let memory = next.memory.clone();
     next.vpmu
-        .restore(&state, memory, queues, features)
+        .restore(&state, memory, features, &queues, next.interrupt.clone())
         .expect("restored");
     let growing = page.field(40) & 1 << 3 != 0;
     assert!(!growing, "no vCPU runs yet");

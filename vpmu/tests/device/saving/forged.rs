@@ -91,7 +91,10 @@ impl Rich {
         );
         let (features, queues) = next.transport();
         let memory = next.memory.clone();
-        match next.vpmu.restore(&state, memory, queues, features) {
+        match next
+            .vpmu
+            .restore(&state, memory, features, &queues, next.interrupt.clone())
+        {
             Ok(()) => Ok(next),
             Err(error) => {
                 // As new: it takes a driver, and a sound state.
@@ -99,7 +102,9 @@ impl Rich {
                 let (features, queues) = next.transport();
                 let memory = next.memory.clone();
                 let sound: SavedState = serde_json::from_value(self.state()).expect("a state");
-                let again = next.vpmu.restore(&sound, memory, queues, features);
+                let again =
+                    next.vpmu
+                        .restore(&sound, memory, features, &queues, next.interrupt.clone());
                 again.expect("restored");
                 Err(Some(error))
             }
@@ -336,7 +341,13 @@ fn device_in_use_is_not_restored() {
     let state = rich.rig.save();
     let (features, queues) = rich.rig.transport();
     let memory = rich.rig.memory.clone();
-    let restored = rich.rig.vpmu.restore(&state, memory, queues, features);
+    let restored = rich.rig.vpmu.restore(
+        &state,
+        memory,
+        features,
+        &queues,
+        rich.rig.interrupt.clone(),
+    );
     assert!(matches!(restored, Err(RestoreError::InUse)));
 }
 
@@ -351,7 +362,9 @@ fn more_events_than_are_allowed_are_refused() {
         .successor(settings, rich.rig.memory.clone(), Some(&rich.window));
     let (features, queues) = next.transport();
     let memory = next.memory.clone();
-    let restored = next.vpmu.restore(&state, memory, queues, features);
+    let restored = next
+        .vpmu
+        .restore(&state, memory, features, &queues, next.interrupt.clone());
     let error = restored.expect_err("too many").to_string();
     assert!(error.contains("more events"), "{error}");
 }

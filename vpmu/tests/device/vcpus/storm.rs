@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{Pending, aside};
 use crate::driver::{Descriptor, DriverQueue};
 use crate::rig::{self, ALL_FEATURES, Rig, command, limits, make_queues, open_of};
-use crate::world::{At, CYCLES, FAULTS, World};
+use crate::world::{At, CYCLES, FAULTS, FakeMachine, World};
 
 /// Resets; between two of them all others go on for a while.
 const RESETS: u32 = 150;
@@ -58,6 +58,7 @@ struct Storm {
     vpmu: Arc<Vpmu>,
     world: Arc<World>,
     memory: GuestMemoryMmap,
+    interrupt: Arc<FakeMachine>,
     /// Drivers' sides of all queues, remade by each reset.
     queues: Vec<Mutex<DriverQueue>>,
     /// Events that were opened since the last reset.
@@ -316,7 +317,12 @@ impl Storm {
             **queue = driver;
         }
         self.vpmu
-            .activate(self.memory.clone(), ALL_FEATURES, made)
+            .activate(
+                self.memory.clone(),
+                ALL_FEATURES,
+                &made,
+                self.interrupt.clone(),
+            )
             .expect("active");
         for slot in 0..8 {
             let address = queues[1].buffer(slot);
@@ -364,6 +370,7 @@ fn resets_requests_and_notifications_of_two_vcpus_end_and_leave_nothing_open() {
         vpmu: Arc::clone(&rig.vpmu),
         world: Arc::clone(&rig.world),
         memory: rig.memory.clone(),
+        interrupt: rig.interrupt,
         queues: rig.queues.into_iter().map(Mutex::new).collect(),
         events: Mutex::default(),
         attaching: Mutex::default(),

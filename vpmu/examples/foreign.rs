@@ -1,0 +1,332 @@
+//! The device in a VMM that keeps memory, queues and interrupts in ways of its own: regions of its own type
+//! with a log of dirty pages, plugged and unplugged while the device lives; queues as its transport saves them;
+//! an MSI-X vector for each queue.
+//!
+//! `cargo run -p vpmu --example foreign`. The guest is a driver that maps the same files: no KVM.
+//! EMBEDDING.md counts the lines of the sections below, which begin with `// --`.
+
+#![expect(
+    clippy::expect_used,
+    reason = "the driver of the device's tests ends a test that cannot go on"
+)]
+
+#[expect(dead_code, reason = "the device's tests need more of it")]
+#[path = "../tests/device/driver.rs"]
+mod driver;
+
+use std::error::Error;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vm_memory::bitmap::{AtomicBitmap, BS};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap,
+    GuestMemoryRegion, GuestMemoryRegionBytes, GuestRegionCollection, GuestRegionMmap, GuestUsize,
+    MemoryRegionAddress, MmapRegion, VolatileSlice, guest_memory,
+};
+use vmm_sys_util::signal::SIGRTMIN;
+use vpmu::abi::*;
+use vpmu::host::PerfSource;
+use vpmu::{
+    Engines, GuestRegs, Hardware, Interrupt, Limits, Machine, Memory, Policy, QueueState,
+    Registers, Settings, VcpuSession, Vpmu,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use driver::{Descriptor, DriverQueue};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const RAM: usize = 4 << 20;
+const PLUGGED: u64 = 1 << 30;
+const QUEUES: u64 = 0x1000;
+const BUFFERS: u64 = 0x10_0000;
+const RING: u64 = 0x30_0000;
+
+// -- memory: a region of this VMM's, and all of them.
+
+#[derive(Debug)]
+struct Region {
+    mapping: GuestRegionMmap<AtomicBitmap>,
+}
+
+type Ram = GuestRegionCollection<Region>;
+
+impl GuestMemoryRegion for Region {
+    type B = AtomicBitmap;
+
+    fn len(&self) -> GuestUsize {
+        self.mapping.len()
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        self.mapping.start_addr()
+    }
+
+    fn bitmap(&self) -> BS<'_, AtomicBitmap> {
+        self.mapping.bitmap()
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> guest_memory::Result<VolatileSlice<'_, BS<'_, AtomicBitmap>>> {
+        self.mapping.get_slice(offset, count)
+    }
+}
+
+impl GuestMemoryRegionBytes for Region {}
+
+// -- queues: as this VMM's transport keeps and saves them.
+
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct Queue {
+    enabled: bool,
+    size: u16,
+    /// Descriptors, available ring, used ring.
+    rings: [u64; 3],
+    /// Of both rings.
+    indices: [u16; 2],
+}
+
+impl From<Queue> for QueueState {
+    fn from(queue: Queue) -> Self {
+        let [desc_table, avail_ring, used_ring] = queue.rings;
+        let [next_avail, next_used] = queue.indices;
+        Self {
+            ready: queue.enabled,
+            size: queue.size,
+            desc_table,
+            avail_ring,
+            used_ring,
+            next_avail,
+            next_used,
+        }
+    }
+}
+
+impl From<QueueState> for Queue {
+    fn from(state: QueueState) -> Self {
+        Self {
+            enabled: state.ready,
+            size: state.size,
+            rings: [state.desc_table, state.avail_ring, state.used_ring],
+            indices: [state.next_avail, state.next_used],
+        }
+    }
+}
+
+// -- interrupts: a vector for each queue.
+
+#[derive(Debug)]
+struct Vectors(Vec<AtomicU64>);
+
+impl Interrupt for Vectors {
+    fn used(&self, queues: &[u16]) -> io::Result<()> {
+        for vector in queues
+            .iter()
+            .filter_map(|&queue| self.0.get(usize::from(queue)))
+        {
+            // Here a VMM writes the irqfd of the vector, unless it is masked.
+            vector.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+// -- machine: nothing that this one counts.
+
+#[derive(Debug)]
+struct Host;
+
+impl Machine for Host {
+    fn exits(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+
+    fn halts(&self, _vcpu: u32) -> Option<u64> {
+        None
+    }
+}
+
+// -- end of the VMM.
+
+/// A vCPU that stands still.
+struct Still;
+
+impl Registers for Still {
+    fn registers(&mut self) -> Option<GuestRegs> {
+        Some(GuestRegs {
+            ip: 0x1234,
+            user: false,
+        })
+    }
+}
+
+/// Where a mapping lies, and in which file.
+type Range = (GuestAddress, usize, Option<FileOffset>);
+
+/// A region at `at`, and the guest's own mapping of the same bytes.
+fn region(at: u64, len: usize) -> Result<(Region, Range), Box<dyn Error>> {
+    let file = tempfile::tempfile()?;
+    file.set_len(len as u64)?;
+    let offset = |file: File| FileOffset::new(file, 0);
+    let mapping = MmapRegion::from_file(offset(file.try_clone()?), len)?;
+    let mapping = GuestRegionMmap::new(mapping, GuestAddress(at)).ok_or("an overflow")?;
+    Ok((
+        Region { mapping },
+        (GuestAddress(at), len, Some(offset(file))),
+    ))
+}
+
+/// The pages that were written since the last call.
+fn take_dirty(ram: &Ram) -> Vec<String> {
+    let mut dirty = Vec::new();
+    for region in ram.iter() {
+        let bitmap = (*region.mapping).bitmap();
+        for at in (0..region.len()).step_by(PAGE_SIZE) {
+            if usize::try_from(at).is_ok_and(|at| bitmap.is_addr_set(at)) {
+                dirty.push(format!("{:#x}", region.start_addr().0 + at));
+            }
+        }
+        bitmap.reset();
+    }
+    dirty
+}
+
+/// The guest's half.
+struct Guest {
+    vpmu: Arc<Vpmu>,
+    queues: Vec<DriverQueue>,
+}
+
+impl Guest {
+    fn ask<T: FromBytes>(&mut self, request: &[u8]) -> Result<T, Box<dyn Error>> {
+        let queue = &mut self.queues[usize::from(QUEUE_CONTROL)];
+        queue.request(request, size_of::<T>());
+        let _ = self.vpmu.notify(QUEUE_CONTROL);
+        let answer = queue.answer().ok_or("not answered")?;
+        T::read_from_bytes(&answer).map_err(|_| "not a reply".into())
+    }
+
+    /// Opens a sampler of mark 7 that wakes at each record, with a ring of two pages at `ring`.
+    fn sample(&mut self, ring: u64) -> Result<u64, Box<dyn Error>> {
+        let header = |op: u32, event: u64| ControlHeader {
+            op: op.into(),
+            reserved: 0.into(),
+            event: event.into(),
+        };
+        let open = OpenRequest {
+            header: header(CONTROL_OPEN, 0),
+            kind: KIND_MARK.into(),
+            config: 7.into(),
+            period: 1.into(),
+            sample_type: 1.into(),
+            flags: OPEN_ENABLED.into(),
+            wakeup: 1.into(),
+            ..OpenRequest::default()
+        };
+        let reply: OpenReply = self.ask(open.as_bytes())?;
+        let map = MapRequest {
+            header: header(CONTROL_MAP, reply.id.get()),
+            pages: 2.into(),
+            flags: MAP_WRITABLE.into(),
+        };
+        let pages = [ring, ring + PAGE].map(u64::to_le_bytes);
+        let mapped: ControlReply = self.ask(&[map.as_bytes(), pages.as_flattened()].concat())?;
+        match (reply.status.get(), mapped.status.get()) {
+            (0, 0) => Ok(reply.id.get()),
+            refused => Err(format!("refused: {refused:?}").into()),
+        }
+    }
+
+    /// Buffers for notices.
+    fn post(&mut self, count: u16) {
+        let queue = &mut self.queues[usize::from(QUEUE_EVENT)];
+        for slot in 0..count {
+            let buffer = Descriptor {
+                address: queue.buffer(slot),
+                len: 16,
+                writable: true,
+                next: None,
+            };
+            queue.describe(slot, buffer);
+            queue.offer(slot);
+        }
+        let _ = self.vpmu.notify(QUEUE_EVENT);
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let settings = Settings {
+        vcpus: 1,
+        tsc_khz: 1_000_000,
+        limits: Limits::default(),
+        engines: Engines::Auto,
+        hardware: Hardware::default(),
+        policy: Policy::default(),
+    };
+    let source = PerfSource::new(SIGRTMIN())?;
+    let vpmu = Arc::new(Vpmu::new(settings, Arc::new(Host), Box::new(source))?);
+    let ((first, first_range), (second, second_range)) = (region(0, RAM)?, region(PLUGGED, RAM)?);
+    let guest_ram = GuestMemoryMmap::<()>::from_ranges_with_files([first_range, second_range])?;
+    let ram = Ram::from_regions(vec![first])?;
+    let space = GuestMemoryAtomic::new(ram.clone());
+    let (queues, set_up): (Vec<_>, Vec<_>) = (0..u64::from(QUEUE_VCPU) + 1)
+        .map(|queue| {
+            let buffers = BUFFERS + queue * 2 * DriverQueue::BUFFER;
+            DriverQueue::new(&guest_ram, QUEUES + queue * PAGE, buffers)
+        })
+        .unzip();
+    let mut transport: Vec<Queue> = set_up.into_iter().map(Queue::from).collect();
+    let vectors = Arc::new(Vectors(
+        transport.iter().map(|_| AtomicU64::new(0)).collect(),
+    ));
+    let states: Vec<QueueState> = transport.iter().copied().map(QueueState::from).collect();
+    let memory = Memory::space(space.clone());
+    vpmu.activate(memory, vpmu.features(), &states, Arc::clone(&vectors) as _)?;
+    let mut session: VcpuSession = vpmu.attach(0, 0)?;
+    let mut guest = Guest {
+        vpmu: Arc::clone(&vpmu),
+        queues,
+    };
+
+    guest.post(2);
+    guest.sample(RING)?;
+    take_dirty(&ram);
+    session.mark(7, &mut Still);
+    println!(
+        "a sample and its notice: pages {}",
+        take_dirty(&ram).join(" ")
+    );
+
+    let more = ram.insert_region(Arc::new(second))?;
+    space.lock().map_err(|_| "a panic")?.replace(more.clone());
+    guest.sample(PLUGGED)?;
+    take_dirty(&more);
+    session.mark(7, &mut Still);
+    println!(
+        "one more in a plugged region: pages {}",
+        take_dirty(&more).join(" ")
+    );
+
+    let (less, gone) = more.remove_region(GuestAddress(PLUGGED), RAM as u64)?;
+    space.lock().map_err(|_| "a panic")?.replace(less);
+    session.mark(7, &mut Still);
+    drop((more, gone));
+    let metrics = vpmu.metrics();
+    println!(
+        "unplugged: {} samples written, {} lost",
+        metrics.samples_written, metrics.samples_lost
+    );
+
+    transport = vpmu.queue_states().into_iter().map(Queue::from).collect();
+    for (queue, (saved, vector)) in transport.iter().zip(&vectors.0).enumerate() {
+        let raised = vector.load(Ordering::Relaxed);
+        let [avail, used] = saved.indices;
+        println!("queue {queue}: raised {raised}, at {avail} and {used}");
+    }
+    Ok(())
+}

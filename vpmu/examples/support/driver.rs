@@ -1,0 +1,181 @@
+//! The guest's half of the device, as far as the examples need it: a sampled clock, a count of marks, a trace
+//! of exits.
+
+#[path = "../../benches/common/driver.rs"]
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu::abi::*;
+use vpmu::{QueueState, VcpuSession, Vpmu};
+use zerocopy::{FromBytes, IntoBytes};
+
+pub(crate) use self::common::Silent;
+use self::common::{Control, DriverQueue, check, commands};
+
+/// perf's `PERF_SAMPLE_*`.
+pub(crate) const IP_TID_TIME: u64 = 0b111;
+const QUEUES: u64 = 0x1_0000;
+const RING: u64 = 0x10_0000;
+const RING_PAGES: u64 = 16;
+const TRACE_RING: u64 = 0x18_0000;
+const AREA: u64 = 0x20_0000;
+const AREA_PAGES: u64 = 256;
+const PAGE: u64 = PAGE_SIZE as u64;
+/// A sample a millisecond.
+const PERIOD: u64 = 1_000_000;
+/// `PERF_RECORD_SAMPLE`, and a record's bytes before its address.
+const SAMPLE: u32 = 9;
+const HEADER: usize = 8;
+const DATA_HEAD: u64 = 1024;
+const DATA_TAIL: u64 = 1032;
+const AUX_HEAD: u64 = 1056;
+
+/// What the guest has seen of itself.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) marks: u64,
+    /// To the port that was asked for.
+    pub(crate) exits: usize,
+    /// Their addresses.
+    pub(crate) samples: Vec<u64>,
+}
+
+/// The driver.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    memory: GuestMemoryMmap,
+    control: Control,
+    vcpu: DriverQueue,
+    /// The clock, the marks, the trace.
+    events: [u64; 3],
+    samples: Vec<u64>,
+}
+
+impl Driver {
+    /// Sets up its queues, which `activate` hands over, and opens its events.
+    pub(crate) fn new(
+        vpmu: &Arc<Vpmu>,
+        memory: &GuestMemoryMmap,
+        activate: impl FnOnce(&GuestMemoryMmap, &[QueueState]) -> Result<(), vpmu::Error>,
+    ) -> io::Result<Self> {
+        let at = |index| DriverQueue::new(memory, QUEUES + index * DriverQueue::BYTES);
+        let (control, event, vcpu) = (at(0)?, at(1)?, at(2)?);
+        activate(memory, &[control.1, event.1, vcpu.1]).map_err(io::Error::other)?;
+        let mut control = Control::new(vpmu, control.0, |vpmu| {
+            let _ = vpmu.notify(QUEUE_CONTROL);
+        });
+        let clock = control.open(&OpenRequest {
+            kind: KIND_SOFTWARE.into(),
+            period: PERIOD.into(),
+            sample_type: IP_TID_TIME.into(),
+            ..OpenRequest::default()
+        })?;
+        control.map(CONTROL_MAP, clock, MAP_WRITABLE, RING, 1 + RING_PAGES)?;
+        let marks = control.open(&OpenRequest {
+            kind: KIND_MARK.into(),
+            config: 7.into(),
+            ..OpenRequest::default()
+        })?;
+        let trace = control.open(&OpenRequest {
+            kind: KIND_EXIT_TRACE.into(),
+            config: EXIT_USER.into(),
+            ..OpenRequest::default()
+        })?;
+        control.map(CONTROL_MAP, trace, MAP_WRITABLE, TRACE_RING, 3)?;
+        control.map(CONTROL_MAP_AUX, trace, MAP_WRITABLE, AREA, AREA_PAGES)?;
+        Ok(Self {
+            memory: memory.clone(),
+            control,
+            vcpu: vcpu.0,
+            events: [clock, marks, trace],
+            samples: Vec::new(),
+        })
+    }
+
+    /// Turns its events on, as the vCPU of `session` would.
+    pub(crate) fn start(&mut self, session: &mut VcpuSession) -> io::Result<()> {
+        self.tell(session, COMMAND_ENABLE).map(|_| ())
+    }
+
+    /// Addresses of the samples so far.
+    pub(crate) fn samples(&mut self) -> io::Result<&[u64]> {
+        let (head, mut tail) = (self.word(RING + DATA_HEAD)?, self.word(RING + DATA_TAIL)?);
+        while tail != head {
+            // All records of this ring are multiples of eight bytes: a header and an address lie together.
+            let mut record = [0; 2 * HEADER];
+            for (at, half) in (tail..).step_by(HEADER).zip(record.chunks_mut(HEADER)) {
+                let place = RING + PAGE + at % (RING_PAGES * PAGE);
+                let read = self.memory.read_slice(half, GuestAddress(place));
+                read.map_err(io::Error::other)?;
+            }
+            self.samples.extend(ip(&record));
+            tail += u64::from(u16::from_le_bytes([record[6], record[7]]));
+        }
+        let stored = self
+            .memory
+            .write_obj(tail.to_le(), GuestAddress(RING + DATA_TAIL));
+        stored.map_err(io::Error::other)?;
+        Ok(&self.samples)
+    }
+
+    /// Turns its events off, and reads them to their ends.
+    pub(crate) fn stop(mut self, session: &mut VcpuSession, port: u16) -> io::Result<Seen> {
+        let replies = self.tell(session, COMMAND_DISABLE)?;
+        let marks = replies[1].value.get();
+        let head = self.word(TRACE_RING + AUX_HEAD)?;
+        let mut exits = 0;
+        for at in (0..head).step_by(PACKET_ALIGN) {
+            let mut packet = [0; size_of::<ExitPacket>()];
+            let place = GuestAddress(AREA + at % (AREA_PAGES * PAGE));
+            self.memory
+                .read_slice(&mut packet, place)
+                .map_err(io::Error::other)?;
+            let packet: ExitPacket = zerocopy::transmute!(packet);
+            exits += usize::from(
+                packet.kind == PACKET_EXIT && packet.qualification.get() == u64::from(port),
+            );
+        }
+        self.samples()?;
+        for event in self.events {
+            let close = common::header(CONTROL_CLOSE, event);
+            self.control.request("close", close.as_bytes())?;
+        }
+        Ok(Seen {
+            marks,
+            exits,
+            samples: self.samples,
+        })
+    }
+
+    /// The same command to each event, in one notification on the vCPU's thread.
+    fn tell(&mut self, session: &mut VcpuSession, op: u32) -> io::Result<Vec<Reply>> {
+        let request = commands(op, &self.events);
+        let room = self.events.len() * size_of::<Reply>();
+        let notify = || session.kick(QUEUE_VCPU);
+        let answer = self.vcpu.exchange(&request, room, notify)?;
+        let replies = answer.chunks_exact(size_of::<Reply>());
+        let replies = replies
+            .map(Reply::read_from_bytes)
+            .collect::<Result<Vec<_>, _>>();
+        let replies = replies.map_err(|_| io::Error::other("not replies"))?;
+        for reply in &replies {
+            check("command", reply.status.get())?;
+        }
+        Ok(replies)
+    }
+
+    fn word(&self, at: u64) -> io::Result<u64> {
+        let word = self.memory.read_obj(GuestAddress(at));
+        word.map(u64::from_le).map_err(io::Error::other)
+    }
+}
+
+/// The address in a sample of [`IP_TID_TIME`]; `None` of another record.
+pub(crate) fn ip(record: &[u8]) -> Option<u64> {
+    let kind = u32::from_le_bytes(record.get(..4)?.try_into().ok()?);
+    let ip = u64::from_le_bytes(record.get(HEADER..2 * HEADER)?.try_into().ok()?);
+    (kind == SAMPLE).then_some(ip)
+}

@@ -1,0 +1,418 @@
+//! Guest memory as a VMM may keep it: with a bitmap of the pages that the device writes, and with regions
+//! that come and go. What a transport hands over besides: queues, and its interrupts.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::sync::Arc;
+
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap,
+    GuestMemoryRegion,
+};
+use vpmu::abi::*;
+use vpmu::{AuxProducer, Engines, Error, ExitReason, Memory, QueueState};
+
+use crate::persistent::{WINDOW, WINDOW_FEATURES};
+use crate::rig::{ALL_FEATURES, MEMORY_LEN, QUEUES, Rig, VCPUS, limits, open_of, sampling};
+use crate::traces::area::map_aux;
+use crate::world::At;
+
+const PAGE: u64 = 0x1000;
+const WINDOW_PAGES: usize = 8;
+const WATCHDOG: AuxProducer = AuxProducer {
+    name: "watchdog",
+    counts: "frames of 64 bytes",
+    format: 130,
+};
+
+/// Memory of a VMM that watches which pages are written.
+type Watched = GuestMemoryMmap<AtomicBitmap>;
+
+/// The same memory twice: as the device has it, watched, and as its driver writes it.
+fn shared(at: u64, len: usize) -> (Watched, GuestMemoryMmap) {
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(len as u64).expect("room");
+    let range = |file: &File| {
+        let file = file.try_clone().expect("a descriptor");
+        [(GuestAddress(at), len, Some(FileOffset::new(file, 0)))]
+    };
+    let watched = Watched::from_ranges_with_files(range(&file)).expect("memory");
+    let plain = GuestMemoryMmap::from_ranges_with_files(range(&file)).expect("memory");
+    (watched, plain)
+}
+
+/// A device in watched memory, with a watched window.
+struct WatchedRig {
+    rig: Rig,
+    memory: Watched,
+    window: Watched,
+}
+
+impl WatchedRig {
+    fn new() -> Self {
+        let (memory, plain) = shared(0, MEMORY_LEN);
+        let (window, _) = shared(WINDOW, WINDOW_PAGES * PAGE_SIZE);
+        let mut rig = Rig::bare(Engines::Auto, limits(), None);
+        rig.memory = plain;
+        let vpmu = Arc::into_inner(rig.vpmu).expect("nobody else's");
+        let vpmu = vpmu.with_window(window.clone()).expect("a window");
+        rig.vpmu = Arc::new(vpmu);
+        let mut rig = rig.with_producers(&[WATCHDOG]);
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        let queues = rig.make_queues();
+        let interrupt = rig.interrupt.clone();
+        rig.vpmu
+            .activate(memory.clone(), WINDOW_FEATURES, &queues, interrupt)
+            .expect("active");
+        Self {
+            rig,
+            memory,
+            window,
+        }
+    }
+
+    /// The pages that were marked since this was called last.
+    fn take_dirty(&self) -> BTreeSet<u64> {
+        let mut dirty = BTreeSet::new();
+        for region in self.memory.iter().chain(self.window.iter()) {
+            let mapping = region.get_mmap();
+            let bitmap = mapping.bitmap();
+            let first = region.start_addr().0;
+            let offsets = (0..region.len()).step_by(PAGE_SIZE);
+            let marked = offsets.filter(|&at| {
+                let at = usize::try_from(at).expect("small");
+                bitmap.is_addr_set(at)
+            });
+            dirty.extend(marked.map(|at| first + at));
+            bitmap.reset();
+        }
+        dirty
+    }
+
+    /// The pages that an answer on a queue is written to: the used ring, and the buffer.
+    fn answered(&self, queue: usize) -> [u64; 2] {
+        let ring = QUEUES + queue as u64 * PAGE;
+        [ring, self.rig.queues[queue].buffer(1)]
+    }
+
+    /// A mark is sampled into the ring of this event, which is on.
+    fn sampled(&mut self) -> u64 {
+        let request = OpenRequest {
+            wakeup: 1.into(),
+            flags: OPEN_ENABLED.into(),
+            ..sampling(open_of(KIND_MARK, 5, 0), 1)
+        };
+        self.rig.open(&request).expect("open")
+    }
+}
+
+/// Exactly these pages, in any order.
+fn exactly(pages: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
+    pages.into_iter().collect()
+}
+
+#[test]
+fn reply_to_a_request_marks_the_used_ring_and_the_buffer() {
+    let mut watched = WatchedRig::new();
+    assert_eq!(
+        watched.take_dirty(),
+        exactly([]),
+        "activation writes nothing"
+    );
+    let event = watched.rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    assert_eq!(watched.take_dirty(), exactly(watched.answered(0)));
+    watched.rig.command(0, COMMAND_ENABLE, event);
+    assert_eq!(watched.take_dirty(), exactly(watched.answered(2)));
+    watched.rig.command(1, COMMAND_READ, event);
+    assert_eq!(watched.take_dirty(), exactly(watched.answered(3)));
+}
+
+#[test]
+fn sample_marks_the_metadata_page_and_the_data_pages_that_it_touches() {
+    let mut watched = WatchedRig::new();
+    let event = watched.sampled();
+    let pages: Vec<u64> = (0..5).map(|page| 0x20_0000 + page * 2 * PAGE).collect();
+    watched.take_dirty();
+    watched
+        .rig
+        .map_pages(event, MAP_WRITABLE, &pages)
+        .expect("mapped");
+    let laid = watched.answered(0).into_iter().chain([pages[0]]);
+    assert_eq!(watched.take_dirty(), exactly(laid));
+    watched.rig.mark(0, 5, 1);
+    assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
+    // 72 bytes each: the 57th lies on both pages.
+    (0..55).for_each(|_| watched.rig.mark(0, 5, 1));
+    assert_eq!(watched.take_dirty(), exactly([pages[0], pages[1]]));
+    watched.rig.mark(0, 5, 1);
+    assert_eq!(watched.take_dirty(), exactly(pages[..3].iter().copied()));
+    watched.rig.mark(0, 5, 1);
+    assert_eq!(watched.take_dirty(), exactly([pages[0], pages[2]]));
+    watched.rig.mark(0, 6, 1);
+    assert_eq!(watched.take_dirty(), exactly([]), "a mark of no event's");
+}
+
+#[test]
+fn shown_count_marks_the_metadata_page() {
+    let mut watched = WatchedRig::new();
+    let event = watched.rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    watched
+        .rig
+        .map_pages(event, MAP_WRITABLE, &[0x20_0000])
+        .expect("mapped");
+    watched.take_dirty();
+    watched.rig.command(0, COMMAND_ENABLE, event);
+    let shown = watched.answered(2).into_iter().chain([0x20_0000]);
+    assert_eq!(watched.take_dirty(), exactly(shown));
+}
+
+#[test]
+fn notice_marks_the_used_ring_and_the_buffer_of_the_event_queue() {
+    let mut watched = WatchedRig::new();
+    let event = watched.sampled();
+    let pages = [0x20_0000, 0x20_1000];
+    watched
+        .rig
+        .map_pages(event, MAP_WRITABLE, &pages)
+        .expect("mapped");
+    watched.rig.post_notice(0, 16);
+    watched.take_dirty();
+    watched.rig.mark(0, 5, 1);
+    let notice = [QUEUES + PAGE, watched.rig.queues[1].buffer(0)];
+    let written = pages.into_iter().chain(notice);
+    assert_eq!(watched.take_dirty(), exactly(written));
+}
+
+#[test]
+fn aux_data_marks_its_pages_whether_short_or_long() {
+    let mut watched = WatchedRig::new();
+    let request = open_of(KIND_VMM_TRACE, 0, 0);
+    let event = watched.rig.open(&request).expect("open");
+    let ring = [0x20_0000, 0x20_1000];
+    let area: Vec<u64> = (0..8).map(|page| 0x30_0000 + page * PAGE).collect();
+    let rig = &mut watched.rig;
+    rig.map_pages(event, MAP_WRITABLE, &ring).expect("a ring");
+    map_aux(rig, event, MAP_WRITABLE, &area).expect("an area");
+    rig.command(0, COMMAND_ENABLE, event);
+    watched.take_dirty();
+    let write = |bytes: usize| {
+        let mut writer = watched.rig.vpmu.aux_begin(event).expect("begun");
+        writer.put(&vec![7; bytes / 8]).expect("room");
+        writer.end(bytes as u64).expect("ended");
+    };
+    // Its record goes to the ring.
+    let with_ring = |area: &[u64]| exactly(ring.into_iter().chain(area.iter().copied()));
+    write(64);
+    assert_eq!(watched.take_dirty(), with_ring(&area[..1]));
+    write(PAGE_SIZE);
+    assert_eq!(watched.take_dirty(), with_ring(&area[..2]));
+    write(3 * PAGE_SIZE);
+    assert_eq!(watched.take_dirty(), with_ring(&area[1..5]));
+}
+
+#[test]
+fn ring_in_the_window_marks_the_windows_pages() {
+    let mut watched = WatchedRig::new();
+    let flags = OPEN_ENABLED | OPEN_PERSISTENT;
+    let request = OpenRequest {
+        flags: flags.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let event = watched.rig.open(&request).expect("open");
+    watched.take_dirty();
+    let first = watched.rig.map_window(event, 1, MAP_WRITABLE);
+    assert_eq!(first, Ok(0));
+    // Its pages are made blank first.
+    let laid = watched.answered(0).into_iter();
+    let laid = laid.chain([WINDOW, WINDOW + PAGE]);
+    assert_eq!(watched.take_dirty(), exactly(laid));
+    watched.rig.mark(0, 5, 1);
+    assert_eq!(watched.take_dirty(), exactly([WINDOW, WINDOW + PAGE]));
+    // An area of the guest's, whose head the window's page shows.
+    let area = [0x30_0000];
+    let trace = OpenRequest {
+        flags: flags.into(),
+        ..open_of(KIND_EXIT_TRACE, EXIT_IO, 0)
+    };
+    let trace = watched.rig.open(&trace).expect("open");
+    let first = watched.rig.map_window(trace, 1, MAP_WRITABLE);
+    let ring = WINDOW + u64::from(first.expect("mapped")) * PAGE;
+    map_aux(&mut watched.rig, trace, MAP_WRITABLE, &area).expect("an area");
+    watched.take_dirty();
+    watched.rig.exit(0, ExitReason::Io, &mut At(1));
+    assert_eq!(watched.take_dirty(), exactly(area), "not shown yet");
+    assert_eq!(watched.rig.flush(0, trace), 0);
+    let shown = watched.answered(2).into_iter();
+    let shown = shown.chain([ring, ring + PAGE]);
+    assert_eq!(watched.take_dirty(), exactly(shown));
+}
+
+/// Memory in two regions, of which the second goes and comes back.
+struct Changing {
+    rig: Rig,
+    space: GuestMemoryAtomic<GuestMemoryMmap>,
+    whole: GuestMemoryMmap,
+}
+
+impl Changing {
+    const SECOND: u64 = 0x300_0000;
+
+    fn new() -> Self {
+        let second = usize::try_from(Self::SECOND).expect("64 bits");
+        let ranges = [
+            (GuestAddress(0), second),
+            (GuestAddress(Self::SECOND), MEMORY_LEN - second),
+        ];
+        let whole = GuestMemoryMmap::<()>::from_ranges(&ranges).expect("memory");
+        let space = GuestMemoryAtomic::new(whole.clone());
+        let mut rig = Rig::bare(Engines::Auto, limits(), None);
+        rig.memory = whole.clone();
+        (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
+        let queues = rig.make_queues();
+        let memory = Memory::space(space.clone());
+        rig.vpmu
+            .activate(memory, ALL_FEATURES, &queues, rig.interrupt.clone())
+            .expect("active");
+        Self { rig, space, whole }
+    }
+
+    fn change(&self, memory: GuestMemoryMmap) {
+        self.space.lock().expect("no panic").replace(memory);
+    }
+
+    fn remove_second(&self) {
+        let len = MEMORY_LEN as u64 - Self::SECOND;
+        let removed = self.whole.remove_region(GuestAddress(Self::SECOND), len);
+        let (rest, region) = removed.expect("a region");
+        self.change(rest);
+        drop(region);
+    }
+}
+
+#[test]
+fn ring_whose_region_is_removed_loses_its_samples_and_counts_on() {
+    let mut changing = Changing::new();
+    let rig = &mut changing.rig;
+    let open = OpenRequest {
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let [gone, stays] = [Changing::SECOND, 0x20_0000].map(|ring| {
+        let event = rig.open(&open).expect("open");
+        let pages = [ring, ring + PAGE];
+        rig.map_pages(event, MAP_WRITABLE, &pages).expect("mapped");
+        event
+    });
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.vpmu.metrics().samples_lost, 0);
+    changing.remove_second();
+    let rig = &mut changing.rig;
+    (0..3).for_each(|_| rig.mark(0, 5, 1));
+    let metrics = rig.vpmu.metrics();
+    assert_eq!((metrics.samples_written, metrics.samples_lost), (5, 3));
+    assert_eq!([gone, stays].map(|event| rig.value(0, event)), [4, 4]);
+    let pages = [Changing::SECOND + 2 * PAGE, Changing::SECOND + 3 * PAGE];
+    let third = rig.open(&open).expect("open");
+    let refused = rig.map_pages(third, MAP_WRITABLE, &pages);
+    assert_eq!(refused, Err(libc::EINVAL), "no memory there");
+    let whole = changing.whole.clone();
+    changing.change(whole);
+    let rig = &mut changing.rig;
+    rig.map_pages(third, MAP_WRITABLE, &pages).expect("mapped");
+    rig.mark(0, 5, 1);
+    let metrics = rig.vpmu.metrics();
+    assert_eq!((metrics.samples_written, metrics.samples_lost), (8, 3));
+}
+
+#[test]
+fn queues_whose_region_is_removed_fall_silent() {
+    let mut changing = Changing::new();
+    let event = changing.rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    changing.change(GuestMemoryMmap::new());
+    let rig = &mut changing.rig;
+    rig.queues[0].request(&[0; 16], 16);
+    let _ = rig.vpmu.notify(QUEUE_CONTROL);
+    assert_eq!(rig.queues[0].answer(), None);
+    rig.mark(0, 5, 1);
+    let whole = changing.whole.clone();
+    changing.change(whole);
+    let rig = &mut changing.rig;
+    rig.activate(ALL_FEATURES);
+    assert_eq!(rig.close(event), Err(libc::ENOENT), "a new driver's device");
+}
+
+#[test]
+fn interrupt_names_the_queues_with_used_buffers() {
+    let mut rig = Rig::new();
+    let request = OpenRequest {
+        wakeup: 1.into(),
+        flags: OPEN_ENABLED.into(),
+        ..sampling(open_of(KIND_MARK, 5, 0), 1)
+    };
+    let event = rig.open(&request).expect("open");
+    assert_eq!(rig.world.take_signalled(), [QUEUE_CONTROL]);
+    rig.map(event, 1);
+    rig.post_notice(0, 16);
+    rig.world.take_signalled();
+    rig.mark(0, 5, 1);
+    assert_eq!(rig.world.take_signalled(), [QUEUE_EVENT]);
+    rig.command(1, COMMAND_READ, event);
+    assert!(rig.world.take_signalled().is_empty(), "its driver polls");
+    rig.queues[3].want_interrupts();
+    rig.command(1, COMMAND_READ, event);
+    assert_eq!(rig.world.take_signalled(), [QUEUE_VCPU + 1]);
+    let interrupts = rig.world.interrupts();
+    assert_eq!(rig.vpmu.metrics().interrupts, interrupts);
+}
+
+#[test]
+fn queues_go_on_from_the_indices_that_they_are_handed_over_with() {
+    let mut rig = Rig::new();
+    let event = rig.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    rig.read(1, event);
+    let states = rig.vpmu.queue_states();
+    let indices: Vec<_> = states.iter().map(|q| (q.next_avail, q.next_used)).collect();
+    assert_eq!(indices, [(1, 1), (0, 0), (0, 0), (1, 1)]);
+    // Another device, and the same driver.
+    let mut other = Rig::bare(Engines::Auto, limits(), None);
+    (0..VCPUS).for_each(|vcpu| other.attach(vcpu));
+    other.memory = rig.memory;
+    other.queues = rig.queues;
+    other
+        .vpmu
+        .activate(
+            other.memory.clone(),
+            ALL_FEATURES,
+            &states,
+            other.interrupt.clone(),
+        )
+        .expect("active");
+    other.open(&open_of(KIND_MARK, 5, 0)).expect("open");
+    assert_eq!(other.vpmu.queue_states()[0].next_used, 2);
+    other.vpmu.reset();
+    assert_eq!(other.vpmu.queue_states(), [QueueState::default(); 4]);
+}
+
+#[test]
+fn unsound_queue_is_refused() {
+    let mut rig = Rig::new();
+    let sound = rig.make_queues();
+    let refused = |change: fn(&mut QueueState)| {
+        let mut queues = sound.clone();
+        change(&mut queues[1]);
+        let memory = rig.memory.clone();
+        let interrupt = rig.interrupt.clone();
+        let activated = rig.vpmu.activate(memory, ALL_FEATURES, &queues, interrupt);
+        matches!(activated, Err(Error::Queue(1)))
+    };
+    assert!(!refused(|_| {}));
+    assert!(refused(|queue| queue.size = 0));
+    assert!(refused(|queue| queue.size = 12));
+    assert!(refused(|queue| queue.desc_table += 8));
+    assert!(refused(|queue| queue.avail_ring += 1));
+    assert!(refused(|queue| queue.used_ring += 2));
+    assert!(refused(|queue| queue.desc_table = u64::MAX - 15));
+    assert!(refused(|queue| queue.used_ring = crate::rig::MEMORY - 4));
+    assert!(!refused(|queue| *queue = QueueState::default()), "not used");
+}
