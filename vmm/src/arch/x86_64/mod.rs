@@ -18,6 +18,9 @@ pub mod power;
 pub(crate) mod registers;
 pub mod regs;
 
+/// KVM's statistic of halts.
+pub const HALTS: &str = "halt_exits";
+
 /// The first Linux whose KVM counts on where the host moves an event between counters while the guest
 /// runs. `None`: each does.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = None;
