@@ -184,7 +184,7 @@ impl SharedSession {
     pub fn get(&self) -> &Session {
         let session = self.session.get_or_init(|| {
             let files = match self.arch {
-                Arch::X86_64 => images::foreign::perf().map_err(|error| chain(&error))?,
+                Arch::X86_64 => images::foreign::perf(self.arch).map_err(|error| chain(&error))?,
                 Arch::Aarch64 => Files::new(),
             };
             Session::run_on(self.arch, self.script, files)
