@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use images::Arch;
 use images::foreign::{Files, ForeignError, compiled};
 
 /// The reader in C, by the kernel's header and the driver's.
-fn reader() -> Result<Files, ForeignError> {
+fn reader(arch: Arch) -> Result<Files, ForeignError> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let headers = here.join("../guest-driver/linux");
-    compiled("reader", &here.join("guest/reader.c"), &headers)
+    compiled(arch, "reader", &here.join("guest/reader.c"), &headers)
 }
 
 /// Pages, bytes and wakeups.

@@ -52,7 +52,7 @@ mod operator {
     tests::guest_tests! {
         "persistent-operator" started &[
             "--persistent", "marks,name=flight,size=64K",
-            "--persistent", "exits-io,cpu=0,name=boot,size=1M",
+            "--persistent", "exits-user,cpu=0,name=boot,size=1M",
         ];
         the_operators_events_are_found_by_name,
         they_hold_what_was_before_the_driver,

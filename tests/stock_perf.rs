@@ -51,11 +51,12 @@ mod recording {
 mod habits {
     //! Other ways to choose and to print what perf counts, and what it records besides.
 
+    use images::Arch;
     use images::foreign::{Files, ForeignError, Need};
 
     /// `perf annotate` runs objdump.
-    fn perf_and_objdump() -> Result<Files, ForeignError> {
-        images::foreign::perf_with(&[Need::Objdump])
+    fn perf_and_objdump(arch: Arch) -> Result<Files, ForeignError> {
+        images::foreign::perf_with(arch, &[Need::Objdump])
     }
 
     tests::guest_tests! {
@@ -110,10 +111,11 @@ mod waiting {
 mod tools {
     //! A library and programs of others that open events by themselves.
 
+    use images::Arch;
     use images::foreign::{Files, ForeignError, Need};
 
-    fn programs() -> Result<Files, ForeignError> {
-        images::foreign::perf_with(&[Need::Papi, Need::StressNg, Need::TraceCmd])
+    fn programs(arch: Arch) -> Result<Files, ForeignError> {
+        images::foreign::perf_with(arch, &[Need::Papi, Need::StressNg, Need::TraceCmd])
     }
 
     tests::guest_tests! {
@@ -134,10 +136,11 @@ mod tools {
 mod bpftrace {
     //! The distribution's bpftrace, with the compiler that it brings.
 
+    use images::Arch;
     use images::foreign::{Files, ForeignError, Need};
 
-    fn programs() -> Result<Files, ForeignError> {
-        images::foreign::perf_with(&[Need::Bpftrace])
+    fn programs(arch: Arch) -> Result<Files, ForeignError> {
+        images::foreign::perf_with(arch, &[Need::Bpftrace])
     }
 
     tests::guest_tests! {

@@ -1,5 +1,5 @@
-//! Third-party programs of this host for a guest, to check the driver with. They are linked dynamically, so
-//! each brings its libraries and their loader, at the paths they have here.
+//! Third-party programs for a guest, to check the driver with: those of this host, or of another
+//! architecture's Debian. They are linked dynamically, so each brings its libraries and their loader.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +15,7 @@ pub use crate::host::Need;
 use crate::host::{self, HostError};
 use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
+use crate::toolchain::{Toolchain, ToolchainError};
 use crate::unpacked::{self, UnpackedError};
 
 /// Why a program cannot be put into a guest.
@@ -44,6 +45,9 @@ pub enum ForeignError {
     /// Debian for another architecture does not have it.
     #[error(transparent)]
     Unpacked(#[from] UnpackedError),
+    /// There are no compilers for another architecture.
+    #[error(transparent)]
+    Toolchain(#[from] ToolchainError),
     /// There is no directory to compile in.
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
@@ -72,64 +76,74 @@ pub enum ForeignError {
 /// Files for [`crate::Boot::files`]: path in the guest without the leading slash, contents.
 pub type Files = Vec<(String, Vec<u8>)>;
 
-/// The kernel's own `perf`, as the distribution built it, for the guest's /bin.
+/// The kernel's own `perf`, as the distribution built it for `arch`, for the guest's /bin.
 ///
 /// # Errors
 /// [`ForeignError`].
-pub fn perf() -> Result<Files, ForeignError> {
-    host::ensure(&[Need::Perf])?;
-    with_libraries("perf", &host::perf().unwrap_or_default())
-}
-
-/// As [`perf`], for guests of `arch`: of Debian for that architecture, if it is another.
-///
-/// # Errors
-/// [`ForeignError`].
-pub fn perf_of(arch: Arch) -> Result<Files, ForeignError> {
+pub fn perf(arch: Arch) -> Result<Files, ForeignError> {
     match arch.is_native() {
-        true => perf(),
-        false => Ok(unpacked::program(
-            &Cache::project(),
-            arch,
-            "linux-perf",
-            "perf",
-        )?),
+        true => {
+            host::ensure(&[Need::Perf])?;
+            with_libraries("perf", &host::perf().unwrap_or_default())
+        }
+        false => unpacked("linux-perf", "perf", arch),
     }
-}
-
-/// Debian's kernel as `boot/kernel`, for a guest that starts another kernel by itself.
-///
-/// # Errors
-/// [`ForeignError`].
-pub fn kernel() -> Result<Files, ForeignError> {
-    let kernel = Kernel::stock(&Cache::project(), DEFAULT_SERIES).map_err(ForeignError::Kernel)?;
-    Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
 /// As [`perf`], with these other programs of the distribution.
 ///
 /// # Errors
 /// [`ForeignError`].
-pub fn perf_with(others: &[Need]) -> Result<Files, ForeignError> {
-    host::ensure(others)?;
+pub fn perf_with(arch: Arch, others: &[Need]) -> Result<Files, ForeignError> {
+    if arch.is_native() {
+        host::ensure(others)?;
+    }
     // A library that several of them load is listed once.
-    let mut files: BTreeMap<String, Vec<u8>> = perf()?.into_iter().collect();
+    let mut files: BTreeMap<String, Vec<u8>> = perf(arch)?.into_iter().collect();
     for other in others {
         let name = other.what();
-        files.extend(with_libraries(name, &host::find(name).unwrap_or_default())?);
+        files.extend(match arch.is_native() {
+            true => with_libraries(name, &host::find(name).unwrap_or_default())?,
+            false => unpacked(other.package(), name, arch)?,
+        });
     }
     Ok(files.into_iter().collect())
 }
 
-/// The C program `source` as /bin/`name`, linked statically; it finds headers in `headers`.
+/// A program of a package of another architecture's Debian.
+fn unpacked(package: &str, name: &str, arch: Arch) -> Result<Files, ForeignError> {
+    Ok(unpacked::program(&Cache::project(), arch, package, name)?)
+}
+
+/// Debian's kernel for `arch` as `boot/kernel`, for a guest that starts another kernel by itself.
 ///
 /// # Errors
 /// [`ForeignError`].
-pub fn compiled(name: &str, source: &Path, headers: &Path) -> Result<Files, ForeignError> {
-    host::ensure(&[Need::Gcc])?;
+pub fn kernel(arch: Arch) -> Result<Files, ForeignError> {
+    let kernel = Kernel::stock_of(&Cache::project(), arch, DEFAULT_SERIES);
+    let kernel = kernel.map_err(ForeignError::Kernel)?;
+    Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
+}
+
+/// The C program `source` for `arch` as /bin/`name`, linked statically; it finds headers in `headers`.
+///
+/// # Errors
+/// [`ForeignError`].
+pub fn compiled(
+    arch: Arch,
+    name: &str,
+    source: &Path,
+    headers: &Path,
+) -> Result<Files, ForeignError> {
     let directory = tempfile::tempdir().map_err(ForeignError::Temporary)?;
     let program = directory.path().join(name);
-    let mut gcc = Command::new("gcc");
+    let mut gcc = match Toolchain::get(&Cache::project(), arch)? {
+        None => {
+            host::ensure(&[Need::Gcc])?;
+            Command::new("gcc")
+        }
+        Some(toolchain) => Command::new(toolchain.gnu("gcc")),
+    };
     gcc.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror", "-I"]);
     gcc.arg(headers).arg("-o").arg(&program).arg(source);
     process::output(&mut gcc).map_err(|error| ForeignError::Compile {
@@ -225,10 +239,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("x.c");
         fs::write(&source, "#include \"x.h\"\nint main(void) { return X; }\n").unwrap();
-        let failed = compiled("x", &source, directory.path()).unwrap_err();
+        let failed = compiled(Arch::default(), "x", &source, directory.path()).unwrap_err();
         assert!(failed.to_string().contains("x.c"), "{failed}");
         fs::write(directory.path().join("x.h"), "#define X 0\n").unwrap();
-        let files = compiled("x", &source, directory.path()).unwrap();
+        let files = compiled(Arch::default(), "x", &source, directory.path()).unwrap();
         assert_eq!(files.len(), 1);
         assert_eq!(files[0].0, "bin/x");
         assert!(files[0].1.starts_with(b"\x7fELF"));

@@ -145,7 +145,7 @@ impl Need {
         }
     }
 
-    fn package(self) -> &'static str {
+    pub(crate) fn package(self) -> &'static str {
         match self {
             Self::Firmware => "seabios qemu-system-data",
             Self::Ninja => "ninja-build",

@@ -8,7 +8,7 @@ use std::thread;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::accesses;
+use crate::arch::{OWN_IN_USER_MODE, accesses};
 use crate::areas::{self, Area, announce, contiguous, told};
 use crate::aux_life::untouched;
 use crate::aux_mapping::ports;
@@ -61,6 +61,13 @@ pub(crate) fn attr(
         type_: pmu_type("vpmu_trace")?,
         ..silent(device.attr(kind, config))
     })
+}
+
+/// A trace of port accesses, those of programs alone, off.
+pub(crate) fn port_trace(device: &Device) -> Result<perf_event_attr, Box<dyn std::error::Error>> {
+    let mut attr = attr(device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
+    Ok(attr)
 }
 
 /// An event with a ring and an area that perf core keeps.
@@ -149,11 +156,7 @@ fn perf_lists_the_traces() -> Outcome {
 fn each_pmu_takes_its_own_events() -> Outcome {
     let device = Device::open()?;
     let open = |attr: &perf_event_attr| refused(kernels(attr, How::OWN));
-    ensure_eq!(
-        open(&attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?),
-        None,
-        "a trace"
-    );
+    ensure_eq!(open(&port_trace(&device)?), None, "a trace");
     ensure_eq!(
         open(&attr(&device, KIND_MARK, 3)?),
         Some(libc::ENOENT),
@@ -176,7 +179,7 @@ fn each_pmu_takes_its_own_events() -> Outcome {
     frequency.set_freq(1);
     ensure!(open(&frequency).is_some(), "a frequency");
     // perf core gives events that have no area nothing to write to: they never run.
-    let event = kernels(&attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?, How::OWN)?;
+    let event = kernels(&port_trace(&device)?, How::OWN)?;
     cpu::allow_ports()?;
     event.enable(0)?;
     ports(10);
@@ -189,7 +192,7 @@ fn perf_traces_a_task() -> Outcome {
     const MADE: u64 = 500;
     let device = Device::open()?;
     cpu::allow_ports()?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let attr = port_trace(&device)?;
     let mut kept = Kept::open(attr, How::OWN, 32, READ_WRITE)?;
     // Off: nothing.
     ports(3);
@@ -227,7 +230,7 @@ fn perf_traces_a_task() -> Outcome {
 fn perf_traces_a_cpu() -> Outcome {
     const MADE: u64 = 300;
     let device = Device::open()?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let attr = port_trace(&device)?;
     let mut both = [
         Kept::open(attr, How::on_cpu(0), 32, READ_WRITE)?,
         Kept::open(attr, How::on_cpu(1), 32, READ_WRITE)?,
@@ -268,7 +271,7 @@ fn perf_traces_a_cpu() -> Outcome {
 
 fn perfs_maps_are_refused_as_ever() -> Outcome {
     let device = Device::open()?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let attr = port_trace(&device)?;
     let event = kernels(&attr, How::OWN)?;
     ensure_eq!(
         refused(Area::map_raw(&event, PAGE, READ_WRITE, 2 * P)),
@@ -312,7 +315,7 @@ fn perfs_maps_are_refused_as_ever() -> Outcome {
 
 fn perfs_area_goes_while_the_host_writes() -> Outcome {
     let device = Device::open()?;
-    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?, 512);
+    let attr = aux_watermark(port_trace(&device)?, 512);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| -> Outcome {
         let maker = scope.spawn(|| -> std::io::Result<()> {

@@ -1,6 +1,6 @@
 //! What perf core's writer and the device make of an area together: pieces, stalls, snapshots.
 
-use crate::aux_core::{Kept, P, attr};
+use crate::aux_core::{Kept, P, attr, port_trace};
 use std::thread;
 
 use crate::arch::Known;
@@ -11,8 +11,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{EXIT_BYTES, SYNC_LOSS, exits, samples, syncs};
 use crate::pages::{AUX_TAIL, Pages, READ as READ_ONLY, READ_WRITE};
 use crate::raw::{
-    Device, EXIT_PORT, How, KIND_EXIT_TRACE, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels,
-    refused, sampling,
+    Device, How, KIND_SAMPLE_TRACE, PACE_EXITS, aux_watermark, kernels, refused, sampling,
 };
 use crate::stubs;
 use crate::{Outcome, Test, cpu};
@@ -49,7 +48,7 @@ fn perfs_reader_keeps_up() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let attr = port_trace(&device)?;
     let mut kept = Kept::open(attr, How::on_cpu(1), 2, READ_WRITE)?;
     let mut made = 0;
     for burst in (0..60).map(|round| 1 + round * 29 % 100) {
@@ -71,7 +70,7 @@ fn a_watermark_wakes_perfs_reader() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?, 2048);
+    let attr = aux_watermark(port_trace(&device)?, 2048);
     let mut kept = Kept::open(attr, How::on_cpu(1), 4, READ_WRITE)?;
     kept.event.enable(0)?;
     let mut made = 0;
@@ -94,7 +93,7 @@ fn a_stalled_reader_disables_perfs_event() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let attr = port_trace(&device)?;
     let mut kept = Kept::open(attr, How::on_cpu(1), 1, READ_WRITE)?;
     kept.event.enable(0)?;
     ports(300);
@@ -150,7 +149,7 @@ fn an_area_found_full_disables_perfs_event() -> Outcome {
     cpu::allow_ports()?;
     cpu::pin(1)?;
     // No byte that is written reaches this mark, so the full area alone can wake.
-    let attr = aux_watermark(attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?, 1 << 20);
+    let attr = aux_watermark(port_trace(&device)?, 1 << 20);
     let mut kept = Kept::open(attr, How::OWN, 1, READ_WRITE)?;
     for round in 0..3 {
         // Not one packet fits: perf core keeps a byte free.
@@ -183,7 +182,7 @@ fn perfs_snapshot_keeps_the_newest() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    let attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let attr = port_trace(&device)?;
     let mut kept = Kept::open(attr, How::on_cpu(1), 2, READ_ONLY)?;
     kept.event.enable(0)?;
     ports(MADE);
@@ -211,7 +210,7 @@ fn perfs_children_write_into_the_area() -> Outcome {
     const EACH: u64 = 60;
     let device = Device::open()?;
     cpu::pin(1)?;
-    let mut attr = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let mut attr = port_trace(&device)?;
     attr.set_inherit(1);
     // perf core maps no inherited event of a task on any CPU.
     let anywhere = kernels(&attr, How::OWN)?;
@@ -290,7 +289,7 @@ fn both_doors_trace_at_once() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     cpu::pin(1)?;
-    let core = attr(&device, KIND_EXIT_TRACE, EXIT_PORT)?;
+    let core = port_trace(&device)?;
     let mut kept = Kept::open(core, How::OWN, 8, READ_WRITE)?;
     let mut shared = crate::traced::Traced::open(
         &device,

@@ -2,8 +2,8 @@
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use crate::arch::Access;
 use crate::arch::accesses::{self, IdleMemory};
+use crate::arch::{Access, PORT_DETAIL};
 use crate::aux_mapping::{io_trace, ports};
 use crate::cpu::IDLE_PORT;
 use crate::ensure::{ensure, ensure_eq};
@@ -82,7 +82,7 @@ fn each_port_write_stands_in_the_trace_once() -> Outcome {
     let access = Access {
         ip: accesses::out_loop_ip(),
         qualification: IDLE_PORT.into(),
-        detail: 1 << 32 | 1 << 8 | 1,
+        detail: PORT_DETAIL,
     };
     let mut at = before;
     for (number, exit) in (0..).zip(&exits) {
@@ -213,7 +213,7 @@ fn a_trace_of_all_is_the_traces_of_each() -> Outcome {
     const VALUE: u64 = 7;
     let device = Device::open()?;
     let mut all = start(&device, trace(&device, EXIT_USER), 16, READ_WRITE)?;
-    let mut one = start(&device, trace(&device, EXIT_PORT), 16, READ_WRITE)?;
+    let mut one = start(&device, io_trace(&device), 16, READ_WRITE)?;
     let mut other = start(&device, trace(&device, EXIT_MMIO), 16, READ_WRITE)?;
     for _ in 0..100 {
         ports(1);
@@ -224,16 +224,17 @@ fn a_trace_of_all_is_the_traces_of_each() -> Outcome {
     all.event.disable(0)?;
     let (all, one, other) = (all.take()?, one.take()?, other.take()?);
     ensure_eq!(one.len(), 100, "port writes");
-    let alike = |exits: &[Exit], reason: u64| -> Vec<(u64, u64, u64)> {
-        let own = exits.iter().filter(|e| u64::from(e.reason) == reason);
+    let alike = |exits: &[Exit], reason: u64, flags: u8| -> Vec<(u64, u64, u64)> {
+        let own = exits.iter();
+        let own = own.filter(|e| u64::from(e.reason) == reason && e.flags & flags == flags);
         own.map(|e| (e.time, e.ip, e.qualification)).collect()
     };
     ensure_eq!(
-        alike(&all, EXIT_PORT),
-        alike(&one, EXIT_PORT),
+        alike(&all, EXIT_PORT, USER),
+        alike(&one, EXIT_PORT, USER),
         "port writes of all"
     );
-    let (wide, narrow) = (alike(&all, EXIT_MMIO), alike(&other, EXIT_MMIO));
+    let (wide, narrow) = (alike(&all, EXIT_MMIO, 0), alike(&other, EXIT_MMIO, 0));
     ensure!(narrow.len() > 100, "{} exits by memory", narrow.len());
     ensure!(
         wide.windows(narrow.len()).any(|part| part == narrow),

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 
 use perf_event_open_sys::bindings::perf_event_attr;
 
+use crate::arch::OWN_IN_USER_MODE;
 use crate::areas::{self, Area, announce};
 use crate::ensure::{ensure, ensure_eq};
 use crate::packets::exits;
@@ -41,7 +42,9 @@ const P: u64 = PAGE as u64;
 
 /// Port I/O, traced; never a wakeup by records.
 pub(crate) fn io_trace(device: &Device) -> perf_event_attr {
-    silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT))
+    let mut attr = silent(device.attr(KIND_EXIT_TRACE, EXIT_PORT));
+    attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
+    attr
 }
 
 /// A trace of this thread's port I/O, off.

@@ -11,8 +11,8 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::packets::{Exit, SYNC_RESUME, SYNC_START, exits, syncs};
 use crate::pages::READ_WRITE;
 use crate::raw::{
-    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, EXIT_PORT, Event, How, KIND_EXITS,
-    acting, refused, sampling,
+    AUX_PAUSE, AUX_RESUME, AUX_START_PAUSED, Device, EXIT_MMIO, Event, How, acting, refused,
+    sampling,
 };
 use crate::traced::Traced;
 use crate::{Outcome, Test, cpu};
@@ -183,7 +183,7 @@ fn exits_resume_and_pause_each_other() -> Outcome {
     };
     // The third port write resumes; every fifth after the first pauses.
     let member = |period, action| {
-        let attr = device.attr(KIND_EXITS, EXIT_PORT);
+        let attr = device.port_exits();
         let mut attr = acting(sampling(attr, period, 0), action);
         attr.set_disabled(0);
         device.open_event(&attr, how)

@@ -8,7 +8,7 @@ use perf_event_open_sys::bindings::perf_event_attr;
 use crate::areas::{self, Area, contiguous, told};
 use crate::aux_mapping::{io_trace, ports};
 use crate::ensure::{ensure, ensure_eq};
-use crate::packets::{EXIT_BYTES, Exit, exits, syncs};
+use crate::packets::{EXIT_BYTES, Exit, USER, exits, syncs};
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{Device, EXIT_MMIO, EXIT_PORT, FORMAT_LOST, How, KIND_EXIT_TRACE, silent};
 use crate::traced::start;
@@ -29,10 +29,12 @@ fn traces_write_into_anothers_area() -> Outcome {
     const VALUE: u64 = 3;
     let device = Device::open()?;
     let mut traced = start(&device, io_trace(&device), 4, READ_WRITE)?;
-    let attr = perf_event_attr {
+    // Marks are the kernel's, on the program's behalf; port writes are the program's own.
+    let mut attr = perf_event_attr {
         read_format: FORMAT_LOST,
         ..silent(device.attr(KIND_EXIT_TRACE, EXIT_MMIO))
     };
+    attr.set_exclude_user(1);
     let other = device.open_event(&attr, How::on_cpu(1))?;
     other.output_to(traced.event.as_raw_fd())?;
     // Its own commands are exits of its own kind, so it is looked at when it is off.
@@ -49,12 +51,12 @@ fn traces_write_into_anothers_area() -> Outcome {
     ensure_eq!(io.0 + mmio[0], head, "bytes of both in {head}");
     let packets = traced.area.take(&traced.ring)?;
     let exits = exits(&packets);
-    let of = |reason: u64| -> Vec<Exit> {
-        let own = exits.iter().filter(|exit| u64::from(exit.reason) == reason);
-        own.copied().collect()
+    let of = |reason: u64, user: u8| {
+        let own = exits.iter();
+        own.filter(move |exit| u64::from(exit.reason) == reason && exit.flags & USER == user)
     };
-    for (reason, least) in [(EXIT_PORT, 50), (EXIT_MMIO, 51)] {
-        let numbers: Vec<u64> = of(reason).iter().map(|exit| exit.sequence).collect();
+    for (reason, user, least) in [(EXIT_PORT, USER, 50), (EXIT_MMIO, 0, 51)] {
+        let numbers: Vec<u64> = of(reason, user).map(|exit| exit.sequence).collect();
         let all: Vec<u64> = (0..numbers.len() as u64).collect();
         ensure_eq!(numbers, all, "numbers of exits of reason {reason}");
         ensure_eq!(numbers.len(), least, "exits of reason {reason}");

@@ -9,7 +9,7 @@ use serde_json::Value;
 use vpmu_client::trace::Format;
 use vpmu_client::{Entry, Vpmu};
 
-use crate::cpu::IDLE_PORT;
+use crate::cpu::{PORT_REASON, PORT_WRITTEN};
 use crate::ensure::{ensure, ensure_eq};
 use crate::programs::{json, text, vperf};
 use crate::{Outcome, Test};
@@ -92,10 +92,6 @@ fn rows(trace: &Value) -> Fallible<&Vec<Value>> {
     Ok(rows.ok_or_else(|| format!("no rows: {trace}"))?)
 }
 
-fn port() -> String {
-    format!("port {IDLE_PORT:#x} write 1 byte")
-}
-
 /// Nothing that the trace produced is missing, or told to be.
 fn nothing_is_lost(trace: &Value) -> Outcome {
     ensure_eq!(trace["lost_bytes"], 0, "{trace}");
@@ -108,14 +104,21 @@ fn exits_of_a_command_are_all_there() -> Outcome {
     let file = "/tmp/ports.vperf";
     for times in [0, 1, 5000] {
         let count = times.to_string();
-        let command = ["--reason", "io", "--", "guest-tests", "ports", &count];
+        let command = [
+            "--reason",
+            PORT_REASON,
+            "--",
+            "guest-tests",
+            "ports",
+            &count,
+        ];
         let said = record(file, &command)?;
         ensure!(said.contains("0 bytes lost"), "{said}");
         let trace = report(file, "what,task")?;
         nothing_is_lost(&trace)?;
         let written: Vec<(&str, u64)> = rows(&trace)?
             .iter()
-            .filter(|row| row["what"] == port())
+            .filter(|row| row["what"] == PORT_WRITTEN)
             .filter_map(|row| Some((row["task"].as_str()?, row["exits"].as_u64()?)))
             .collect();
         if times == 0 {
@@ -145,8 +148,11 @@ fn exits_name_who_caused_them() -> Outcome {
     let trace = report(file, "reason,what,task,symbol")?;
     nothing_is_lost(&trace)?;
     let (mut sum, mut time) = (0, 0);
-    for row in rows(&trace)?.iter().filter(|row| row["what"] == port()) {
-        ensure_eq!(row["reason"], "io", "{row}");
+    for row in rows(&trace)?
+        .iter()
+        .filter(|row| row["what"] == PORT_WRITTEN)
+    {
+        ensure_eq!(row["reason"], PORT_REASON, "{row}");
         ensure_eq!(row["task"], "guest-tests", "{row}");
         let symbol = row["symbol"].as_str().unwrap_or_default();
         ensure!(
@@ -179,7 +185,9 @@ fn exits_alone_records_and_shows() -> Outcome {
     // By the device's own reasons or by the hardware's: an access reads the same.
     let trace = report(file, "what,task")?;
     nothing_is_lost(&trace)?;
-    let ports = rows(&trace)?.iter().filter(|row| row["what"] == port());
+    let ports = rows(&trace)?
+        .iter()
+        .filter(|row| row["what"] == PORT_WRITTEN);
     let ports: Vec<u64> = ports.filter_map(|row| row["exits"].as_u64()).collect();
     ensure_eq!(ports, [20], "{trace}");
     Ok(())
@@ -189,7 +197,7 @@ fn a_timeline_has_every_exit() -> Outcome {
     let file = "/tmp/timeline.vperf";
     record(
         file,
-        &["--reason", "io", "--", "guest-tests", "ports", "400"],
+        &["--reason", PORT_REASON, "--", "guest-tests", "ports", "400"],
     )?;
     let output = vperf(&["exits", "timeline", "-i", file, "-o", "/tmp/timeline.json"])?;
     succeeded(&output)?;
@@ -197,7 +205,7 @@ fn a_timeline_has_every_exit() -> Outcome {
     let events = timeline["traceEvents"].as_array().ok_or("no events")?;
     let ports: Vec<&Value> = events
         .iter()
-        .filter(|event| event["ph"] == "X" && event["args"]["what"] == port())
+        .filter(|event| event["ph"] == "X" && event["args"]["what"] == PORT_WRITTEN)
         .collect();
     ensure_eq!(ports.len(), 400, "bars");
     // One task's exits follow one another: no bar begins before the one before has ended.
@@ -294,7 +302,7 @@ fn a_trace_of_samples_is_a_profile() -> Outcome {
 
 fn a_snapshot_holds_the_newest_exits() -> Outcome {
     let file = "/tmp/newest.vperf";
-    let args = ["--snapshot", "-m", "8K", "--reason", "io", "--"];
+    let args = ["--snapshot", "-m", "8K", "--reason", PORT_REASON, "--"];
     record(
         file,
         &[&args[..], &["guest-tests", "ports", "2000"]].concat(),
@@ -322,7 +330,7 @@ fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
             "-m",
             "64K",
             "--reason",
-            "io",
+            PORT_REASON,
             "-o",
             file,
             "--",
@@ -357,7 +365,7 @@ fn a_signal_takes_a_snapshot_and_another_ends_it() -> Outcome {
     // As the command, which the signal ended.
     ensure_eq!(status.code(), Some(128 + 2), "vperf's end");
     let trace = report(file, "what,task")?;
-    let row = |row: &&Value| row["what"] == port() && row["task"] == "guest-tests";
+    let row = |row: &&Value| row["what"] == PORT_WRITTEN && row["task"] == "guest-tests";
     let row = rows(&trace)?.iter().find(row);
     let exits = row.and_then(|row| row["exits"].as_u64());
     ensure_eq!(exits, Some(100), "each exit once: {trace}");
@@ -370,7 +378,16 @@ fn a_recorder_that_stalls_tells_what_it_lost() -> Outcome {
     let script = "kill -STOP $PPID; guest-tests ports 1000; kill -CONT $PPID; guest-tests ports 50";
     let said = record(
         file,
-        &["-m", "8K", "--reason", "io", "--", "sh", "-c", script],
+        &[
+            "-m",
+            "8K",
+            "--reason",
+            PORT_REASON,
+            "--",
+            "sh",
+            "-c",
+            script,
+        ],
     )?;
     ensure!(said.contains("--aux-size"), "no remedy: {said}");
     let trace = report(file, "what")?;

@@ -66,13 +66,12 @@ fn port_writes_count_exactly() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::allow_ports()?;
     for times in [1, 500] {
-        let event = counting(&vpmu, cpu::PORT_EXITS)?;
+        let event = counting(&vpmu, &cpu::own_port_exits())?;
         for _ in 0..times {
             cpu::port_write();
         }
         event.disable()?;
-        let expected = times + cpu::COMMAND_EXITS;
-        ensure_eq!(event.read()?.value, expected, "exits of port writes");
+        ensure_eq!(event.read()?.value, times, "exits of port writes");
     }
     Ok(())
 }

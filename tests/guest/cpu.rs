@@ -11,7 +11,22 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::arch;
-pub(crate) use crate::arch::{COMMAND_EXITS, IDLE_PORT, PORT_EXITS, port_write, ticks as tsc};
+pub(crate) use crate::arch::{
+    IDLE_PORT, OWN_IN_USER_MODE, PORT_EXITS, PORT_REASON, PORT_WRITTEN, STORE_EXITS, port_write,
+    ticks as tsc,
+};
+
+/// The event that counts a program's own port accesses, as the library names it.
+pub(crate) fn own_port_exits() -> String {
+    let modifier = if OWN_IN_USER_MODE { ":u" } else { "" };
+    format!("{PORT_EXITS}{modifier}")
+}
+
+/// The same as perf names it.
+pub(crate) fn own_port_exits_of_perf() -> String {
+    let modifier = if OWN_IN_USER_MODE { "u" } else { "" };
+    format!("vpmu/{PORT_EXITS}/{modifier}")
+}
 
 /// Lets the calling thread run on `cpu` alone, from now.
 pub(crate) fn pin(cpu: usize) -> io::Result<()> {

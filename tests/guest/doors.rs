@@ -185,8 +185,8 @@ fn sysfs_lists_what_the_catalogue_lists() -> Outcome {
 fn both_doors_count_the_same() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
-    let shared = vpmu.open_event(&vpmu.attr(cpu::PORT_EXITS)?)?;
-    let core = pmu.open_event(&pmu.attr(cpu::PORT_EXITS)?)?;
+    let shared = vpmu.open_event(&vpmu.attr(&cpu::own_port_exits())?)?;
+    let core = pmu.open_event(&pmu.attr(&cpu::own_port_exits())?)?;
     shared.enable()?;
     core.enable()?;
     for _ in 0..77 {
@@ -204,7 +204,7 @@ fn both_doors_count_the_same() -> Outcome {
 fn perf_events_start_and_stop_each_other() -> Outcome {
     let (vpmu, pmu) = (Vpmu::open()?, PerfPmu::open()?);
     cpu::allow_ports()?;
-    let ports = pmu.open_event(&pmu.attr(cpu::PORT_EXITS)?.enabled_on_starter())?;
+    let ports = pmu.open_event(&pmu.attr(&cpu::own_port_exits())?.enabled_on_starter())?;
     let begin = pmu.open_event(&mark_attr(&pmu, 1)?.sampling(1))?;
     let end = pmu.open_event(&mark_attr(&pmu, 2)?.sampling(1))?;
     vpmu.set_perf_starter(&begin, &ports)?;

@@ -99,9 +99,7 @@ fn library_that_reads_sysfs_counts_by_name() -> Outcome {
     cpu::allow_ports()?;
     let mut own = Builder::new(mark(3)?).include_kernel().build()?;
     let mut others = Builder::new(mark(4)?).include_kernel().build()?;
-    let mut ports = Builder::new(event("exits-io", None)?)
-        .include_kernel()
-        .build()?;
+    let mut ports = Builder::new(event(cpu::PORT_EXITS, None)?).build()?;
     let mut of_cpu = Builder::new(mark(3)?);
     let mut of_cpu = of_cpu.any_pid().one_cpu(1).include_kernel().build()?;
     for counter in [&mut own, &mut others, &mut ports, &mut of_cpu] {
@@ -281,7 +279,10 @@ fn papi_counts_the_kernels_events_beside_ours() -> Outcome {
         let value = value.and_then(|value| value.trim().parse::<u64>().ok());
         ensure!(value.is_some_and(|value| value > 0), "{event} in:\n{said}");
     }
-    let said = counted("papi_command_line vpmu::exits-io; true", 0)?;
+    let said = counted(
+        &format!("papi_command_line vpmu::{}; true", cpu::PORT_EXITS),
+        0,
+    )?;
     ensure!(said.contains("because: Event does not exist"), "{said}");
     Ok(())
 }

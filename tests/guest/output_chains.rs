@@ -10,8 +10,8 @@ use crate::fields::{
 };
 use crate::pages::{Pages, READ_WRITE};
 use crate::raw::{
-    self, Device, ENGINE_BATCHED, ENGINE_EXIT, EXIT_PORT, Event, How, KIND_EXITS, KIND_SOFTWARE,
-    SW_CPU_CLOCK, SW_TASK_CLOCK, refused, sampling, silent,
+    self, Device, ENGINE_BATCHED, ENGINE_EXIT, Event, How, KIND_SOFTWARE, SW_CPU_CLOCK,
+    SW_TASK_CLOCK, refused, sampling, silent,
 };
 use crate::stubs::{self, Leaf};
 use crate::{Outcome, Test, cpu};
@@ -71,7 +71,7 @@ fn chains(
 }
 
 fn writes(device: &Device) -> perf_event_attr {
-    silent(sampling(device.attr(KIND_EXITS, EXIT_PORT), 1, CALLCHAIN))
+    silent(sampling(device.port_exits(), 1, CALLCHAIN))
 }
 
 /// The write's address as the host shows it: done already, or not yet.

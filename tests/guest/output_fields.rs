@@ -16,7 +16,7 @@ use crate::fields::{
     TIME, Trailer, Value,
 };
 use crate::pages::{Pages, READ_WRITE};
-use crate::raw::{Device, EXIT_PORT, FORMAT_ID, How, KIND_EXITS, PAGE, refused, sampling, silent};
+use crate::raw::{Device, FORMAT_ID, How, PAGE, refused, sampling, silent};
 use crate::stubs::{self, REGS, STACK};
 use crate::{Outcome, Test, cpu};
 
@@ -46,7 +46,7 @@ const STACK_BYTES: u32 = 8 * STACK.len() as u32;
 
 /// A sample of every port write of this thread.
 fn writes(device: &Device, sample_type: u64) -> perf_event_attr {
-    let mut attr = silent(sampling(device.attr(KIND_EXITS, EXIT_PORT), 1, sample_type));
+    let mut attr = silent(sampling(device.port_exits(), 1, sample_type));
     attr.read_format = FORMAT_ID;
     if sample_type & REGS_USER != 0 {
         attr.sample_regs_user = REGS;

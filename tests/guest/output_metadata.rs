@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use perf_event_open_sys::bindings::perf_event_attr;
+
 use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, TIME};
 use crate::pages::{
@@ -14,8 +16,7 @@ use crate::pages::{
     WIDTH_SHIFT_MULT,
 };
 use crate::raw::{
-    Device, EXIT_PORT, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE,
-    silent,
+    Device, Event, FORMAT_ENABLED, FORMAT_RUNNING, How, KIND_EXITS, KIND_MARK, PAGE, silent,
 };
 use crate::{Outcome, Test, cpu};
 
@@ -44,11 +45,9 @@ const EXIT_USER: u64 = 1;
 /// A counting event with its page mapped, enabled.
 fn counting(
     device: &Device,
-    kind: u64,
-    event: u64,
+    mut attr: perf_event_attr,
     how: How<'_>,
 ) -> std::io::Result<(Event, Pages)> {
-    let mut attr = device.attr(kind, event);
     attr.read_format = FORMAT_ENABLED | FORMAT_RUNNING;
     let event = device.open_event(&attr, how)?;
     let page = Pages::map(&event, 0, READ_WRITE)?;
@@ -106,8 +105,8 @@ fn the_page_counts_without_a_call_or_an_exit() -> Outcome {
     cpu::pin(0)?;
     // A switch of the task is an exit.
     cpu::keep()?;
-    let (_marks, page) = counting(&device, KIND_MARK, VALUE, How::OWN)?;
-    let (_exits, exits) = counting(&device, KIND_EXITS, EXIT_USER, How::OWN)?;
+    let (_marks, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
+    let (_exits, exits) = counting(&device, device.attr(KIND_EXITS, EXIT_USER), How::OWN)?;
     let mut before = exits.face().count;
     for placed in 1..=200 {
         device.mark(VALUE)?;
@@ -135,7 +134,7 @@ fn the_page_equals_read() -> Outcome {
     let device = Device::open()?;
     // The page tells what the last command did, and a switch of the task is one.
     cpu::keep()?;
-    let (event, page) = counting(&device, KIND_MARK, VALUE, How::OWN)?;
+    let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::OWN)?;
     let same = |what: &str| -> Outcome {
         let words = event.read()?;
         let face = page.face();
@@ -166,7 +165,7 @@ fn the_page_equals_read() -> Outcome {
 fn the_page_follows_exits() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
-    let (event, page) = counting(&device, KIND_EXITS, EXIT_PORT, How::OWN)?;
+    let (event, page) = counting(&device, device.port_exits(), How::OWN)?;
     for written in 1..=100 {
         cpu::port_write();
         ensure_eq!(page.face().count, written, "port writes, as the page tells");
@@ -178,7 +177,7 @@ fn the_page_follows_exits() -> Outcome {
 /// VPMU-D-6.7-7.
 fn the_page_is_never_torn() -> Outcome {
     let device = Device::open()?;
-    let (event, page) = counting(&device, KIND_MARK, VALUE, How::on_cpu(1))?;
+    let (event, page) = counting(&device, device.attr(KIND_MARK, VALUE), How::on_cpu(1))?;
     let changes = AtomicU64::new(0);
     let placed = thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error>> {
         let reader = scope.spawn(|| -> Result<(), String> {

@@ -295,7 +295,7 @@ fn a_new_period_counts_from_now() -> Outcome {
 fn exits_sample_exactly() -> Outcome {
     let vpmu = Vpmu::open()?;
     cpu::allow_ports()?;
-    let (event, mut ring) = sampling(&vpmu, &vpmu.attr(cpu::PORT_EXITS)?.sampling(10), 4)?;
+    let (event, mut ring) = sampling(&vpmu, &vpmu.attr(&cpu::own_port_exits())?.sampling(10), 4)?;
     for _ in 0..105 {
         cpu::port_write();
     }

@@ -133,8 +133,9 @@ fn list_shows_every_event() -> Outcome {
 
 fn port_writes_count_exactly() -> Outcome {
     cpu::leave_console()?;
+    let event = cpu::own_port_exits_of_perf();
     for times in ["0", "1", "321"] {
-        let args = ["-e", "vpmu/exits-io/", "--", "guest-tests", "ports", times];
+        let args = ["-e", &event, "--", "guest-tests", "ports", times];
         ensure_eq!(count(&args)?.to_string(), times, "port writes");
     }
     Ok(())
@@ -273,7 +274,7 @@ fn what_cannot_be_counted_is_not_supported() -> Outcome {
         // Who halts, user or kernel, is not told apart.
         "vpmu/halts/u",
         // A guest of this guest.
-        "vpmu/exits-io/G",
+        "vpmu/exits-user/G",
     ] {
         let output = perf(&["stat", "-x,", "-e", event, "--", "true"])?;
         let said = text(&output.stderr);

@@ -8,9 +8,7 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::{self, ADDR, TIME};
 use crate::pages::{Pages, READ_WRITE};
 use crate::persisting::values;
-use crate::raw::{
-    Device, Doorbell, EXIT_PORT, How, KIND_EXITS, KIND_MARK, KIND_TSC, MARK_ANY, silent,
-};
+use crate::raw::{Device, Doorbell, How, KIND_MARK, KIND_TSC, MARK_ANY, silent};
 use crate::triggers::{INSIDE, Region, START, STOP, ports, trigger, waiting};
 use crate::{Outcome, Test, cpu};
 
@@ -78,14 +76,14 @@ fn regions_hold_exactly_their_exits() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    let inside = device.attr(KIND_EXITS, EXIT_PORT);
+    let inside = device.port_exits();
     let region = Region::of(&device, &inside, How::OWN)?;
     let mut expected = 0;
     for number in 0..REGIONS {
         bell.mark(START);
         ports(number % 4);
-        expected += number % 4;
         bell.mark(STOP);
+        expected += number % 4 + cpu::STORE_EXITS;
         ports(number % 3);
     }
     ensure_eq!(
@@ -135,7 +133,7 @@ fn a_tasks_region_follows_it() -> Outcome {
     let device = Device::open()?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    let region = Region::of(&device, &device.attr(KIND_EXITS, EXIT_PORT), How::OWN)?;
+    let region = Region::of(&device, &device.port_exits(), How::OWN)?;
     let mut expected = 0;
     for number in 0..160 {
         cpu::pin(number % 2)?;
@@ -144,8 +142,8 @@ fn a_tasks_region_follows_it() -> Outcome {
         // It is in its region wherever it goes on.
         cpu::pin((number + 1) % 2)?;
         ports(3);
-        expected += 5;
         bell.mark(STOP);
+        expected += 5 + cpu::STORE_EXITS;
         ports(1);
         cpu::pin(number % 2)?;
         ports(1);
@@ -275,9 +273,10 @@ fn the_page_stands_still_outside() -> Outcome {
     cpu::pin(1)?;
     cpu::allow_ports()?;
     let bell = Doorbell::map(&device)?;
-    for attr in [
-        device.attr(KIND_MARK, INSIDE.into()),
-        device.attr(KIND_EXITS, EXIT_PORT),
+    // Of what each mark, each port write and each stop is one.
+    for (attr, [of_mark, of_port, of_stop]) in [
+        (device.attr(KIND_MARK, INSIDE.into()), [1, 0, 0]),
+        (device.port_exits(), [cpu::STORE_EXITS, 1, cpu::STORE_EXITS]),
     ] {
         let region = Region::of(&device, &attr, How::on_cpu(1))?;
         let page = Pages::map(&region.target, 0, READ_WRITE)?;
@@ -286,9 +285,10 @@ fn the_page_stands_still_outside() -> Outcome {
             bell.mark(START);
             bell.place(INSIDE, number % 4);
             ports(number % 4);
-            expected += number % 4;
+            expected += number % 4 * (of_mark + of_port);
             ensure_eq!(page.face().count, expected, "the page inside");
             bell.mark(STOP);
+            expected += of_stop;
             bell.place(INSIDE, 3);
             ports(3);
             ensure_eq!(page.face().count, expected, "the page outside");

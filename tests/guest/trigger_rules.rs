@@ -11,8 +11,8 @@ use crate::ensure::{ensure, ensure_eq};
 use crate::fields::TIME;
 use crate::persisting::{Doomed, tell};
 use crate::raw::{
-    Device, Doorbell, ENGINE_BATCHED, EXIT_PORT, Event, FLAG_ON_STARTER, How, KIND_EXITS,
-    KIND_MARK, KIND_SOFTWARE, SW_CPU_CLOCK, kernels, refused, sampling,
+    Device, Doorbell, ENGINE_BATCHED, Event, FLAG_ON_STARTER, How, KIND_MARK, KIND_SOFTWARE,
+    SW_CPU_CLOCK, kernels, refused, sampling,
 };
 use crate::triggers::{INSIDE, Region, START, STOP, trigger, waiting};
 use crate::{Outcome, Test, cpu};
@@ -388,7 +388,7 @@ fn both_ends_are_closed_at_once() -> Outcome {
         drop(target);
     }
     // What is left of them is nothing.
-    let attr = sampling(device.attr(KIND_EXITS, EXIT_PORT), 1, 0);
+    let attr = sampling(device.port_exits(), 1, 0);
     let last = device.start(&attr, HERE)?;
     let target = waiting(&device, &inside(&device), HERE)?;
     last.starts(target.as_raw_fd())?;

@@ -17,7 +17,8 @@ use crate::wire::{self, Verdict};
 /// Names the one kernel that all groups run on: a series, or a series with a checker, like
 /// `6.12` and `6.1-kasan`.
 const KERNEL: &str = "VPMU_TEST_KERNEL";
-/// Names the architecture that all groups run on, like `aarch64`, instead of their own: in its lab.
+/// Names the architecture that groups run on, like `aarch64`, instead of their own: in its lab. Groups of
+/// what only their own has stay there.
 const ARCH: &str = "VPMU_TEST_ARCH";
 /// The series that some groups run on besides the default one.
 const OTHER_SERIES: &str = "6.12";
@@ -44,12 +45,14 @@ struct Booted {
 #[derive(Debug)]
 pub struct Group {
     name: &'static str,
-    files: fn() -> Result<Files, ForeignError>,
+    files: fn(Arch) -> Result<Files, ForeignError>,
     vmm: Option<&'static str>,
     vmm_args: &'static [&'static str],
     append: &'static str,
     place: PlaceChoice,
     arch: Arch,
+    /// Whether the tests are of what only that architecture has.
+    bound: bool,
     both_kernels: bool,
     booted: OnceLock<Vec<Result<Booted, String>>>,
 }
@@ -58,7 +61,7 @@ impl Group {
     /// Nothing is booted before the first test asks.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
-        Self::with(name, || Ok(Files::new()))
+        Self::with(name, |_| Ok(Files::new()))
     }
 
     /// The same in a machine that is started with more arguments for `vmm run`.
@@ -77,29 +80,37 @@ impl Group {
         group
     }
 
-    /// The same in the lab, whatever this machine can do: for what takes a host that shows the VMM
-    /// everything.
+    /// The same in the lab of x86, whatever this machine can do: for exits by the processor's own numbers,
+    /// which take a host that shows the VMM everything.
     #[must_use]
     pub const fn in_lab(name: &'static str) -> Self {
         let mut group = Self::new(name);
         group.place = PlaceChoice::Lab;
-        group
+        group.on_x86_64()
     }
 
-    /// The same with more files, on one vCPU of the exact lab: `vmm` runs the guest in place of the
+    /// The same with more files, on one vCPU of the exact lab of x86: `vmm` runs the guest in place of the
     /// product's program.
     #[must_use]
     pub const fn run_by(
         vmm: &'static str,
         vmm_args: &'static [&'static str],
         name: &'static str,
-        files: fn() -> Result<Files, ForeignError>,
+        files: fn(Arch) -> Result<Files, ForeignError>,
     ) -> Self {
         let mut group = Self::with(name, files);
         group.vmm = Some(vmm);
         group.vmm_args = vmm_args;
         group.place = PlaceChoice::Exact;
-        group
+        group.on_x86_64()
+    }
+
+    /// The same of what only x86 has.
+    #[must_use]
+    pub const fn on_x86_64(mut self) -> Self {
+        self.arch = Arch::X86_64;
+        self.bound = true;
+        self
     }
 
     /// The same on both series of stock kernels: what the tests show holds on each.
@@ -111,7 +122,7 @@ impl Group {
 
     /// The same with more files for the guest.
     #[must_use]
-    pub const fn with(name: &'static str, files: fn() -> Result<Files, ForeignError>) -> Self {
+    pub const fn with(name: &'static str, files: fn(Arch) -> Result<Files, ForeignError>) -> Self {
         Self {
             name,
             files,
@@ -120,6 +131,7 @@ impl Group {
             append: "",
             place: PlaceChoice::Auto,
             arch: Arch::X86_64,
+            bound: false,
             both_kernels: false,
             booted: OnceLock::new(),
         }
@@ -218,22 +230,22 @@ fn named(kernel: &str) -> Result<(String, Option<Debug>), String> {
         .ok_or_else(|| format!("{KERNEL}={kernel}: say a series, like 6.12 or 6.1-kasan"))
 }
 
-/// The architecture of that name, or else the group's own.
-fn arch(wanted: Option<&str>, own: Arch) -> Result<Arch, String> {
+/// The architecture of that name, or else the group's own; `bound`: its own in any case.
+fn arch(wanted: Option<&str>, own: Arch, bound: bool) -> Result<Arch, String> {
     let known = [("x86_64", Arch::X86_64), ("aarch64", Arch::Aarch64)];
     let Some(wanted) = wanted else {
         return Ok(own);
     };
     let found = known.into_iter().find(|(name, _)| *name == wanted);
     found
-        .map(|(_, arch)| arch)
+        .map(|(_, arch)| if bound { own } else { arch })
         .ok_or_else(|| format!("{ARCH}={wanted}: say x86_64 or aarch64"))
 }
 
 fn run(group: &Group, kernel: &str) -> Result<Booted, String> {
     let (series, debug) = named(kernel)?;
-    let arch = arch(env::var(ARCH).ok().as_deref(), group.arch)?;
-    let files = (group.files)().map_err(|error| chain(&error))?;
+    let arch = arch(env::var(ARCH).ok().as_deref(), group.arch, group.bound)?;
+    let files = (group.files)(arch).map_err(|error| chain(&error))?;
     let size: usize = files.iter().map(|(_, contents)| contents.len()).sum();
     // The guest holds them packed beside its root's file system, which takes no more than half of what
     // they leave.
@@ -306,6 +318,11 @@ macro_rules! guest_tests {
             @of $crate::guest::Group::with($group, $files).on_both_kernels(); $($test),+
         }
     };
+    ($group:literal on x86_64 with $files:path: $($test:ident),+ $(,)?) => {
+        $crate::guest_tests! {
+            @of $crate::guest::Group::with($group, $files).on_x86_64(); $($test),+
+        }
+    };
     ($group:literal on aarch64 with $files:path: $($test:ident),+ $(,)?) => {
         $crate::guest_tests! {
             @of $crate::guest::Group::with($group, $files).on_aarch64(); $($test),+
@@ -366,10 +383,17 @@ mod tests {
     }
 
     #[test]
-    fn arch_of_the_environment_replaces_the_groups_own() {
-        assert_eq!(arch(None, Arch::Aarch64), Ok(Arch::Aarch64));
-        assert_eq!(arch(Some("aarch64"), Arch::X86_64), Ok(Arch::Aarch64));
-        assert!(arch(Some("arm"), Arch::X86_64).unwrap_err().contains(ARCH));
+    fn arch_of_the_environment_replaces_the_groups_own_unless_bound() {
+        assert_eq!(arch(None, Arch::Aarch64, false), Ok(Arch::Aarch64));
+        assert_eq!(
+            arch(Some("aarch64"), Arch::X86_64, false),
+            Ok(Arch::Aarch64)
+        );
+        assert_eq!(arch(Some("aarch64"), Arch::X86_64, true), Ok(Arch::X86_64));
+        for bound in [false, true] {
+            let refused = arch(Some("arm"), Arch::X86_64, bound).unwrap_err();
+            assert!(refused.contains(ARCH), "{refused}");
+        }
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl SharedSession {
     pub fn get(&self) -> &Session {
         let session = self.session.get_or_init(|| {
             let files = match self.perf {
-                true => images::foreign::perf().map_err(|error| chain(&error))?,
+                true => images::foreign::perf(self.arch).map_err(|error| chain(&error))?,
                 false => Files::new(),
             };
             Session::run_on(self.arch, self.script, files)

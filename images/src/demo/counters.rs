@@ -42,7 +42,7 @@ pub(super) fn run(place: PlaceChoice, arch: Arch) -> Result<(), DemoError> {
         command: script(),
         vcpus: 1,
         memory_mib: 512,
-        files: foreign::perf_of(arch)?,
+        files: foreign::perf(arch)?,
         place,
         echo: true,
         ..Boot::default()

@@ -2,6 +2,7 @@
 
 use super::DemoError;
 use crate::afterwards::Afterwards;
+use crate::arch::Arch;
 use crate::boot::Boot;
 use crate::cache::Cache;
 use crate::foreign;
@@ -45,7 +46,7 @@ pub(super) fn run(place: &Place) -> Result<(), DemoError> {
         arguments.extend(["--symbols".to_owned(), path]);
     }
     if lab {
-        files.extend(foreign::perf()?);
+        files.extend(foreign::perf(Arch::default())?);
         if let Some(symbols) = &symbols {
             files.push((LAB_SYMBOLS.to_owned(), foreign::read(symbols)?));
         }

@@ -13,7 +13,8 @@ use std::ptr;
 use perf_event_open_sys::bindings::{self, perf_event_attr};
 use vpmu_abi::uapi::{self, Info};
 
-use super::{Event, How, KIND_MARK, Later, MARK_ANY, checked, sampling};
+use super::{EXIT_PORT, Event, How, KIND_EXITS, KIND_MARK, Later, MARK_ANY, checked, sampling};
+use crate::arch::OWN_IN_USER_MODE;
 
 /// Also for the assembly that places marks with registers of its own.
 pub(crate) const IOC_MARK: u64 = uapi::IOC_MARK as u64;
@@ -43,6 +44,13 @@ impl Device {
             ..perf_event_attr::default()
         };
         attr.set_disabled(1);
+        attr
+    }
+
+    /// The same of port accesses, those of programs alone.
+    pub(crate) fn port_exits(&self) -> perf_event_attr {
+        let mut attr = self.attr(KIND_EXITS, EXIT_PORT);
+        attr.set_exclude_kernel(OWN_IN_USER_MODE.into());
         attr
     }
 

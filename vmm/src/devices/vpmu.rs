@@ -11,6 +11,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use vpmu::{Machine, QueueState, Turn, Vpmu, abi};
 
+use crate::arch::HALTS;
 use crate::arch::layout::{DOORBELL, DOORBELL_SIZE, WINDOW};
 use crate::bus::{Caller, Device};
 use crate::confine::{ConfineError, Confinement, ThreadKind};
@@ -148,7 +149,7 @@ impl Machine for Carrier {
     }
 
     fn halts(&self, vcpu: u32) -> Option<u64> {
-        self.stats.read(vcpu, "halt_exits")
+        self.stats.read(vcpu, HALTS)
     }
 
     fn reports_guest_ips(&self) -> bool {

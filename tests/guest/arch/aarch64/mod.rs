@@ -7,7 +7,8 @@ pub(crate) mod stubs;
 
 pub(crate) use attacks::ATTACKS;
 pub(crate) use ports::{
-    COMMAND_EXITS, EXIT_PORT, IDLE_PORT, PORT_EXITS, allow_ports, port_write, ticks,
+    EXIT_PORT, IDLE_PORT, OWN_IN_USER_MODE, PORT_DETAIL, PORT_EXITS, PORT_REASON, PORT_WRITTEN,
+    STORE_EXITS, allow_ports, port_write, ticks,
 };
 
 use crate::Test;

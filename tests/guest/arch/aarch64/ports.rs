@@ -7,14 +7,24 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::packets::DETAIL_WRITE;
 use crate::pages::map_physical;
 
 /// The reason of its exits, and the event that counts them.
 pub(crate) const EXIT_PORT: u64 = 3;
 /// As above.
 pub(crate) const PORT_EXITS: &str = "exits-mmio";
-/// Exits for the same reason that a command makes which ends or reads an event: its notification.
-pub(crate) const COMMAND_EXITS: u64 = 1;
+/// The reason as `vperf exits` names it, and a write as it describes it.
+pub(crate) const PORT_REASON: &str = "mmio";
+/// As above.
+pub(crate) const PORT_WRITTEN: &str = "memory 0x10000000 write 1 byte";
+/// A write's detail in a packet: a write, of one byte.
+pub(crate) const PORT_DETAIL: u64 = DETAIL_WRITE | 1;
+/// Whether the kernel is left out to count a program's own exits for the reason alone: the driver's
+/// notifications are exits of the kernel.
+pub(crate) const OWN_IN_USER_MODE: bool = true;
+/// Exits for the same reason that a mark by a store makes: the store.
+pub(crate) const STORE_EXITS: u64 = 1;
 /// An address that no device of the machine answers to: a write is an exit and nothing else.
 pub(crate) const IDLE_PORT: u32 = 0x1000_0000;
 
@@ -25,8 +35,6 @@ static MAPPED: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 pub(crate) fn allow_ports() -> io::Result<()> {
     if MAPPED.load(Ordering::Acquire).is_null() {
         MAPPED.store(map_physical(IDLE_PORT)?, Ordering::Release);
-        // The first access maps the page, by a fault.
-        port_write();
     }
     Ok(())
 }

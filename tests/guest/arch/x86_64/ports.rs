@@ -4,12 +4,22 @@
 use std::arch::{asm, x86_64::_rdtsc};
 use std::io;
 
+use crate::packets::DETAIL_WRITE;
+
 /// The reason of its exits, and the event that counts them.
 pub(crate) const EXIT_PORT: u64 = 2;
 /// As above.
 pub(crate) const PORT_EXITS: &str = "exits-io";
-/// Exits for the same reason that a command makes which ends or reads an event: none.
-pub(crate) const COMMAND_EXITS: u64 = 0;
+/// The reason as `vperf exits` names it, and a write as it describes it.
+pub(crate) const PORT_REASON: &str = "io";
+/// As above.
+pub(crate) const PORT_WRITTEN: &str = "port 0x80 write 1 byte";
+/// A write's detail in a packet: of one access, a write, of one byte.
+pub(crate) const PORT_DETAIL: u64 = 1 << 32 | DETAIL_WRITE | 1;
+/// Whether the kernel is left out to count a program's own exits for the reason alone: nothing else has it.
+pub(crate) const OWN_IN_USER_MODE: bool = false;
+/// Exits for the same reason that a mark by a store makes: none.
+pub(crate) const STORE_EXITS: u64 = 0;
 /// A port that no device of the machine answers to: a write is an exit and nothing else.
 pub(crate) const IDLE_PORT: u16 = 0x80;
 

@@ -19,6 +19,9 @@ pub(crate) mod registers;
 pub mod regs;
 pub mod state;
 
+/// KVM's statistic of halts.
+pub const HALTS: &str = "halt_exits";
+
 /// The first Linux whose KVM counts on where the host moves an event between counters while the guest
 /// runs. `None`: each does.
 pub const FIRST_TO_KEEP_COUNTS: Option<(u32, u32)> = None;
