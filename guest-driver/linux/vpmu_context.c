@@ -123,16 +123,11 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
  */
 void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
-	struct perf_event_context *coming;
-
 	if (context_waits(vcpu, event))
 		return;
 	if (!VPMU_CONTEXT_IS_BRACKETED || context_loses(event, event))
 		vpmu_context_leave(vcpu, event);
 	else
 		context_read_group(vcpu, event);
-	coming = vpmu_switch_take(vcpu);
-	vpmu_vcpu_flush(vcpu);
-	if (coming)
-		vpmu_switch_taken(vcpu, coming);
+	vpmu_switch_flush(vcpu);
 }

@@ -262,6 +262,12 @@ void vpmu_event_unpin(struct perf_event *event)
 	event->ctx->pin_count--;
 }
 
+static void event_forget(struct vpmu_event *own)
+{
+	event_lost(own->event, own, 0);
+	WRITE_ONCE(own->id, 0);
+}
+
 /**
  * vpmu_event_lose() - the device has the event no more
  * @own: the event, which stays meanwhile
@@ -271,13 +277,14 @@ void vpmu_event_lose(struct vpmu_event *own)
 	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
 
 	vpmu_event_unpublish(own);
-	/* An event that is being made has no context yet. */
-	if (ctx)
-		raw_spin_lock_irq(&ctx->lock);
-	event_lost(own->event, own, 0);
-	WRITE_ONCE(own->id, 0);
-	if (ctx)
-		raw_spin_unlock_irq(&ctx->lock);
+	/* An event that is being made has no context yet, and nobody else looks at it. */
+	if (!ctx) {
+		event_forget(own);
+		return;
+	}
+	raw_spin_lock_irq(&ctx->lock);
+	event_forget(own);
+	raw_spin_unlock_irq(&ctx->lock);
 }
 
 /**

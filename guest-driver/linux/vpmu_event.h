@@ -127,8 +127,7 @@ void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_switch.c */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx);
-struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu);
-void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx);
+void vpmu_switch_flush(struct vpmu_vcpu *vcpu);
 
 /* vpmu_sampling.c */
 int vpmu_sampling_check(const struct perf_event *event);

@@ -177,58 +177,67 @@ static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_eve
 	return vcpu->pending && vcpu->events[vcpu->pending - 1]->ctx == ctx;
 }
 
-/**
- * vpmu_switch_take() - add the commands for the events of the task that comes
- * @vcpu: this CPU's queue, within perf core's bracket; interrupts are off
- *
- * If the commands that have gathered are for the events of a task that is being switched
- * out, perf core holds the lock of their context and has decided not to swap it.
- *
- * Return: the context of the task that comes, locked, for vpmu_switch_taken() once the
- * commands are answered; NULL if none were added.
+/*
+ * The context of the task that comes, if the commands that have gathered are for the events
+ * of a task that is being switched out: perf core holds the lock of their context then and
+ * has decided not to swap it.
  */
-struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu)
+static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 {
 	const struct task_switch *now = this_cpu_ptr(&task_switches);
-	struct perf_event_context *ctx;
-	struct perf_event *event;
 
 	if (now->prev != current || !switch_takes_out(vcpu, vpmu_task_context(current)))
 		return NULL;
-	ctx = vpmu_task_context(now->next);
-	if (!ctx || vcpu->broken || !raw_spin_trylock(&ctx->lock))
-		return NULL;
+	return vpmu_task_context(now->next);
+}
+
+/* Adds the commands for the events of the task that comes. */
+static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
+{
+	struct perf_event *event;
+
+	lockdep_assert_held(&ctx->lock);
 	list_for_each_entry(event, &ctx->event_list, event_entry)
 		if (event->group_leader == event && event->pmu == &vcpu->dev->pmu &&
 		    group_comes(event))
 			group_take(vcpu, event);
-	return ctx;
 }
 
-/**
- * vpmu_switch_taken() - the commands are answered
- * @vcpu: the queue
- * @ctx: from vpmu_switch_take()
- */
-void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
+/* The queue broke: perf core finds that no event can be added. */
+static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
 	struct perf_event *event;
 	struct vpmu_event *own;
 
 	lockdep_assert_held(&ctx->lock);
-	/* perf core finds that nothing can be added then. */
-	if (vcpu->broken) {
-		list_for_each_entry(event, &ctx->event_list, event_entry) {
-			if (event->pmu != &vcpu->dev->pmu)
-				continue;
-			own = event->pmu_private;
-			if (own->coming) {
-				own->started = false;
-				if (own->sampler)
-					vpmu_sampling_forget(own);
-			}
-			own->coming = false;
+	list_for_each_entry(event, &ctx->event_list, event_entry) {
+		if (event->pmu != &vcpu->dev->pmu)
+			continue;
+		own = event->pmu_private;
+		if (own->coming) {
+			own->started = false;
+			if (own->sampler)
+				vpmu_sampling_forget(own);
 		}
+		own->coming = false;
 	}
+}
+
+/**
+ * vpmu_switch_flush() - send what has gathered, with the commands of the task that comes
+ * @vcpu: this CPU's queue, within perf core's bracket; interrupts are off
+ */
+void vpmu_switch_flush(struct vpmu_vcpu *vcpu)
+{
+	struct perf_event_context *ctx = switch_next(vcpu);
+
+	if (!ctx || vcpu->broken || !raw_spin_trylock(&ctx->lock)) {
+		vpmu_vcpu_flush(vcpu);
+		return;
+	}
+	context_take(vcpu, ctx);
+	vpmu_vcpu_flush(vcpu);
+	if (vcpu->broken)
+		context_drop(vcpu, ctx);
 	raw_spin_unlock(&ctx->lock);
 }
