@@ -13,7 +13,7 @@
  *   vpmu_context  scheduling before 6.2      vpmu_switch one kick for two tasks
  *   vpmu_call     commands from outside perf core's scheduling
  *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
- *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
+ *   vpmu_attr     attributes of both doors   vpmu_file  what such an fd does
  *   vpmu_permission  who may open which event
  *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
  *   vpmu_read     what read(2) gives
@@ -22,7 +22,6 @@
  *   vpmu_persistent, _set, _list, _pmu  events that outlive their descriptors, and us
  *   vpmu_view     such events as perf core sees them
  *   vpmu_direct   what such events do, which are none of perf core's
- *   vpmu_request  the device's words in perf's
  *   vpmu_link     which events start and stop which
  *   vpmu_perf     what /dev/vpmu does to events of perf_event_open(2)
  *   vpmu_flush    what was produced stands where programs look
@@ -250,8 +249,8 @@ static inline bool vpmu_config_is_trace(u64 config)
 	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_VMM_TRACE;
 }
 
-/* Of these, whether its packets hold registers, by which what the kernel keeps secret. */
-static inline bool vpmu_config_tells_registers(u64 config)
+/* Whether @config is a trace whose packets contain registers, which may leak kernel secrets. */
+static inline bool vpmu_config_has_registers(u64 config)
 {
 	return vpmu_config_is_trace(config) &&
 	       config >> VPMU_CONFIG_KIND_SHIFT != VPMU_KIND_EXIT_TRACE;

@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
@@ -157,8 +158,7 @@ static void event_request_trace(const struct perf_event *event, struct vpmu_open
 {
 	struct vpmu_event *parent;
 
-	request->period = cpu_to_le64(event->attr.sample_period);
-	request->aux_watermark = cpu_to_le32(event->attr.aux_watermark);
+	vpmu_attr_request_trace(&event->attr, request);
 	if (!event->parent)
 		return;
 	parent = event->parent->pmu_private;
@@ -179,34 +179,6 @@ static void event_request_sampling(const struct perf_event *event, const struct 
 	request->engine = cpu_to_le32(parent->engine);
 }
 
-/*
- * Leaves a mode out, or the host's work. A clock of perf core's door cannot leave a mode out,
- * as the kernel's own cannot: it counts all, and makes samples of the other mode alone.
- */
-static int event_exclude(const struct perf_event *event, struct vpmu_event *own, u32 *flags)
-{
-	const struct perf_event_attr *attr = &event->attr;
-	u64 config = event->hw.config;
-
-	/* A device that counts the guest alone may be older than the flag. */
-	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
-		*flags |= VPMU_OPEN_EXCLUDE_HOST;
-	if (!attr->exclude_user && !attr->exclude_kernel)
-		return 0;
-	if (!own->file && !vpmu_request_excludes(own->dev, config)) {
-		if (vpmu_request_is_time(config))
-			return 0;
-		/* By this perf tells a user to ask for the right to count the kernel. */
-		if (own->unprivileged && attr->exclude_kernel)
-			return -EACCES;
-	}
-	if (attr->exclude_user)
-		*flags |= VPMU_OPEN_EXCLUDE_USER;
-	if (attr->exclude_kernel)
-		*flags |= VPMU_OPEN_EXCLUDE_KERNEL;
-	return 0;
-}
-
 /**
  * vpmu_event_request() - ask the device for an event
  * @own: the event
@@ -219,8 +191,6 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 	struct perf_event *event = own->event;
 	u64 config = event->hw.config;
 	struct vpmu_vcpu *vcpu;
-	u32 flags;
-	int err;
 
 	*request = (struct vpmu_open_request) {};
 	if (own->file)
@@ -233,21 +203,18 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 		request->flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
 	if (!own->file)
 		request->leader = cpu_to_le64(vpmu_sampling_leader(event));
-	flags = le32_to_cpu(request->flags);
 	request->kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
 	request->config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
 	if (own->task) {
 		request->context = cpu_to_le32(VPMU_CONTEXT_TASK);
-		flags |= VPMU_OPEN_ENABLED;
+		request->flags |= cpu_to_le32(VPMU_OPEN_ENABLED);
 	} else {
 		vcpu = *per_cpu_ptr(own->dev->cpu_vcpu, event->cpu);
 		if (!vcpu)
 			return -ENODEV;
 		request->context = cpu_to_le32(vcpu->index);
 	}
-	err = event_exclude(event, own, &flags);
-	request->flags = cpu_to_le32(flags);
-	return err;
+	return vpmu_attr_request_exclude(own, request);
 }
 
 /* Opens the device's event behind @event. */

@@ -130,7 +130,6 @@ bool vpmu_switch_is_from(const struct perf_event_context *ctx);
 void vpmu_switch_flush(struct vpmu_vcpu *vcpu);
 
 /* vpmu_sampling.c */
-int vpmu_sampling_check(const struct perf_event *event);
 int vpmu_sampling_alloc(struct vpmu_event *own);
 void vpmu_sampling_free(struct vpmu_event *own);
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request);

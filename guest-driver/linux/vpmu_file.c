@@ -16,6 +16,7 @@
 #include <linux/uaccess.h>
 
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"

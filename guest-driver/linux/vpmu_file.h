@@ -183,23 +183,6 @@ struct vpmu_file {
 	bool shown;
 };
 
-/* vpmu_attr.c */
-int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user);
-int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace);
-void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
-		       struct vpmu_open_request *request);
-
-/* vpmu_request.c */
-u32 vpmu_request_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
-		      u64 *config);
-int vpmu_request_config(u32 type, u64 config, u64 *own);
-bool vpmu_request_excludes(const struct vpmu_device *dev, u64 config);
-bool vpmu_request_is_time(u64 config);
-bool vpmu_request_names_tasks(const struct vpmu_open_request *request, bool trace);
-bool vpmu_request_tells_registers(const struct vpmu_open_request *request, u64 config);
-void vpmu_request_attr(const struct vpmu_device *dev, const struct vpmu_open_request *request,
-		       struct perf_event_attr *attr);
-
 /* vpmu_open.c */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
 

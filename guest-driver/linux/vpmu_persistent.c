@@ -12,6 +12,7 @@
 #include <linux/workqueue.h>
 
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
@@ -105,7 +106,7 @@ struct vpmu_file *vpmu_persistent_open(struct vpmu_device *dev, const struct vpm
 	if (file->cpu != args->cpu)
 		goto put;
 	err = 0;
-	if (vpmu_request_tells_registers(&file->wanted, file->config))
+	if (vpmu_attr_opens_registers(&file->wanted, file->config))
 		err = security_locked_down(LOCKDOWN_PERF);
 	if (!err)
 		return file;

@@ -10,7 +10,7 @@
 #include <linux/uaccess.h>
 
 #include "vpmu.h"
-#include "vpmu_file.h"
+#include "vpmu_attr.h"
 #include "vpmu_persistent.h"
 
 /* Events asked for in one request. */
@@ -35,7 +35,7 @@ static void list_entry_fill(struct vpmu_device *dev, const struct vpmu_persisten
 		entry->flags |= VPMU_PERSISTENT_WINDOW;
 	if (entry->pages && !(map & VPMU_MAP_WRITABLE))
 		entry->flags |= VPMU_PERSISTENT_OVERWRITE;
-	vpmu_request_attr(dev, &event->open, &attr);
+	vpmu_attr_from_request(dev, &event->open, &attr);
 	memcpy(entry->attr, &attr, sizeof(entry->attr));
 }
 

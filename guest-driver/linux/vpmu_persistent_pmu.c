@@ -10,7 +10,7 @@
 #include <linux/sysfs.h>
 
 #include "vpmu.h"
-#include "vpmu_event.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_view.h"
@@ -153,7 +153,7 @@ static int view_event_init(struct perf_event *event)
 		return -ENOENT;
 	if (attr->precise_ip || has_branch_stack(event))
 		return -EOPNOTSUPP;
-	err = vpmu_sampling_check(event);
+	err = vpmu_attr_check_replay(event);
 	if (err)
 		return err;
 	if (event->cpu < 0 || event->attach_state & PERF_ATTACH_TASK)

@@ -12,6 +12,7 @@
 #include <linux/workqueue.h>
 
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
@@ -92,7 +93,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	file->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
 	file->operator = le32_to_cpu(event->flags) & VPMU_PERSISTENT_OPERATOR;
 	file->wanted = event->open;
-	file->type = vpmu_request_type(dev, &event->open, &file->config);
+	file->type = vpmu_attr_type(dev, &event->open, &file->config);
 	file->trace = vpmu_config_is_trace(file->config);
 	file->read_format = le64_to_cpu(event->open.read_format);
 	file->engine = le32_to_cpu(event->open.engine);
@@ -101,7 +102,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	file->enabled = flags & VPMU_OPEN_ENABLED;
 
 	/* Records name tasks as long as somebody tells the device who runs. */
-	if (vpmu_request_names_tasks(&event->open, file->trace)) {
+	if (vpmu_attr_needs_task(&event->open, file->trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
 		if (err && err != -EOPNOTSUPP)

@@ -12,6 +12,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_view.h"
@@ -158,20 +159,15 @@ static bool type_is_generic(u32 type)
 	return type == PERF_TYPE_HARDWARE || type == PERF_TYPE_HW_CACHE || type == PERF_TYPE_RAW;
 }
 
-/* The event in the words of our own config, which perf core leaves to us in perf_event::hw. */
+/* Sets perf_event::hw::config, which perf core leaves to the PMU, to the config of our own. */
 static int pmu_config(struct perf_event *event)
 {
-	const struct perf_event_attr *attr = &event->attr;
-	u64 config = attr->config;
-	int err = 0;
+	const struct vpmu_device *dev = to_vpmu(event->pmu);
+	u32 type = event->attr.type;
 
-	if (attr->type != event->pmu->type) {
-		if (!type_is_generic(attr->type) || !to_vpmu(event->pmu)->generic)
-			return -ENOENT;
-		err = vpmu_request_config(attr->type, attr->config, &config);
-	}
-	event->hw.config = config;
-	return err;
+	if (type != event->pmu->type && !(dev->generic && type_is_generic(type)))
+		return -ENOENT;
+	return vpmu_attr_config(dev, &event->attr, &event->hw.config);
 }
 
 static int vpmu_pmu_event_init(struct perf_event *event)
@@ -188,7 +184,7 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
 	if (is_sampling_event(event) && event->overflow_handler != vpmu_file_overflow) {
-		err = vpmu_sampling_check(event);
+		err = vpmu_attr_check_replay(event);
 		if (err)
 			return err;
 	}

@@ -23,7 +23,7 @@
 
 #include "compat.h"
 #include "vpmu.h"
-#include "vpmu_arch.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
 #include "vpmu_ring.h"
@@ -35,15 +35,6 @@
 
 /* No sample of an event in use waits longer. */
 #define REPLAY_NS	(100 * NSEC_PER_MSEC)
-
-/* Fields that the device reports and that are passed on; perf core makes the others. */
-#define SAMPLE_TYPE	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
-			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
-
-/* Fields that perf core reads from the current task or CPU, which need not be the sample's. */
-#define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
-			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
-			 PERF_SAMPLE_BRANCH_STACK)
 
 /**
  * struct vpmu_sampler - the ring of an event and of those that inherit it
@@ -63,31 +54,6 @@ static bool sampler_is_of(const struct vpmu_event *own)
 	return !own->event->parent;
 }
 
-/**
- * vpmu_sampling_check() - refuse what a replay could not do
- * @event: being opened, a sampling event
- *
- * Return: 0 or -EOPNOTSUPP.
- */
-int vpmu_sampling_check(const struct perf_event *event)
-{
-	const struct perf_event_attr *attr = &event->attr;
-
-	if (attr->sample_type & SAMPLE_REFUSED || attr->aux_output || attr->aux_sample_size)
-		return -EOPNOTSUPP;
-	/* The device has no such samples of events that have a parent. */
-	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
-		return -EOPNOTSUPP;
-	/* The signal must come before the program's next instruction. */
-	if (attr->sigtrap)
-		return -EOPNOTSUPP;
-	/* Vector registers are not the device's to read. */
-	if (attr->sample_type & (PERF_SAMPLE_REGS_USER | PERF_SAMPLE_REGS_INTR) &&
-	    (attr->sample_regs_user | attr->sample_regs_intr) & PERF_REG_EXTENDED_MASK)
-		return -EOPNOTSUPP;
-	return 0;
-}
-
 static void sampler_free(struct vpmu_sampler *sampler)
 {
 	unsigned int i;
@@ -99,7 +65,6 @@ static void sampler_free(struct vpmu_sampler *sampler)
 
 static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
 {
-	const u64 regs = PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_INTR;
 	struct vpmu_sampler *sampler = kzalloc(sizeof(*sampler), GFP_KERNEL);
 	unsigned int i;
 
@@ -108,10 +73,7 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
 	vpmu_records_init(&sampler->records);
 	sampler->records.pages = sampler->pages;
 	sampler->records.size = RING_SIZE;
-	sampler->records.type = SAMPLE_TYPE | (attr->sample_type & PERF_SAMPLE_CALLCHAIN);
-	if (attr->sample_type & regs)
-		sampler->records.type |= PERF_SAMPLE_REGS_INTR;
-	sampler->records.type |= attr->sample_type & PERF_SAMPLE_READ;
+	sampler->records.type = vpmu_attr_replayed(attr);
 	sampler->prompt = attr->sample_type & VPMU_SAMPLE_PROMPT;
 	for (i = 0; i < ARRAY_SIZE(sampler->pages); i++) {
 		sampler->pages[i] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
@@ -174,31 +136,18 @@ void vpmu_sampling_free(struct vpmu_event *own)
  */
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
-	const struct perf_event_attr *attr = &own->event->attr;
-	const struct vpmu_sampler *sampler = own->sampler;
 	u32 flags = 0;
 
+	vpmu_attr_request_replay(&own->event->attr, request);
 	request->period = cpu_to_le64(own->period);
-	request->sample_type = cpu_to_le64(sampler->records.type);
 	if (own->freq)
 		flags |= VPMU_OPEN_FREQ;
-	if (sampler->prompt) {
+	if (own->sampler->prompt) {
 		request->wakeup = cpu_to_le32(1);
 	} else {
 		request->wakeup = cpu_to_le32(RING_SIZE / 2);
 		flags |= VPMU_OPEN_WATERMARK;
 	}
-	if (sampler->records.type & PERF_SAMPLE_READ)
-		request->read_format = cpu_to_le64(PERF_FORMAT_ID | PERF_FORMAT_GROUP);
-	if (sampler->records.type & PERF_SAMPLE_CALLCHAIN)
-		request->max_stack = cpu_to_le32(min_t(u32, attr->sample_max_stack,
-						       VPMU_MAX_STACK));
-	if (sampler->records.type & PERF_SAMPLE_REGS_INTR)
-		request->regs_intr = cpu_to_le64(VPMU_ARCH_REGS);
-	if (attr->exclude_callchain_kernel)
-		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
-	if (attr->exclude_callchain_user)
-		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
 	request->flags |= cpu_to_le32(flags);
 }
 

@@ -312,7 +312,7 @@ static int trace_event_init(struct perf_event *event)
 				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");
 		return -EINVAL;
 	}
-	if (!event->parent && vpmu_config_tells_registers(event->attr.config)) {
+	if (!event->parent && vpmu_config_has_registers(event->attr.config)) {
 		int err = security_locked_down(LOCKDOWN_PERF);
 
 		if (err)
