@@ -11,6 +11,7 @@
 #include <linux/perf_event.h>
 #include <linux/slab.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_trace.h"
@@ -61,7 +62,7 @@ void *vpmu_area_setup(struct perf_event *event, void **pages, int count, bool ov
 	vpmu_device_get(dev);
 	mutex_lock(&dev->output_lock);
 	own->trace->area = area;
-	WRITE_ONCE(own->trace->buffer, event->rb);
+	WRITE_ONCE(own->trace->buffer, perf_core_buffer(event));
 	mutex_unlock(&dev->output_lock);
 	return area;
 free:

@@ -11,6 +11,7 @@
 #include <linux/smp.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -80,8 +81,9 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	struct vpmu_totals *totals = &file->totals;
 
 	totals->value += local64_read(&event->count);
-	totals->missed += event->total_time_enabled - event->total_time_running;
-	if ((event->state == PERF_EVENT_STATE_INACTIVE || !own->id) && event->ctx->is_active)
+	totals->missed += perf_core_missed(event);
+	if (perf_core_is_scheduled(event) &&
+	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/* Those are of the whole family; with its last event they fit the counts best. */
 	totals->enabled = atomic64_read(&file->enabled_ns);
@@ -120,7 +122,7 @@ static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 	struct perf_event *event = call->event, *other;
 	struct vpmu_event *own = event->pmu_private;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other == event || !call_reaches(call, other))
 			continue;
 		own = other->pmu_private;
@@ -190,15 +192,15 @@ static int call_cpu(const struct event_call *call)
 	struct perf_event *event = call->event, *other;
 
 	if (event->state == PERF_EVENT_STATE_ACTIVE)
-		return event->oncpu;
+		return perf_core_cpu(event);
 	if (!call->leader)
 		return -1;
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other->state != PERF_EVENT_STATE_ACTIVE)
 			continue;
 		if (call->op == VPMU_COMMAND_FLUSH ? other->pmu == event->pmu :
 						     call_reaches(call, other))
-			return other->oncpu;
+			return perf_core_cpu(other);
 	}
 	return -1;
 }
@@ -213,7 +215,7 @@ static bool call_must_wait(const struct event_call *call)
 	const struct vpmu_event *own;
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;
@@ -233,7 +235,7 @@ static void event_call_here(void *info)
 	struct vpmu_vcpu *vcpu;
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	raw_spin_lock(&ctx->lock);
+	perf_core_lock(ctx);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
 	if (call->cpu < 0 ? !call_must_wait(call) : call->cpu == smp_processor_id()) {
@@ -241,7 +243,7 @@ static void event_call_here(void *info)
 		call->ret = call->leader ? call_group_here(call, vcpu) :
 					   call_event_here(call, vcpu);
 	}
-	raw_spin_unlock(&ctx->lock);
+	perf_core_unlock(ctx);
 }
 
 static int event_call(struct event_call *call)
@@ -254,7 +256,7 @@ static int event_call(struct event_call *call)
 	if (!own->task && (call->op != VPMU_COMMAND_FLUSH || cpu_online(event->cpu)))
 		call->cpu = event->cpu;
 	else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE)
-		call->cpu = READ_ONCE(event->oncpu);
+		call->cpu = perf_core_cpu(event);
 	else
 		call->cpu = -1;
 	/* Each turn more means that it turned out where to go, or that the task has moved. */
@@ -279,7 +281,7 @@ static int call_family(struct event_call *call, struct perf_event *event)
 	call->event = event;
 	if (own->turn != call->turn)
 		err = event_call(call);
-	list_for_each_entry(child, &event->child_list, child_list) {
+	perf_core_for_each_child(child, event) {
 		own = child->pmu_private;
 		if (own->turn == call->turn)
 			continue;
@@ -295,9 +297,8 @@ static void call_sum_dead(struct vpmu_file *file)
 {
 	struct perf_event *event = file->event;
 
-	file->totals.value += atomic64_read(&event->child_count);
-	file->totals.missed += atomic64_read(&event->child_total_time_enabled) -
-			       atomic64_read(&event->child_total_time_running);
+	file->totals.value += perf_core_dead_count(event);
+	file->totals.missed += perf_core_dead_missed(event);
 }
 
 /**
@@ -326,7 +327,7 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 	 * one of a group's.
 	 */
 	vpmu_group_for_each(file, leader) {
-		mutex_lock_nest_lock(&file->event->child_mutex, &leader->group_lock);
+		perf_core_lock_family_of(file->event, &leader->group_lock);
 		memset(&file->totals, 0, sizeof(file->totals));
 	}
 	vpmu_group_for_each(file, leader) {
@@ -338,7 +339,7 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 			call_sum_dead(file);
 	}
 	vpmu_group_for_each(file, leader)
-		mutex_unlock(&file->event->child_mutex);
+		perf_core_unlock_family(file->event);
 	return err ?: call.flushed;
 }
 

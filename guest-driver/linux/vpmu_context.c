@@ -21,6 +21,7 @@
 #include <linux/smp.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 
@@ -46,7 +47,7 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry)
+	perf_core_for_each_event(other, event->ctx)
 		if (context_expects(event, other))
 			vpmu_event_start(vcpu, other);
 }
@@ -54,7 +55,7 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 /* Whether @other, which is active, goes within the same hold of the context's lock. */
 static bool context_loses(const struct perf_event *event, const struct perf_event *other)
 {
-	return vpmu_switch_is_from(event->ctx) || vpmu_class_leaves(event, other);
+	return vpmu_switch_is_from(event->ctx) || perf_core_class_leaves(event, other);
 }
 
 /**
@@ -66,7 +67,7 @@ void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		struct vpmu_event *own = other->pmu_private;
 
 		if (other->pmu != event->pmu || other == event || !own->started)

@@ -8,6 +8,7 @@
 #include <linux/slab.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
 #include "vpmu_event.h"
@@ -304,14 +305,12 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 		}
 	}
 	INIT_LIST_HEAD(&own->family);
-	if (is_sampling_event(event) && !own->trace &&
-	    event->overflow_handler != vpmu_file_overflow && vpmu_sampling_alloc(own)) {
+	own->file = vpmu_file_of(event);
+	if (own->file) {
+		vpmu_file_get(own->file);
+	} else if (is_sampling_event(event) && !own->trace && vpmu_sampling_alloc(own)) {
 		kfree(own);
 		return NULL;
-	}
-	if (event->overflow_handler == vpmu_file_overflow) {
-		own->file = event->overflow_handler_context;
-		vpmu_file_get(own->file);
 	}
 	vpmu_device_get(dev);
 	return own;
@@ -330,7 +329,7 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 	if (event->parent)
 		return 0;
 	if (own->task) {
-		err = vpmu_anchor_task_context(event->hw.target);
+		err = perf_core_anchor_task(event->hw.target);
 		if (err)
 			return err;
 		err = vpmu_switch_get();
@@ -356,14 +355,14 @@ static void event_miss(struct perf_event *parent)
 	struct vpmu_event *own = parent->pmu_private;
 	struct perf_event *child;
 
-	mutex_lock(&parent->child_mutex);
+	perf_core_lock_family(parent);
 	WRITE_ONCE(own->incomplete, true);
 	local_irq_disable();
 	vpmu_event_anchor(own);
-	list_for_each_entry(child, &parent->child_list, child_list)
+	perf_core_for_each_child(child, parent)
 		vpmu_event_anchor(child->pmu_private);
 	local_irq_enable();
-	mutex_unlock(&parent->child_mutex);
+	perf_core_unlock_family(parent);
 }
 
 /**

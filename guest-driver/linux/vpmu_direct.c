@@ -9,6 +9,7 @@
 #include <linux/perf_event.h>
 #include <linux/smp.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -64,11 +65,11 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	struct vpmu_event *own = event->pmu_private;
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	raw_spin_lock_irq(&event->ctx->lock);
+	perf_core_lock_irq(event->ctx);
 	own->id = 0;
 	own->started = false;
 	own->spent = true;
-	raw_spin_unlock_irq(&event->ctx->lock);
+	perf_core_unlock_irq(event->ctx);
 
 	file->direct = true;
 	file->inherits = false;

@@ -8,6 +8,7 @@
 #include <linux/perf_event.h>
 #include <linux/preempt.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -80,16 +81,6 @@ static bool is_stop(u32 op)
 	return op == VPMU_COMMAND_OUT || op == VPMU_COMMAND_DISABLE;
 }
 
-/* The clock by which perf core adds up the times of @event. */
-static u64 event_time(const struct perf_event *event)
-{
-#ifdef CONFIG_CGROUP_PERF
-	if (event->cgrp)
-		return per_cpu_ptr(event->cgrp->info, event->cpu)->time;
-#endif
-	return event->ctx->time;
-}
-
 /*
  * Takes time in which the host did not count off perf core's running time, so
  * that contention on the host shows as it would on hardware. What perf core has
@@ -101,19 +92,15 @@ static u64 event_time(const struct perf_event *event)
 static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 bool never)
 {
-	u64 room, fresh = 0;
+	u64 room, taken, fresh = 0;
 
-	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE) {
-		fresh = event_time(event) - event->tstamp;
-		event->tstamp += fresh;
-		event->total_time_enabled += fresh;
-	}
-	room = event->total_time_running + fresh;
-	if (!never)
-		room = min(own->owed, room);
-	event->total_time_running += fresh - room;
+	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
+		fresh = perf_core_add_up(event);
+	room = perf_core_running(event) + fresh;
+	taken = never ? room : min(own->owed, room);
+	perf_core_set_running(event, room - taken);
 	if (own->owed != OWED_ALL)
-		own->owed -= min(own->owed, room);
+		own->owed -= min(own->owed, taken);
 }
 
 /* Of @time more the event did not count. */
@@ -228,7 +215,7 @@ void vpmu_event_pin(struct perf_event *event)
 	if (!own->task || own->pinned || !(event_names_task(own) || event_is_anchored(own)))
 		return;
 	own->pinned = true;
-	event->ctx->pin_count++;
+	perf_core_pin(event);
 }
 
 /**
@@ -237,15 +224,15 @@ void vpmu_event_pin(struct perf_event *event)
  */
 void vpmu_event_anchor(struct vpmu_event *own)
 {
-	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
+	struct perf_event_context *ctx = perf_core_context(own->event);
 
 	/* One that is being made, or comes later, finds its file anchored. */
 	if (!ctx)
 		return;
-	raw_spin_lock(&ctx->lock);
+	perf_core_lock(ctx);
 	if (own->event->state == PERF_EVENT_STATE_ACTIVE)
 		vpmu_event_pin(own->event);
-	raw_spin_unlock(&ctx->lock);
+	perf_core_unlock(ctx);
 }
 
 /**
@@ -259,7 +246,7 @@ void vpmu_event_unpin(struct perf_event *event)
 	if (!own->pinned)
 		return;
 	own->pinned = false;
-	event->ctx->pin_count--;
+	perf_core_unpin(event);
 }
 
 static void event_forget(struct vpmu_event *own)
@@ -274,7 +261,7 @@ static void event_forget(struct vpmu_event *own)
  */
 void vpmu_event_lose(struct vpmu_event *own)
 {
-	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
+	struct perf_event_context *ctx = perf_core_context(own->event);
 
 	vpmu_event_unpublish(own);
 	/* An event that is being made has no context yet, and nobody else looks at it. */
@@ -282,9 +269,9 @@ void vpmu_event_lose(struct vpmu_event *own)
 		event_forget(own);
 		return;
 	}
-	raw_spin_lock_irq(&ctx->lock);
+	perf_core_lock_irq(ctx);
 	event_forget(own);
-	raw_spin_unlock_irq(&ctx->lock);
+	perf_core_unlock_irq(ctx);
 }
 
 /**
@@ -370,7 +357,7 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	if (own->file)
 		atomic64_add(lost - own->lost, &own->file->lost);
 	else
-		atomic64_add(lost - own->lost, &event->lost_samples);
+		perf_core_add_lost(event, lost - own->lost);
 	own->lost = lost;
 	if (is_stop(op)) {
 		own->stray = false;

@@ -15,6 +15,7 @@
 #include <linux/string.h>
 #include <linux/uaccess.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
 #include "vpmu_file.h"
@@ -32,6 +33,17 @@
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs)
 {
+}
+
+/**
+ * vpmu_file_of() - the file of a perf event
+ * @event: the event
+ *
+ * Return: the file that VPMU_IOC_OPEN made the event for, or NULL.
+ */
+struct vpmu_file *vpmu_file_of(const struct perf_event *event)
+{
+	return perf_core_handler_context(event, vpmu_file_overflow);
 }
 
 static void file_gone(struct irq_work *work)
@@ -192,22 +204,10 @@ static bool file_has_children(struct perf_event *event)
 {
 	bool has;
 
-	mutex_lock(&event->child_mutex);
-	has = !list_empty(&event->child_list);
-	mutex_unlock(&event->child_mutex);
+	perf_core_lock_family(event);
+	has = perf_core_has_children(event);
+	perf_core_unlock_family(event);
 	return has;
-}
-
-/*
- * Whether the task has ended. perf core takes the events of one that ends off the CPU,
- * marks their context, and changes their state some time later.
- */
-static bool file_task_ended(struct perf_event *event)
-{
-	void *const tombstone = (void *)-1L;
-
-	return READ_ONCE(event->state) <= PERF_EVENT_STATE_EXIT ||
-	       READ_ONCE(event->ctx->task) == tombstone;
 }
 
 static __poll_t file_poll(struct file *filp, poll_table *wait)
@@ -217,7 +217,7 @@ static __poll_t file_poll(struct file *filp, poll_table *wait)
 	poll_wait(filp, &file->waitq, wait);
 	if (READ_ONCE(file->error))
 		return EPOLLHUP | EPOLLERR;
-	if (file->task && file_task_ended(file->event) && !file_has_children(file->event))
+	if (file->task && perf_core_task_ended(file->event) && !file_has_children(file->event))
 		return EPOLLHUP;
 	return vpmu_output_poll(file, &filp->f_pos);
 }

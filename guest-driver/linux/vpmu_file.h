@@ -190,6 +190,7 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
 extern const struct file_operations vpmu_file_fops;
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs);
+struct vpmu_file *vpmu_file_of(const struct perf_event *event);
 struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev);
 void vpmu_file_get(struct vpmu_file *file);
 void vpmu_file_put(struct vpmu_file *file);

@@ -10,6 +10,7 @@
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -112,7 +113,7 @@ int vpmu_group_join(struct vpmu_file *file)
 
 	lockdep_assert_held(&leader->group_lock);
 	/* They part when perf core swaps the contexts of tasks that inherited the leader. */
-	if (leader->event->ctx != file->event->ctx)
+	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;
 	list_add_tail(&file->member, &leader->members);
 	leader->siblings++;
@@ -164,7 +165,7 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 	const struct vpmu_event *own;
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;
@@ -225,10 +226,10 @@ static bool group_child_is_off(struct vpmu_file *file)
 	struct perf_event *child;
 	bool off = false;
 
-	mutex_lock(&file->event->child_mutex);
-	list_for_each_entry(child, &file->event->child_list, child_list)
+	perf_core_lock_family(file->event);
+	perf_core_for_each_child(child, file->event)
 		off |= READ_ONCE(child->state) == PERF_EVENT_STATE_OFF;
-	mutex_unlock(&file->event->child_mutex);
+	perf_core_unlock_family(file->event);
 	return off;
 }
 
@@ -246,7 +247,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	 * Before the exec perf core's switch is the one that counts, because the exec
 	 * turns it. It reaches no inherited event.
 	 */
-	if (!enable && group_awaits_exec(file) && list_empty(&file->event->child_list)) {
+	if (!enable && group_awaits_exec(file) && !perf_core_has_children(file->event)) {
 		perf_event_disable(file->event);
 		return 0;
 	}

@@ -18,6 +18,7 @@
 #include <linux/rcupdate.h>
 #include <linux/virtio_config.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -144,7 +145,7 @@ static void events_switch(struct vpmu_device *dev)
 
 	lockdep_assert_held(&dev->events_lock);
 	list_for_each_entry(own, &dev->events, entry)
-		if (own->id && !own->trace && own->event->ctx &&
+		if (own->id && !own->trace && perf_core_context(own->event) &&
 		    READ_ONCE(own->event->state) == PERF_EVENT_STATE_ACTIVE)
 			vpmu_call_switch(own->event);
 }

@@ -12,6 +12,7 @@
 #include <linux/perf_event.h>
 #include <linux/slab.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -101,7 +102,7 @@ static struct link_end link_look(const struct vpmu_event *own)
 	return (struct link_end) {
 		.id = own->id,
 		.task = own->event->hw.target,
-		.ctx = READ_ONCE(own->event->ctx),
+		.ctx = perf_core_context(own->event),
 		.inherited = own->event->parent,
 	};
 }

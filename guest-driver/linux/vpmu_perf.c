@@ -17,6 +17,7 @@
 #include <linux/string.h>
 #include <linux/uaccess.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -64,11 +65,11 @@ static void perf_flush_trace(struct perf_event *event)
 {
 	struct perf_event *child;
 
-	mutex_lock(&event->child_mutex);
+	perf_core_lock_family(event);
 	vpmu_trace_flush(event->pmu_private);
-	list_for_each_entry(child, &event->child_list, child_list)
+	perf_core_for_each_child(child, event)
 		vpmu_trace_flush(child->pmu_private);
-	mutex_unlock(&event->child_mutex);
+	perf_core_unlock_family(event);
 }
 
 /* Reading replays the samples that came before, on the CPU of each event of the family. */

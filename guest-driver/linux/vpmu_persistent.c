@@ -11,6 +11,7 @@
 #include <linux/string.h>
 #include <linux/workqueue.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
 #include "vpmu_event.h"
@@ -237,8 +238,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 
 	if (own->view)
 		return persistent_detach(own->view->file, name);
-	if (event->cpu < 0 || own->task || own->event->group_leader != event ||
-	    event->nr_siblings)
+	if (event->cpu < 0 || own->task || !perf_core_is_alone(event))
 		return -EINVAL;
 	/* Such samples are made of what is there right after them. */
 	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)

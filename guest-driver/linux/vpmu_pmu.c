@@ -11,6 +11,7 @@
 #include <linux/perf_event.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
 #include "vpmu_event.h"
@@ -178,12 +179,12 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	/* perf core's own traces are those of another PMU, which can have AUX areas. */
-	if (vpmu_config_is_trace(event->hw.config) && event->overflow_handler != vpmu_file_overflow)
+	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
 	/* As perf core's other PMUs refuse it; perf then asks for less. */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
-	if (is_sampling_event(event) && event->overflow_handler != vpmu_file_overflow) {
+	if (is_sampling_event(event) && !vpmu_file_of(event)) {
 		err = vpmu_attr_check_replay(event);
 		if (err)
 			return err;

@@ -22,6 +22,7 @@
 #include <linux/smp.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_attr.h"
 #include "vpmu_event.h"
@@ -236,18 +237,12 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	struct perf_event *event = own->event;
-
 	/*
 	 * The limit was found to be used up as the event left its CPU: what disables it then
 	 * waits until it is back.
 	 */
-	if (event->pending_disable) {
-		vpmu_aux_disable(event);
-		irq_work_queue(&event->pending_irq);
-	} else {
+	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	}
 	/* One that is stopped and started at once may not have been settled. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
@@ -364,7 +359,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 	if (own) {
 		event = own->event;
 		everywhere = event->cpu < 0 && event->attr.inherit;
-		cpu = event->cpu < 0 ? READ_ONCE(event->oncpu) : event->cpu;
+		cpu = event->cpu < 0 ? perf_core_cpu(event) : event->cpu;
 		/* Until the lock is released there is the event, another user. */
 		vpmu_device_get(dev);
 	}

@@ -25,6 +25,7 @@
 #include <linux/tracepoint.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 
@@ -168,7 +169,8 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
  */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 {
-	return this_cpu_read(task_switches.prev) == current && ctx == vpmu_task_context(current);
+	return this_cpu_read(task_switches.prev) == current &&
+	       ctx == perf_core_task_context(current);
 }
 
 /* Whether the commands that have gathered are those of @ctx, scheduled out. */
@@ -186,9 +188,9 @@ static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 {
 	const struct task_switch *now = this_cpu_ptr(&task_switches);
 
-	if (now->prev != current || !switch_takes_out(vcpu, vpmu_task_context(current)))
+	if (now->prev != current || !switch_takes_out(vcpu, perf_core_task_context(current)))
 		return NULL;
-	return vpmu_task_context(now->next);
+	return perf_core_task_context(now->next);
 }
 
 /* Adds the commands for the events of the task that comes. */
@@ -196,8 +198,8 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
 	struct perf_event *event;
 
-	lockdep_assert_held(&ctx->lock);
-	list_for_each_entry(event, &ctx->event_list, event_entry)
+	perf_core_assert_locked(ctx);
+	perf_core_for_each_event(event, ctx)
 		if (event->group_leader == event && event->pmu == &vcpu->dev->pmu &&
 		    group_comes(event))
 			group_take(vcpu, event);
@@ -209,8 +211,8 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 	struct perf_event *event;
 	struct vpmu_event *own;
 
-	lockdep_assert_held(&ctx->lock);
-	list_for_each_entry(event, &ctx->event_list, event_entry) {
+	perf_core_assert_locked(ctx);
+	perf_core_for_each_event(event, ctx) {
 		if (event->pmu != &vcpu->dev->pmu)
 			continue;
 		own = event->pmu_private;
@@ -231,7 +233,7 @@ void vpmu_switch_flush(struct vpmu_vcpu *vcpu)
 {
 	struct perf_event_context *ctx = switch_next(vcpu);
 
-	if (!ctx || vcpu->broken || !raw_spin_trylock(&ctx->lock)) {
+	if (!ctx || vcpu->broken || !perf_core_trylock(ctx)) {
 		vpmu_vcpu_flush(vcpu);
 		return;
 	}
@@ -239,5 +241,5 @@ void vpmu_switch_flush(struct vpmu_vcpu *vcpu)
 	vpmu_vcpu_flush(vcpu);
 	if (vcpu->broken)
 		context_drop(vcpu, ctx);
-	raw_spin_unlock(&ctx->lock);
+	perf_core_unlock(ctx);
 }

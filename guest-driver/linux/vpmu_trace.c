@@ -17,6 +17,7 @@
 #include <linux/virtio_config.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_trace.h"
@@ -61,7 +62,7 @@ static int trace_room(struct vpmu_trace *trace)
 	const void *buffer = READ_ONCE(owner->trace->buffer);
 	struct vpmu_area *area;
 
-	if (!buffer || buffer != READ_ONCE(output->rb))
+	if (!buffer || buffer != perf_core_buffer(output))
 		return -EINVAL;
 	area = perf_aux_output_begin(&trace->handle, event);
 	if (!area)
@@ -76,7 +77,7 @@ static int trace_room(struct vpmu_trace *trace)
 	/* For no packet, though for a byte: no watermark need have woken the reader. */
 	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
-	vpmu_aux_disable(event);
+	perf_core_disable(event);
 	return -ENOSPC;
 }
 
@@ -109,11 +110,7 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 	commands[count++] = trace_command(own, on);
 	err = vpmu_vcpu_commands(vcpu, commands, replies, count);
 	own->started = true;
-	/*
-	 * Of each event that it adds perf core says before that its trace starts, until
-	 * told that it has; what tells it so is not exported.
-	 */
-	own->event->attach_state |= PERF_ATTACH_ITRACE;
+	perf_core_trace_started(own->event);
 	vpmu_event_answer(own->event, on, err ? NULL : &replies[count - 1]);
 	return 0;
 }
@@ -160,7 +157,7 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 	/* Never more than perf core has given. */
 	perf_aux_output_end(handle, min(head - trace->head, trace->room));
 	if (truncated)
-		vpmu_aux_disable(own->event);
+		perf_core_disable(own->event);
 	return !truncated;
 }
 
@@ -184,7 +181,7 @@ void vpmu_trace_service(void *vcpu)
 			continue;
 		/* Who makes room again has to enable it, too, as with any of perf core's. */
 		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-		vpmu_aux_disable(trace->own->event);
+		perf_core_disable(trace->own->event);
 	}
 	vpmu_device_put(here->dev);
 }

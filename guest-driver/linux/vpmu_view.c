@@ -18,6 +18,7 @@
 #include <linux/slab.h>
 #include <linux/smp.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_arch.h"
 #include "vpmu_event.h"
@@ -159,7 +160,7 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
 	/* Without a ring of its own it would take samples and write none. */
-	if (view->ring && READ_ONCE(view->event->rb))
+	if (view->ring && perf_core_buffer(view->event))
 		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
 }
 
@@ -235,7 +236,7 @@ static void view_take(void *info)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	raw_spin_lock(&event->ctx->lock);
+	perf_core_lock(event->ctx);
 	WRITE_ONCE(view->file->enabled, own->started);
 	own->id = 0;
 	own->started = false;
@@ -246,7 +247,7 @@ static void view_take(void *info)
 	if (vcpu && event->state == PERF_EVENT_STATE_ACTIVE &&
 	    !(event->hw.state & PERF_HES_STOPPED))
 		vpmu_view_start(vcpu, view);
-	raw_spin_unlock(&event->ctx->lock);
+	perf_core_unlock(event->ctx);
 }
 
 /**
