@@ -243,8 +243,8 @@ bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
  */
 bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
 {
-	return (attr->type == dev->pmu.type ||
-		(dev->trace_pmu.type && attr->type == dev->trace_pmu.type)) &&
+	return (attr->type == dev->counting.pmu.type ||
+		(dev->tracing.pmu.type && attr->type == dev->tracing.pmu.type)) &&
 	       vpmu_config_is_trace(attr->config);
 }
 
@@ -272,7 +272,7 @@ int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr
 {
 	unsigned int i;
 
-	if (attr->type == dev->pmu.type || vpmu_attr_is_trace(dev, attr)) {
+	if (attr->type == dev->counting.pmu.type || vpmu_attr_is_trace(dev, attr)) {
 		*config = attr->config;
 		return 0;
 	}
@@ -305,7 +305,7 @@ u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request
 	for (i = 0; i < ARRAY_SIZE(attr_kinds); i++)
 		if (attr_kinds[i].kind == kind)
 			return attr_kinds[i].type;
-	return dev->pmu.type;
+	return dev->counting.pmu.type;
 }
 
 /**
@@ -560,5 +560,5 @@ void vpmu_attr_from_request(const struct vpmu_device *dev,
 		.vpmu_aux_action = attr_aux_action(flags),
 	};
 	/* The configs of perf's own types do not hold the kind. */
-	attr->config = attr->type == dev->pmu.type ? config : le64_to_cpu(request->config);
+	attr->config = attr->type == dev->counting.pmu.type ? config : le64_to_cpu(request->config);
 }

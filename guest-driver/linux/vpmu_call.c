@@ -21,7 +21,7 @@
  * @event: which one
  * @leader: of the group called; NULL for @event alone
  * @only: of the group, the one meant; NULL for all
- * @turn: which call this is, of all
+ * @call_seq: the number of the call
  * @op: VPMU_COMMAND_*; zero starts and stops what runs as the files say
  * @value: of the command, for @event alone
  * @cpu: where it must go, -1 for any
@@ -32,7 +32,7 @@ struct event_call {
 	struct perf_event *event;
 	struct vpmu_file *leader;
 	struct vpmu_file *only;
-	u64 turn;
+	u64 call_seq;
 	u32 op;
 	u64 value;
 	int cpu;
@@ -40,13 +40,13 @@ struct event_call {
 	int ret;
 };
 
-static atomic64_t call_turns = ATOMIC64_INIT(0);
+static atomic64_t call_count = ATOMIC64_INIT(0);
 
 static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	if (event->state != PERF_EVENT_STATE_ACTIVE)
 		return;
-	if (vpmu_group_allows(event) && !READ_ONCE(vcpu->dev->down))
+	if (vpmu_group_allows(event) && !READ_ONCE(vcpu->dev->life.asleep))
 		vpmu_event_start(vcpu, event);
 	else if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
@@ -64,8 +64,8 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		break;
 	case VPMU_COMMAND_READ:
 		/* What found no room in the ring yet is told at a read, at the latest. */
-		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->period ||
-		    own->file->trace)
+		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
+		    own->file->spec.trace)
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
 		break;
 	default:
@@ -78,7 +78,7 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 {
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_file *file = own->file;
-	struct vpmu_totals *totals = &file->totals;
+	struct vpmu_totals *totals = &file->tally.totals;
 
 	totals->value += local64_read(&event->count);
 	totals->missed += perf_core_missed(event);
@@ -86,9 +86,9 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/* Those are of the whole family; with its last event they fit the counts best. */
-	totals->enabled = atomic64_read(&file->enabled_ns);
-	totals->running = atomic64_read(&file->running_ns);
-	totals->lost = atomic64_read(&file->lost);
+	totals->enabled = atomic64_read(&file->tally.enabled_ns);
+	totals->running = atomic64_read(&file->tally.running_ns);
+	totals->lost = atomic64_read(&file->tally.lost);
 }
 
 /* Whether @event is one of those that the call is for. */
@@ -126,11 +126,11 @@ static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 		if (other == event || !call_reaches(call, other))
 			continue;
 		own = other->pmu_private;
-		own->turn = call->turn;
+		own->call_seq = call->call_seq;
 		visit(call, vcpu, other);
 	}
 	own = event->pmu_private;
-	own->turn = call->turn;
+	own->call_seq = call->call_seq;
 	visit(call, vcpu, event);
 }
 
@@ -172,7 +172,7 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	err = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);
 	if (err || (call->op != VPMU_COMMAND_REFRESH && call->op != VPMU_COMMAND_ENABLE))
 		return err;
-	own->spent = false;
+	own->limit_hit = false;
 	if (own->task)
 		return 0;
 	/* The device has it on now; it stays so only if it would be started. */
@@ -185,7 +185,7 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 /*
  * Where the events of the call are that count; -1 if none does. A group's need not all
  * do: one that perf core has off says nothing of where the others are. What the device
- * flushes may count there as a stray, which is where any of the context does.
+ * flushes may have been started there early, which is where any event of the context is.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -279,11 +279,11 @@ static int call_family(struct event_call *call, struct perf_event *event)
 	int err = 0, ret;
 
 	call->event = event;
-	if (own->turn != call->turn)
+	if (own->call_seq != call->call_seq)
 		err = event_call(call);
 	perf_core_for_each_child(child, event) {
 		own = child->pmu_private;
-		if (own->turn == call->turn)
+		if (own->call_seq == call->call_seq)
 			continue;
 		call->event = child;
 		ret = event_call(call);
@@ -297,13 +297,13 @@ static void call_sum_dead(struct vpmu_file *file)
 {
 	struct perf_event *event = file->event;
 
-	file->totals.value += perf_core_dead_count(event);
-	file->totals.missed += perf_core_dead_missed(event);
+	file->tally.totals.value += perf_core_dead_count(event);
+	file->tally.totals.missed += perf_core_dead_missed(event);
 }
 
 /**
  * vpmu_call_group() - a command for all events of a group
- * @leader: its leader; its group_lock is held, by which its files stay open
+ * @leader: its leader; its group is locked, by which its files stay open
  * @only: the one that is meant, with those that inherit it; NULL for all
  * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets the
  *      totals of those meant; or zero to start and stop what runs as the files say, then for all
@@ -318,17 +318,17 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 	struct vpmu_file *file;
 	int err = 0, ret;
 
-	lockdep_assert_held(&leader->group_lock);
+	lockdep_assert_held(&leader->group.lock);
 	if (leader->direct)
 		return vpmu_direct_group(leader, op);
-	call.turn = atomic64_inc_return(&call_turns);
+	call.call_seq = atomic64_inc_return(&call_count);
 	/*
 	 * With these held no inherited event comes or goes. Nobody else holds more than
 	 * one of a group's.
 	 */
 	vpmu_group_for_each(file, leader) {
-		perf_core_lock_family_of(file->event, &leader->group_lock);
-		memset(&file->totals, 0, sizeof(file->totals));
+		perf_core_lock_family_of(file->event, &leader->group.lock);
+		memset(&file->tally.totals, 0, sizeof(file->tally.totals));
 	}
 	vpmu_group_for_each(file, leader) {
 		if (only && only != file)

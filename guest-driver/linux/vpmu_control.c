@@ -55,10 +55,10 @@ static int control_add(struct vpmu_device *dev, struct vpmu_control_request *req
 {
 	struct scatterlist out, in, *sgs[] = { &out, &in };
 
-	lockdep_assert_held(&dev->control_lock);
+	lockdep_assert_held(&dev->control.lock);
 	sg_init_one(&out, request->out, request->out_len);
 	sg_init_one(&in, request->in, request->in_len);
-	return virtqueue_add_sgs(dev->control, sgs, 1, 1, request, GFP_ATOMIC);
+	return virtqueue_add_sgs(dev->control.vq, sgs, 1, 1, request, GFP_ATOMIC);
 }
 
 /* Adds those that wait for room to the queue; those that it refuses go to @refused. */
@@ -67,15 +67,15 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 	struct vpmu_control_request *request, *next;
 	int err;
 
-	lockdep_assert_held(&dev->control_lock);
-	list_for_each_entry_safe(request, next, &dev->control_waiting, entry) {
+	lockdep_assert_held(&dev->control.lock);
+	list_for_each_entry_safe(request, next, &dev->control.waiting, entry) {
 		err = control_add(dev, request);
 		if (err == -ENOSPC)
 			break;
 		request->ret = err;
-		list_move_tail(&request->entry, err ? refused : &dev->control_sent);
+		list_move_tail(&request->entry, err ? refused : &dev->control.sent);
 	}
-	virtqueue_kick(dev->control);
+	virtqueue_kick(dev->control.vq);
 }
 
 /* Moves all that is not answered, and never will be, to @refused. */
@@ -83,9 +83,9 @@ static void control_fail(struct vpmu_device *dev, struct list_head *refused, int
 {
 	struct vpmu_control_request *request;
 
-	lockdep_assert_held(&dev->control_lock);
-	list_splice_tail_init(&dev->control_sent, refused);
-	list_splice_tail_init(&dev->control_waiting, refused);
+	lockdep_assert_held(&dev->control.lock);
+	list_splice_tail_init(&dev->control.sent, refused);
+	list_splice_tail_init(&dev->control.waiting, refused);
 	list_for_each_entry(request, refused, entry)
 		request->ret = err;
 }
@@ -112,8 +112,8 @@ void vpmu_control_callback(struct virtqueue *vq)
 	unsigned long flags;
 	unsigned int len;
 
-	spin_lock_irqsave(&dev->control_lock, flags);
-	if (dev->control_closed)
+	spin_lock_irqsave(&dev->control.lock, flags);
+	if (dev->control.closed)
 		goto unlock;
 	while ((request = virtqueue_get_buf(vq, &len))) {
 		request->ret = min_t(size_t, len, request->in_len);
@@ -121,10 +121,10 @@ void vpmu_control_callback(struct virtqueue *vq)
 	}
 	if (virtqueue_is_broken(vq))
 		control_fail(dev, &refused, -EIO);
-	else if (!list_empty(&dev->control_waiting))
+	else if (!list_empty(&dev->control.waiting))
 		control_refill(dev, &refused);
 unlock:
-	spin_unlock_irqrestore(&dev->control_lock, flags);
+	spin_unlock_irqrestore(&dev->control.lock, flags);
 	control_answer(&answered);
 	control_answer(&refused);
 }
@@ -141,13 +141,13 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 	LIST_HEAD(refused);
 	unsigned long flags;
 
-	spin_lock_irqsave(&dev->control_lock, flags);
-	list_add_tail(&request->entry, &dev->control_waiting);
-	if (dev->control_closed)
-		control_fail(dev, &refused, dev->control_closed);
+	spin_lock_irqsave(&dev->control.lock, flags);
+	list_add_tail(&request->entry, &dev->control.waiting);
+	if (dev->control.closed)
+		control_fail(dev, &refused, dev->control.closed);
 	else
 		control_refill(dev, &refused);
-	spin_unlock_irqrestore(&dev->control_lock, flags);
+	spin_unlock_irqrestore(&dev->control.lock, flags);
 	control_answer(&refused);
 }
 
@@ -157,9 +157,9 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
  */
 void vpmu_control_open_queue(struct vpmu_device *dev)
 {
-	spin_lock_irq(&dev->control_lock);
-	dev->control_closed = 0;
-	spin_unlock_irq(&dev->control_lock);
+	spin_lock_irq(&dev->control.lock);
+	dev->control.closed = 0;
+	spin_unlock_irq(&dev->control.lock);
 }
 
 /**
@@ -173,10 +173,10 @@ void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
 	LIST_HEAD(refused);
 
-	spin_lock_irq(&dev->control_lock);
-	dev->control_closed = err;
+	spin_lock_irq(&dev->control.lock);
+	dev->control.closed = err;
 	control_fail(dev, &refused, err);
-	spin_unlock_irq(&dev->control_lock);
+	spin_unlock_irq(&dev->control.lock);
 	control_answer(&refused);
 }
 
@@ -291,7 +291,7 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	header->event = cpu_to_le64(id);
 	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
 	kfree(header);
-	return ret && ends && READ_ONCE(dev->control_closed) ? 0 : ret;
+	return ret && ends && READ_ONCE(dev->control.closed) ? 0 : ret;
 }
 
 /* The result of a request to open: 0 or a negative errno. */

@@ -22,11 +22,11 @@ static int event_publish(struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 
 	if (own->file)
-		return xa_err(xa_store_irq(&dev->files, own->id, own->file, GFP_KERNEL));
+		return xa_err(xa_store_irq(&dev->lookup.files, own->id, own->file, GFP_KERNEL));
 	if (own->trace)
-		return xa_err(xa_store_irq(&dev->traces, own->id, own, GFP_KERNEL));
+		return xa_err(xa_store_irq(&dev->lookup.traces, own->id, own, GFP_KERNEL));
 	if (own->sampler && !own->event->parent)
-		return xa_err(xa_store_irq(&dev->sampled, own->id, own, GFP_KERNEL));
+		return xa_err(xa_store_irq(&dev->lookup.sampled, own->id, own, GFP_KERNEL));
 	return 0;
 }
 
@@ -41,11 +41,11 @@ void vpmu_event_unpublish(struct vpmu_event *own)
 	if (!own->id)
 		return;
 	if (own->file)
-		xa_erase_irq(&dev->files, own->id);
+		xa_erase_irq(&dev->lookup.files, own->id);
 	if (own->trace)
-		xa_erase_irq(&dev->traces, own->id);
+		xa_erase_irq(&dev->lookup.traces, own->id);
 	if (own->sampler && !own->event->parent)
-		xa_erase_irq(&dev->sampled, own->id);
+		xa_erase_irq(&dev->lookup.sampled, own->id);
 }
 
 static void event_withdraw(struct vpmu_event *own)
@@ -54,10 +54,10 @@ static void event_withdraw(struct vpmu_event *own)
 
 	vpmu_event_unpublish(own);
 	/* Who has found it looks at it with this held. */
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
 		list_del(&own->family);
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 }
 
 /* Only what the device has is charged. */
@@ -140,7 +140,7 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	u64 leader = vpmu_group_leader_id(file, event->hw.target);
 	struct vpmu_event *parent;
 
-	*request = file->wanted;
+	*request = file->spec.request;
 	request->leader = cpu_to_le64(leader);
 	if (!event->parent)
 		return;
@@ -149,9 +149,9 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 		request->flags &= ~acts;
 	parent = event->parent->pmu_private;
 	request->parent = cpu_to_le64(parent->id);
-	request->period = cpu_to_le64(READ_ONCE(file->period));
+	request->period = cpu_to_le64(READ_ONCE(file->spec.period));
 	/* A family's samples come from one engine. */
-	request->engine = cpu_to_le32(file->engine);
+	request->engine = cpu_to_le32(file->spec.engine);
 }
 
 /* What perf core's attr asks for beyond counting. */
@@ -236,7 +236,7 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (err)
 		goto uncharge;
 	if (own->file && !event->parent)
-		own->file->engine = engine;
+		own->file->spec.engine = engine;
 	own->engine = engine;
 	/* From the map on the device writes there, and its notices must not be lost. */
 	err = event_publish(own);
@@ -297,7 +297,7 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 	own->event = event;
 	own->task = event->attach_state & PERF_ATTACH_TASK;
 	own->unprivileged = event_is_unprivileged(event);
-	if (event->pmu == &dev->trace_pmu) {
+	if (event->pmu == &dev->tracing.pmu) {
 		own->trace = vpmu_trace_alloc(own);
 		if (!own->trace) {
 			kfree(own);
@@ -323,8 +323,8 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 
 	/* Pairs with the barrier in device_drain(). */
 	smp_mb__after_atomic();
-	if (READ_ONCE(dev->lost))
-		return READ_ONCE(dev->lost);
+	if (READ_ONCE(dev->life.lost))
+		return READ_ONCE(dev->life.lost);
 	/* An heir relies on its parent's references: the parent outlives it. */
 	if (event->parent)
 		return 0;
@@ -383,7 +383,7 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	/* A trace of perf core's never pauses: it takes room in turns. */
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
 		return -EINVAL;
-	if (attr->config1 && event->pmu != &dev->pmu)
+	if (attr->config1 && event->pmu != &dev->counting.pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
 		return -ENODEV;
@@ -410,9 +410,9 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	event->pmu_private = own;
 	if (own->file) {
-		spin_lock_irq(&dev->notice_lock);
+		spin_lock_irq(&dev->lookup.lock);
 		list_add(&own->family, &own->file->family);
-		spin_unlock_irq(&dev->notice_lock);
+		spin_unlock_irq(&dev->lookup.lock);
 		if (event->parent)
 			vpmu_link_inherit(own);
 	}
@@ -420,8 +420,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		own->file->event = event;
 		own->file->id = own->id;
 		own->file->label = own->id;
-		own->file->cpu = event->cpu;
-		own->file->task = event->hw.target;
+		own->file->place.cpu = event->cpu;
+		own->file->place.task = event->hw.target;
 	}
 	event->destroy = event_destroy;
 	vpmu_life_add(own);

@@ -44,8 +44,8 @@ static void direct_here(void *info)
 
 static int direct_call(struct direct_call *call)
 {
-	if (call->file->cpu < 0 ||
-	    smp_call_function_single(call->file->cpu, direct_here, call, 1))
+	if (call->file->place.cpu < 0 ||
+	    smp_call_function_single(call->file->place.cpu, direct_here, call, 1))
 		return -ENODEV;
 	return call->err;
 }
@@ -68,13 +68,13 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	perf_core_lock_irq(event->ctx);
 	own->id = 0;
 	own->started = false;
-	own->spent = true;
+	own->limit_hit = true;
 	perf_core_unlock_irq(event->ctx);
 
 	file->direct = true;
-	file->inherits = false;
-	file->on_exec = false;
-	file->limited = false;
+	file->spec.inherit = false;
+	file->control.on_exec = false;
+	file->control.limited = false;
 	file->event = NULL;
 	return event;
 }
@@ -90,15 +90,15 @@ void vpmu_direct_close(struct vpmu_file *file)
 {
 	struct vpmu_device *dev = file->dev;
 
-	if (!file->persistent || !vpmu_ring_forget(file)) {
-		if (file->persistent)
+	if (!file->persist.active || !vpmu_ring_forget(file)) {
+		if (file->persist.active)
 			vpmu_control_attach(dev, file->id);
 		vpmu_ring_close(file);
 		if (!file->ended)
 			vpmu_control_close(dev, file->id);
 	}
 	/* Once it has ended, its id may be that of another file. */
-	xa_cmpxchg_irq(&dev->files, file->id, file, NULL, 0);
+	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
 /* The device tells on any CPU what an event has counted on one that is away. */
@@ -116,7 +116,7 @@ static int direct_read(struct vpmu_file *file)
 	struct direct_call call = { .file = file, .op = VPMU_COMMAND_READ };
 	int err;
 
-	if (READ_ONCE(file->dev->down))
+	if (READ_ONCE(file->dev->life.asleep))
 		return 0;
 	err = direct_call(&call);
 	if (err == -ENODEV) {
@@ -131,7 +131,7 @@ static int direct_read(struct vpmu_file *file)
 	}
 	if ((s32)le32_to_cpu(call.reply.state) == VPMU_STATE_ERROR)
 		WRITE_ONCE(file->error, true);
-	file->totals = (struct vpmu_totals) {
+	file->tally.totals = (struct vpmu_totals) {
 		.value = le64_to_cpu(call.reply.value),
 		.enabled = le64_to_cpu(call.reply.time_enabled),
 		.running = le64_to_cpu(call.reply.time_running),
@@ -167,8 +167,8 @@ int vpmu_direct_group(struct vpmu_file *file, u32 op)
 {
 	switch (op) {
 	case 0:
-		return vpmu_direct_call(file, READ_ONCE(file->enabled) ? VPMU_COMMAND_ENABLE :
-									 VPMU_COMMAND_DISABLE, 0);
+		op = READ_ONCE(file->control.enabled) ? VPMU_COMMAND_ENABLE : VPMU_COMMAND_DISABLE;
+		return vpmu_direct_call(file, op, 0);
 	case VPMU_COMMAND_READ:
 		return direct_read(file);
 	default:

@@ -15,7 +15,7 @@
 #include "vpmu_replay.h"
 #include "vpmu_view.h"
 
-/* struct vpmu_event::owed: all running time there is and will be. */
+/* struct vpmu_event::unpaid_ns: all running time there is and will be. */
 #define OWED_ALL	U64_MAX
 
 /* PERF_EVENT_IOC_PERIOD stops and starts an event that is active. */
@@ -40,10 +40,10 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	/* Stopped in this bracket: only the answer says whether it may be started. */
-	if (own->parting)
+	/* Stopped while the PMU is disabled: only the answer says whether it may be started. */
+	if (own->stopping)
 		vpmu_vcpu_flush(vcpu);
-	if (own->started || own->spent || !own->id || READ_ONCE(own->dev->down) ||
+	if (own->started || own->limit_hit || !own->id || READ_ONCE(own->dev->life.asleep) ||
 	    !vpmu_group_allows(event))
 		return false;
 	own->started = true;
@@ -67,9 +67,9 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (!own->started)
 		return false;
 	own->started = false;
-	/* The answer to OUT tells whether it is spent; that to DISABLE is "off" anyway. */
-	if (!own->task && own->file && own->file->limited) {
-		own->parting = true;
+	/* The answer to OUT tells whether the limit is hit; that to DISABLE is "off" anyway. */
+	if (!own->task && own->file && own->file->control.limited) {
+		own->stopping = true;
 		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
 	}
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE, 0);
@@ -97,17 +97,17 @@ static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 o
 	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
 		fresh = perf_core_add_up(event);
 	room = perf_core_running(event) + fresh;
-	taken = never ? room : min(own->owed, room);
+	taken = never ? room : min(own->unpaid_ns, room);
 	perf_core_set_running(event, room - taken);
-	if (own->owed != OWED_ALL)
-		own->owed -= min(own->owed, taken);
+	if (own->unpaid_ns != OWED_ALL)
+		own->unpaid_ns -= min(own->unpaid_ns, taken);
 }
 
 /* Of @time more the event did not count. */
 static void event_owe(struct vpmu_event *own, u64 time)
 {
-	if (check_add_overflow(own->owed, time, &own->owed))
-		own->owed = OWED_ALL;
+	if (check_add_overflow(own->unpaid_ns, time, &own->unpaid_ns))
+		own->unpaid_ns = OWED_ALL;
 }
 
 /* What the device told since it last did, given to whose event it is. */
@@ -120,13 +120,13 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 	else
 		local64_add(count, &event->count);
 	if (own->file) {
-		atomic64_add(enabled, &own->file->enabled_ns);
-		atomic64_add(running, &own->file->running_ns);
+		atomic64_add(enabled, &own->file->tally.enabled_ns);
+		atomic64_add(running, &own->file->tally.running_ns);
 		return;
 	}
 	if (enabled > running)
 		event_owe(own, enabled - running);
-	if (own->owed)
+	if (own->unpaid_ns)
 		event_settle(event, own, op, !running && !own->running_ns &&
 			     !local64_read(&event->count));
 	perf_event_update_userpage(event);
@@ -146,7 +146,7 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 
 	if (own->id || own->view)
 		return;
-	own->owed = OWED_ALL;
+	own->unpaid_ns = OWED_ALL;
 	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ, false);
 }
 
@@ -163,7 +163,7 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 		WRITE_ONCE(own->file->error, true);
 		return;
 	}
-	own->owed = OWED_ALL;
+	own->unpaid_ns = OWED_ALL;
 	event_settle(event, own, op, false);
 	perf_event_update_userpage(event);
 }
@@ -175,9 +175,9 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
  */
 static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 {
-	if (state != VPMU_STATE_OFF || !own->file || !own->file->limited)
+	if (state != VPMU_STATE_OFF || !own->file || !own->file->control.limited)
 		return false;
-	return own->task || (op == VPMU_COMMAND_READ && (own->started || own->parting));
+	return own->task || (op == VPMU_COMMAND_READ && (own->started || own->stopping));
 }
 
 /*
@@ -284,7 +284,7 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_vcpu *vcpu;
 
 	/* A queue's lock must not be taken from an NMI; the last count stands then. */
-	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->down))
+	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->life.asleep))
 		return;
 	if (own->view) {
 		vpmu_view_read(own->view);
@@ -330,7 +330,7 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
 	if (op == VPMU_COMMAND_FLUSH)
 		own->flushed = err;
-	/* It may have been started again within the same bracket. */
+	/* It may have been started again while the PMU is disabled. */
 	if (own->sampler && is_stop(op) && !own->started)
 		vpmu_sampling_stop(own);
 	if (err) {
@@ -342,12 +342,12 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	if (state == VPMU_STATE_ERROR)
 		event_lost(event, own, op);
 	if (event_is_spent(own, op, state))
-		own->spent = true;
+		own->limit_hit = true;
 
 	count = le64_to_cpu(reply->value);
 	enabled = le64_to_cpu(reply->time_enabled);
 	running = le64_to_cpu(reply->time_running);
-	if (!own->stray)
+	if (!own->unexpected)
 		event_credit(event, own, op, count - own->count, enabled - own->enabled_ns,
 			     running - own->running_ns);
 	own->count = count;
@@ -355,12 +355,12 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	own->running_ns = running;
 	lost = le64_to_cpu(reply->lost);
 	if (own->file)
-		atomic64_add(lost - own->lost, &own->file->lost);
+		atomic64_add(lost - own->lost, &own->file->tally.lost);
 	else
 		perf_core_add_lost(event, lost - own->lost);
 	own->lost = lost;
 	if (is_stop(op)) {
-		own->stray = false;
-		own->parting = false;
+		own->unexpected = false;
+		own->stopping = false;
 	}
 }

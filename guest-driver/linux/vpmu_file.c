@@ -48,7 +48,7 @@ struct vpmu_file *vpmu_file_of(const struct perf_event *event)
 
 static void file_gone(struct irq_work *work)
 {
-	vpmu_output_gone(container_of(work, struct vpmu_file, gone));
+	vpmu_output_gone(container_of(work, struct vpmu_file, waiters.gone));
 }
 
 /**
@@ -64,16 +64,16 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	if (!file)
 		return NULL;
 	kref_init(&file->ref);
-	mutex_init(&file->group_lock);
+	mutex_init(&file->group.lock);
 	INIT_LIST_HEAD(&file->family);
-	INIT_LIST_HEAD(&file->members);
-	INIT_LIST_HEAD(&file->member);
-	INIT_LIST_HEAD(&file->writer);
-	INIT_LIST_HEAD(&file->persist);
-	address_space_init_once(&file->mapping);
-	file->mapping.a_ops = &empty_aops;
-	init_waitqueue_head(&file->waitq);
-	init_irq_work(&file->gone, file_gone);
+	INIT_LIST_HEAD(&file->group.members);
+	INIT_LIST_HEAD(&file->group.entry);
+	INIT_LIST_HEAD(&file->output.entry);
+	INIT_LIST_HEAD(&file->persist.entry);
+	address_space_init_once(&file->output.mapping);
+	file->output.mapping.a_ops = &empty_aops;
+	init_waitqueue_head(&file->waiters.queue);
+	init_irq_work(&file->waiters.gone, file_gone);
 	vpmu_link_init(&file->links);
 	vpmu_device_get(dev);
 	file->dev = dev;
@@ -94,12 +94,12 @@ static void file_free(struct kref *ref)
 	struct vpmu_file *file = container_of(ref, struct vpmu_file, ref);
 	struct vpmu_device *dev = file->dev;
 
-	irq_work_sync(&file->gone);
+	irq_work_sync(&file->waiters.gone);
 	if (file->tracks)
 		vpmu_task_put(dev);
 	/* This goes no deeper: what has been a leader has none. */
-	if (file->leader)
-		vpmu_file_put(file->leader);
+	if (file->group.leader)
+		vpmu_file_put(file->group.leader);
 	kfree_rcu(file, rcu);
 	vpmu_device_put(dev);
 }
@@ -122,8 +122,8 @@ void vpmu_file_put(struct vpmu_file *file)
  */
 bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_file *other)
 {
-	return file->dev == other->dev && file->cpu == other->cpu &&
-	       (file->cpu != -1 || file->task == other->task);
+	return file->dev == other->dev && file->place.cpu == other->place.cpu &&
+	       (file->place.cpu != -1 || file->place.task == other->place.task);
 }
 
 /**
@@ -158,8 +158,8 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 	/* Nothing is read by position: f_pos is the wakeup that was told last. */
 	stream_open(file_inode(filp), filp);
 	/* By which its maps are found, among those of all descriptors there are. */
-	file->mapping.host = file_inode(filp);
-	filp->f_mapping = &file->mapping;
+	file->output.mapping.host = file_inode(filp);
+	filp->f_mapping = &file->output.mapping;
 	return filp;
 }
 
@@ -214,10 +214,11 @@ static __poll_t file_poll(struct file *filp, poll_table *wait)
 {
 	struct vpmu_file *file = filp->private_data;
 
-	poll_wait(filp, &file->waitq, wait);
+	poll_wait(filp, &file->waiters.queue, wait);
 	if (READ_ONCE(file->error))
 		return EPOLLHUP | EPOLLERR;
-	if (file->task && perf_core_task_ended(file->event) && !file_has_children(file->event))
+	if (file->place.task && perf_core_task_ended(file->event) &&
+	    !file_has_children(file->event))
 		return EPOLLHUP;
 	return vpmu_output_poll(file, &filp->f_pos);
 }
@@ -229,14 +230,14 @@ static int file_fasync(int fd, struct file *filp, int on)
 	int ret;
 
 	inode_lock(inode);
-	ret = fasync_helper(fd, filp, on, &file->fasync);
+	ret = fasync_helper(fd, filp, on, &file->waiters.fasync);
 	inode_unlock(inode);
 	return ret < 0 ? ret : 0;
 }
 
 static long file_refresh(struct vpmu_file *file, int overflows)
 {
-	if (!file->period || file->inherits || overflows < 0)
+	if (!file->spec.period || file->spec.inherit || overflows < 0)
 		return -EINVAL;
 	/* As perf has it: no more than what is left, and for ever if nothing is. */
 	if (!overflows)
@@ -250,9 +251,9 @@ static long file_period(struct vpmu_file *file, u64 __user *arg)
 
 	if (copy_from_user(&period, arg, sizeof(period)))
 		return -EFAULT;
-	if (!file->period || !period)
+	if (!file->spec.period || !period)
 		return -EINVAL;
-	if (file->freq ? period > file->dev->info.max_sample_rate : period >> 63)
+	if (file->spec.freq ? period > file->dev->info.max_sample_rate : period >> 63)
 		return -EINVAL;
 	return vpmu_group_period(file, period);
 }
@@ -304,7 +305,7 @@ static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *a
 	if (err)
 		return err;
 	/* perf modifies breakpoints alone. */
-	return attr.type == file->type ? -EOPNOTSUPP : -EINVAL;
+	return attr.type == file->spec.type ? -EOPNOTSUPP : -EINVAL;
 }
 
 /* Filters are for tracepoints and traces of instructions: none fits. */
@@ -381,7 +382,7 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case VPMU_IOC_ATTACH:
 		return vpmu_persistent_attach(file);
 	case VPMU_IOC_ENGINE:
-		return put_user(file->engine, (u32 __user *)user);
+		return put_user(file->spec.engine, (u32 __user *)user);
 	case VPMU_IOC_WAKEUP:
 		return file_wakeup(file, user);
 	case VPMU_IOC_SET_STARTER:

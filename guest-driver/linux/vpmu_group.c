@@ -26,7 +26,7 @@
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
 {
 	/* Nothing here but the address is looked at: it may be freed unless kept. */
-	return READ_ONCE(file->leader) ?: file;
+	return READ_ONCE(file->group.leader) ?: file;
 }
 
 /* Keeps what vpmu_group_leader() gives; for vpmu_file_put(). */
@@ -49,7 +49,7 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
  */
 void vpmu_group_unlock(struct vpmu_file *leader)
 {
-	mutex_unlock(&leader->group_lock);
+	mutex_unlock(&leader->group.lock);
 	vpmu_file_put(leader);
 }
 
@@ -67,7 +67,7 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 
 	for (;;) {
 		leader = group_leader_get(file);
-		mutex_lock(&leader->group_lock);
+		mutex_lock(&leader->group.lock);
 		if (vpmu_group_leader(file) == leader)
 			return leader;
 		vpmu_group_unlock(leader);
@@ -76,7 +76,7 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 
 /**
  * vpmu_group_admits() - whether a new event may join a group, as perf has it
- * @leader: an open file; its group_lock is held
+ * @leader: an open file; its group is locked
  * @file: of the new event
  * @attr: as asked for
  * @cpu: its CPU or -1
@@ -89,7 +89,7 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 {
 	struct perf_event *event = leader->event;
 
-	lockdep_assert_held(&leader->group_lock);
+	lockdep_assert_held(&leader->group.lock);
 	if (READ_ONCE(leader->failure))
 		return READ_ONCE(leader->failure);
 	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev || leader->direct)
@@ -98,25 +98,25 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 		return -EINVAL;
 	if (attr->pinned || (task && event->attr.inherit != attr->inherit))
 		return -EINVAL;
-	return leader->siblings + 1 < VPMU_GROUP ? 0 : -E2BIG;
+	return leader->group.siblings + 1 < VPMU_GROUP ? 0 : -E2BIG;
 }
 
 /**
  * vpmu_group_join() - a new event joins
- * @file: with its event and its leader, whose group_lock is held
+ * @file: with its event and its leader, whose group is locked
  *
  * Return: 0 or -EINVAL.
  */
 int vpmu_group_join(struct vpmu_file *file)
 {
-	struct vpmu_file *leader = file->leader;
+	struct vpmu_file *leader = file->group.leader;
 
-	lockdep_assert_held(&leader->group_lock);
+	lockdep_assert_held(&leader->group.lock);
 	/* They part when perf core swaps the contexts of tasks that inherited the leader. */
 	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;
-	list_add_tail(&file->member, &leader->members);
-	leader->siblings++;
+	list_add_tail(&file->group.entry, &leader->group.members);
+	leader->group.siblings++;
 	return 0;
 }
 
@@ -130,30 +130,30 @@ void vpmu_group_leave(struct vpmu_file *file)
 	bool held;
 
 	if (leader != file) {
-		list_del_init(&file->member);
-		leader->siblings--;
+		list_del_init(&file->group.entry);
+		leader->group.siblings--;
 	}
 	vpmu_group_unlock(leader);
 
-	mutex_lock(&file->group_lock);
+	mutex_lock(&file->group.lock);
 	WRITE_ONCE(file->closed, true);
-	file->siblings = 0;
-	held = !READ_ONCE(file->enabled) || file->on_exec;
-	while (!list_empty(&file->members)) {
-		sibling = list_first_entry(&file->members, struct vpmu_file, member);
+	file->group.siblings = 0;
+	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
+	while (!list_empty(&file->group.members)) {
+		sibling = list_first_entry(&file->group.members, struct vpmu_file, group.entry);
 		/* From here on it can be closed without this one's lock. */
 		vpmu_file_get(sibling);
-		mutex_lock_nested(&sibling->group_lock, SINGLE_DEPTH_NESTING);
-		list_del_init(&sibling->member);
-		WRITE_ONCE(sibling->leader, NULL);
+		mutex_lock_nested(&sibling->group.lock, SINGLE_DEPTH_NESTING);
+		list_del_init(&sibling->group.entry);
+		WRITE_ONCE(sibling->group.leader, NULL);
 		vpmu_file_put(file);
 		/* What their leader held back counts from now on. */
 		if (held)
 			vpmu_call_group(sibling, NULL, 0);
-		mutex_unlock(&sibling->group_lock);
+		mutex_unlock(&sibling->group.lock);
 		vpmu_file_put(sibling);
 	}
-	mutex_unlock(&file->group_lock);
+	mutex_unlock(&file->group.lock);
 }
 
 /*
@@ -188,13 +188,13 @@ bool vpmu_group_allows(const struct perf_event *event)
 
 	if (!file)
 		return true;
-	if (!READ_ONCE(file->enabled))
+	if (!READ_ONCE(file->control.enabled))
 		return false;
 	leader = vpmu_group_leader(file);
 	if (leader == file)
 		return true;
-	return READ_ONCE(leader->enabled) &&
-	       (!leader->on_exec || group_leader_is_on(event, leader));
+	return READ_ONCE(leader->control.enabled) &&
+	       (!leader->control.on_exec || group_leader_is_on(event, leader));
 }
 
 /**
@@ -211,11 +211,11 @@ u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 	u64 id = 0;
 
 	if (leader != file) {
-		spin_lock_irq(&file->dev->notice_lock);
+		spin_lock_irq(&file->dev->lookup.lock);
 		list_for_each_entry(own, &leader->family, family)
 			if (own->event->hw.target == task)
 				id = own->id;
-		spin_unlock_irq(&file->dev->notice_lock);
+		spin_unlock_irq(&file->dev->lookup.lock);
 	}
 	vpmu_file_put(leader);
 	return id;
@@ -236,7 +236,7 @@ static bool group_child_is_off(struct vpmu_file *file)
 /* Whether the task's exec is still to come. */
 static bool group_awaits_exec(struct vpmu_file *file)
 {
-	return file->on_exec && file->event->attr.enable_on_exec;
+	return file->control.on_exec && file->event->attr.enable_on_exec;
 }
 
 static int group_switch_file(struct vpmu_file *file, bool enable)
@@ -251,11 +251,11 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 		perf_event_disable(file->event);
 		return 0;
 	}
-	WRITE_ONCE(file->enabled, enable);
-	if (enable && file->on_exec)
+	WRITE_ONCE(file->control.enabled, enable);
+	if (enable && file->control.on_exec)
 		perf_event_enable(file->event);
 	/* The device has one off that has used up its refreshes. */
-	if (enable && file->limited)
+	if (enable && file->control.limited)
 		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
 	return err;
 }
@@ -275,7 +275,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 	int err = 0, ret;
 
 	vpmu_group_for_each(other, leader)
-		if ((whole || other == file) && enable && other->on_exec &&
+		if ((whole || other == file) && enable && other->control.on_exec &&
 		    group_child_is_off(other))
 			err = -EOPNOTSUPP;
 	if (!err) {
@@ -324,9 +324,9 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 		err = vpmu_direct_call(file, VPMU_COMMAND_REFRESH, overflows);
 		goto unlock;
 	}
-	WRITE_ONCE(file->limited, true);
-	WRITE_ONCE(file->enabled, true);
-	if (file->on_exec)
+	WRITE_ONCE(file->control.limited, true);
+	WRITE_ONCE(file->control.enabled, true);
+	if (file->control.on_exec)
 		perf_event_enable(file->event);
 	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
 	if (!err)
@@ -353,7 +353,7 @@ int vpmu_group_period(struct vpmu_file *file, u64 period)
 	else
 		err = vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
 	if (!err)
-		WRITE_ONCE(file->period, period);
+		WRITE_ONCE(file->spec.period, period);
 	vpmu_group_unlock(leader);
 	return err;
 }

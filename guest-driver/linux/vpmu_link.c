@@ -114,23 +114,23 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 	struct vpmu_event *own;
 	size_t room = 0;
 
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	list_for_each_entry(own, &file->family, family)
 		room++;
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 
 	all->count = 0;
 	all->ends = kvmalloc_array(room, sizeof(*all->ends), GFP_KERNEL);
 	if (!all->ends)
 		return -ENOMEM;
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	list_for_each_entry(own, &file->family, family) {
 		if (all->count == room)
 			break;
 		if (own->id)
 			all->ends[all->count++] = link_look(own);
 	}
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 	return 0;
 }
 
@@ -144,10 +144,10 @@ static void link_anchor(struct vpmu_file *file)
 	struct vpmu_event *own;
 
 	WRITE_ONCE(file->links.anchored, true);
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	list_for_each_entry(own, &file->family, family)
 		vpmu_event_anchor(own);
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 }
 
 /* With an inherited one in it, a pair may be linked already, or one have ended meanwhile. */
@@ -197,7 +197,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	int err;
 
 	/* Nobody inherits those of a CPU, and what outlives its descriptors is not perf core's. */
-	if (!file->task) {
+	if (!file->place.task) {
 		err = vpmu_link_ids(file->dev, file->id, target->id, role);
 		if (!err)
 			link_list(file, target, role);
@@ -239,7 +239,7 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 
 	if (file == target || file->dev != target->dev)
 		return -EINVAL;
-	if (file->cpu != target->cpu || file->task != target->task)
+	if (file->place.cpu != target->place.cpu || file->place.task != target->place.task)
 		return -EINVAL;
 
 	mutex_lock(&file->dev->link_lock);
@@ -260,13 +260,13 @@ static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 	struct vpmu_event *twin;
 	u64 id = 0;
 
-	spin_lock_irq(&file->dev->notice_lock);
+	spin_lock_irq(&file->dev->lookup.lock);
 	list_for_each_entry(twin, &file->family, family) {
 		other = link_look(twin);
 		if (other.inherited && link_paired(&end, &other))
 			id = other.id;
 	}
-	spin_unlock_irq(&file->dev->notice_lock);
+	spin_unlock_irq(&file->dev->lookup.lock);
 	return id;
 }
 

@@ -45,28 +45,28 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	file = vpmu_file_alloc(dev);
 	if (!file)
 		return ERR_PTR(-ENOMEM);
-	err = vpmu_attr_config(dev, attr, &file->config);
+	err = vpmu_attr_config(dev, attr, &file->spec.config);
 	if (err)
 		goto put;
-	file->handles = 1;
-	file->type = attr->type;
-	file->inherits = attr->inherit;
-	file->read_format = attr->read_format;
-	file->on_exec = attr->enable_on_exec;
-	file->enabled = !attr->disabled || attr->enable_on_exec;
-	file->period = attr->sample_period;
-	file->freq = attr->freq;
-	file->trace = vpmu_attr_is_trace(dev, attr);
-	vpmu_attr_request(attr, file->trace, &file->wanted);
+	file->persist.handles = 1;
+	file->spec.type = attr->type;
+	file->spec.inherit = attr->inherit;
+	file->spec.read_format = attr->read_format;
+	file->control.on_exec = attr->enable_on_exec;
+	file->control.enabled = !attr->disabled || attr->enable_on_exec;
+	file->spec.period = attr->sample_period;
+	file->spec.freq = attr->freq;
+	file->spec.trace = vpmu_attr_is_trace(dev, attr);
+	vpmu_attr_request(attr, file->spec.trace, &file->spec.request);
 	if (args->flags & VPMU_FLAG_ENABLE_ON_STARTER)
-		file->wanted.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
-	if (file->period) {
-		file->wanted.engine = cpu_to_le32(args->engine);
+		file->spec.request.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
+	if (file->spec.period) {
+		file->spec.request.engine = cpu_to_le32(args->engine);
 		err = vpmu_has_feature(dev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
 	}
-	if (file->trace && !vpmu_has_feature(dev, VPMU_F_AUX))
+	if (file->spec.trace && !vpmu_has_feature(dev, VPMU_F_AUX))
 		err = -EOPNOTSUPP;
-	if (!err && vpmu_attr_needs_task(&file->wanted, file->trace)) {
+	if (!err && vpmu_attr_needs_task(&file->spec.request, file->spec.trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
 	}
@@ -82,9 +82,9 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 		      struct task_struct *task)
 {
 	struct perf_event_attr attr = {
-		.type = file->dev->pmu.type,
+		.type = file->dev->counting.pmu.type,
 		.size = sizeof(attr),
-		.config = file->config,
+		.config = file->spec.config,
 		.disabled = wanted->disabled && wanted->enable_on_exec,
 		.inherit = wanted->inherit,
 		.pinned = wanted->pinned,
@@ -123,11 +123,11 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 		return open_event(file, attr, cpu, task);
 
 	/* The one that was asked for, not its own leader: a sibling leads nobody. */
-	mutex_lock(&leader->group_lock);
+	mutex_lock(&leader->group.lock);
 	err = vpmu_group_admits(leader, file, attr, cpu, task);
 	if (!err) {
 		vpmu_file_get(leader);
-		file->leader = leader;
+		file->group.leader = leader;
 		err = open_event(file, attr, cpu, task);
 	}
 	if (!err) {
@@ -135,7 +135,7 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 		if (err)
 			perf_event_release_kernel(file->event);
 	}
-	mutex_unlock(&leader->group_lock);
+	mutex_unlock(&leader->group.lock);
 	return err;
 }
 
@@ -255,7 +255,7 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 		return ret;
 	if (args->flags & PERF_FLAG_PID_CGROUP)
 		return -EOPNOTSUPP;
-	if (attr.type == dev->persistent_pmu.type)
+	if (attr.type == dev->persistent.pmu.type)
 		return open_persistent(dev, args, &attr);
 	if (args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;

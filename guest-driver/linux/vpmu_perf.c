@@ -44,8 +44,8 @@ static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 		return ERR_PTR(-EBADF);
 	if (file_is_perf(filp)) {
 		event = filp->private_data;
-		if (event->pmu == &dev->pmu || event->pmu == &dev->persistent_pmu ||
-		    (dev->trace_pmu.type && event->pmu == &dev->trace_pmu))
+		if (event->pmu == &dev->counting.pmu || event->pmu == &dev->persistent.pmu ||
+		    (dev->tracing.pmu.type && event->pmu == &dev->tracing.pmu))
 			return filp;
 	}
 	fput(filp);
@@ -57,7 +57,7 @@ static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct p
 {
 	const struct vpmu_event *own = event->pmu_private;
 
-	return event->pmu == &dev->persistent_pmu ? event->pmu_private : own->view;
+	return event->pmu == &dev->persistent.pmu ? event->pmu_private : own->view;
 }
 
 /* Shows what the traces of an event and of those that inherit it have written so far. */
@@ -89,7 +89,7 @@ static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 		perf_flush_trace(event);
 	else
 		perf_event_read_value(event, &enabled, &running);
-	return own->owed == U64_MAX ? -EIO : 0;
+	return own->unpaid_ns == U64_MAX ? -EIO : 0;
 }
 
 /* The device's id of an event, persistent or not. */

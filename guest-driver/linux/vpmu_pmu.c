@@ -20,7 +20,7 @@
 
 static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 {
-	return container_of(pmu, struct vpmu_device, pmu);
+	return container_of(pmu, struct vpmu_device, counting.pmu);
 }
 
 static void vpmu_pmu_enable(struct pmu *pmu)
@@ -29,7 +29,7 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 
 	if (!vcpu)
 		return;
-	vcpu->bracket = false;
+	vcpu->pmu_disabled = false;
 	vcpu->group_read = NULL;
 	vpmu_vcpu_flush(vcpu);
 	vpmu_sampling_settle(vcpu);
@@ -40,7 +40,7 @@ static void vpmu_pmu_disable(struct pmu *pmu)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(pmu));
 
 	if (vcpu)
-		vcpu->bracket = true;
+		vcpu->pmu_disabled = true;
 }
 
 static void vpmu_pmu_start_txn(struct pmu *pmu, unsigned int flags)
@@ -114,7 +114,7 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 		return;
 	if (pmu_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
-	if (!vcpu->bracket)
+	if (!vcpu->pmu_disabled)
 		vpmu_sampling_settle(vcpu);
 }
 
@@ -143,7 +143,7 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	vpmu_event_idle(event, true);
 	/* The last time that a task's event is heard of; later than the context's lock is held. */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
-		irq_work_queue(&own->file->gone);
+		irq_work_queue(&own->file->waiters.gone);
 }
 
 static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm)
@@ -225,12 +225,12 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 	int err;
 
 	dev->generic = !cpu_pmu_exists();
-	err = vpmu_sysfs_init(dev, &dev->sysfs, false);
+	err = vpmu_sysfs_init(dev, &dev->counting.sysfs, false);
 	if (err)
 		return err;
-	dev->pmu = (struct pmu) {
+	dev->counting.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
-		.attr_groups	= dev->sysfs.groups,
+		.attr_groups	= dev->counting.sysfs.groups,
 		/* The hardware context takes one PMU, and a CPU's own goes first. */
 		.task_ctx_nr	= perf_sw_context,
 		.pmu_enable	= vpmu_pmu_enable,
@@ -246,12 +246,12 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 		.commit_txn	= vpmu_pmu_commit_txn,
 		.cancel_txn	= vpmu_pmu_cancel_txn,
 	};
-	err = perf_pmu_register(&dev->pmu, "vpmu", -1);
+	err = perf_pmu_register(&dev->counting.pmu, "vpmu", -1);
 	if (err) {
-		vpmu_sysfs_exit(&dev->sysfs);
+		vpmu_sysfs_exit(&dev->counting.sysfs);
 		return err;
 	}
-	dev->info.pmu_type = dev->pmu.type;
+	dev->info.pmu_type = dev->counting.pmu.type;
 	return 0;
 }
 
@@ -261,6 +261,6 @@ int vpmu_pmu_register(struct vpmu_device *dev)
  */
 void vpmu_pmu_unregister(struct vpmu_device *dev)
 {
-	perf_pmu_unregister(&dev->pmu);
-	vpmu_sysfs_exit(&dev->sysfs);
+	perf_pmu_unregister(&dev->counting.pmu);
+	vpmu_sysfs_exit(&dev->counting.sysfs);
 }

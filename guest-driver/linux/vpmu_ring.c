@@ -136,8 +136,8 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
  */
 void vpmu_ring_mapped(struct vpmu_file *file)
 {
-	file->maps++;
-	file->ring->mapped++;
+	file->output.maps++;
+	file->output.ring->mapped++;
 }
 
 /**
@@ -147,12 +147,12 @@ void vpmu_ring_mapped(struct vpmu_file *file)
 void vpmu_ring_unmapped(struct vpmu_file *file)
 {
 	/* What has maps keeps its ring. */
-	struct vpmu_ring *ring = file->ring;
+	struct vpmu_ring *ring = file->output.ring;
 
-	file->maps--;
+	file->output.maps--;
 	if (!--ring->mapped && !ring->kept)
 		ring_destroy(file->dev, ring);
-	else if (!file->maps)
+	else if (!file->output.maps)
 		vpmu_output_unmapped(file);
 }
 
@@ -197,7 +197,7 @@ static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 
 	mutex_lock(&file->dev->output_lock);
 	/* What has maps keeps its ring. */
-	ret = vpmu_window_fault(file->ring, vmf);
+	ret = vpmu_window_fault(file->output.ring, vmf);
 	mutex_unlock(&file->dev->output_lock);
 	return ret;
 }
@@ -244,7 +244,7 @@ static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
  */
 static bool ring_outlives(const struct vpmu_file *file)
 {
-	return file->persistent && !file->trace && file->dev->window_pages;
+	return file->persist.active && !file->spec.trace && file->dev->window.pages;
 }
 
 /* The first map of an event that writes to no other's ring. */
@@ -257,7 +257,7 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	if (IS_ERR(ring))
 		return PTR_ERR(ring);
 	ring->id = file->id;
-	ring->kept = file->persistent;
+	ring->kept = file->persist.active;
 	ring->overwrites = !(vma->vm_flags & VM_WRITE);
 	/* From the map on the device writes there, and its notices must not be lost. */
 	vpmu_output_attach(file, ring);
@@ -319,7 +319,7 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 	bool goes = true;
 
 	mutex_lock(&dev->output_lock);
-	ring = file->ring;
+	ring = file->output.ring;
 	if (ring)
 		goes = ring->window && !ring->mapped;
 	if (ring && goes) {
@@ -344,8 +344,8 @@ void vpmu_ring_ended(struct vpmu_file *file)
 
 	mutex_lock(&dev->output_lock);
 	file->ended = true;
-	file->persistent = false;
-	ring = file->ring;
+	file->persist.active = false;
+	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
 		if (ring->aux)
@@ -369,10 +369,10 @@ void vpmu_ring_close(struct vpmu_file *file)
 	struct vpmu_ring *ring;
 
 	/* No descriptor is left through which it could get one: do not wait for others. */
-	if (!READ_ONCE(file->ring))
+	if (!READ_ONCE(file->output.ring))
 		return;
 	mutex_lock(&dev->output_lock);
-	ring = file->ring;
+	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
 		/* A persistent event's has stayed without maps. */
@@ -429,17 +429,17 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 		err = file->failure;
 	else if (file->ended)
 		err = -ENOENT;
-	else if (file->operator && vma->vm_flags & VM_WRITE)
+	else if (file->persist.operator && vma->vm_flags & VM_WRITE)
 		err = -EPERM;
-	else if (!file->ring)
+	else if (!file->output.ring)
 		err = ring_create(file, vma, count);
-	else if (file->ring->count != count)
+	else if (file->output.ring->count != count)
 		err = -EINVAL;
 	else
-		err = ring_insert(file->ring, vma);
+		err = ring_insert(file->output.ring, vma);
 	if (!err)
 		vpmu_ring_mapped(file);
-	window = !err && file->ring->window;
+	window = !err && file->output.ring->window;
 	mutex_unlock(&file->dev->output_lock);
 	if (!err)
 		vpmu_ring_vma(vma, window ? &window_vm_ops : &ring_vm_ops);

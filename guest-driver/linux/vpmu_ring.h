@@ -56,7 +56,7 @@ struct vpmu_aux {
  * @mapped: how many maps there are, of @aux too, through whichever event
  * @id: of the event that it was first mapped with, for the device
  * @writers: the files whose records go there
- * @wakeup: which of vpmu_device::wakeups was its last
+ * @wakeup: which of vpmu_lookup::wakeups was its last
  * @kept: it stays without maps, for its event is persistent
  * @window: it lies in the window, from @pfn on
  * @overwrites: no reader empties it

@@ -354,8 +354,8 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 	unsigned long flags;
 	int cpu = -1;
 
-	spin_lock_irqsave(&dev->notice_lock, flags);
-	own = xa_load(&dev->sampled, id);
+	spin_lock_irqsave(&dev->lookup.lock, flags);
+	own = xa_load(&dev->lookup.sampled, id);
 	if (own) {
 		event = own->event;
 		everywhere = event->cpu < 0 && event->attr.inherit;
@@ -363,7 +363,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 		/* Until the lock is released there is the event, another user. */
 		vpmu_device_get(dev);
 	}
-	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	if (!own)
 		return false;
 	if (everywhere)

@@ -13,8 +13,6 @@
  * events of a software context. Other CPUs see a coming event as inactive. perf core's
  * own calls to it wait there, because the task runs on a CPU already; ours wait in
  * vpmu_call.c.
- *
- * Lock order: the context that goes, then the one that comes, which is only tried.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -200,7 +198,7 @@ static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 
 	perf_core_assert_locked(ctx);
 	perf_core_for_each_event(event, ctx)
-		if (event->group_leader == event && event->pmu == &vcpu->dev->pmu &&
+		if (event->group_leader == event && event->pmu == &vcpu->dev->counting.pmu &&
 		    group_comes(event))
 			group_take(vcpu, event);
 }
@@ -213,7 +211,7 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 
 	perf_core_assert_locked(ctx);
 	perf_core_for_each_event(event, ctx) {
-		if (event->pmu != &vcpu->dev->pmu)
+		if (event->pmu != &vcpu->dev->counting.pmu)
 			continue;
 		own = event->pmu_private;
 		if (own->coming) {
@@ -227,7 +225,7 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 
 /**
  * vpmu_switch_flush() - send what has gathered, with the commands of the task that comes
- * @vcpu: this CPU's queue, within perf core's bracket; interrupts are off
+ * @vcpu: this CPU's queue, the PMU is disabled; interrupts are off
  */
 void vpmu_switch_flush(struct vpmu_vcpu *vcpu)
 {

@@ -200,8 +200,8 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 	unsigned long flags;
 	int cpu = -1;
 
-	spin_lock_irqsave(&dev->notice_lock, flags);
-	own = xa_load(&dev->traces, id);
+	spin_lock_irqsave(&dev->lookup.lock, flags);
+	own = xa_load(&dev->lookup.traces, id);
 	if (own) {
 		WRITE_ONCE(own->trace->noticed, true);
 		cpu = READ_ONCE(own->trace->cpu);
@@ -209,7 +209,7 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 	/* Until the lock is released there is the event, another user. */
 	if (cpu >= 0)
 		vpmu_device_get(dev);
-	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	if (cpu < 0)
 		return;
 	/* A call that is on its way already sees this notice as well. */
@@ -298,7 +298,7 @@ static void trace_del(struct perf_event *event, int flags)
 
 static int trace_event_init(struct perf_event *event)
 {
-	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, trace_pmu);
+	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, tracing.pmu);
 
 	if (event->attr.type != event->pmu->type || !vpmu_config_is_trace(event->attr.config))
 		return -ENOENT;
@@ -330,12 +330,12 @@ int vpmu_trace_register(struct vpmu_device *dev)
 
 	if (!vpmu_has_feature(dev, VPMU_F_AUX))
 		return 0;
-	err = vpmu_sysfs_init(dev, &dev->trace_sysfs, true);
+	err = vpmu_sysfs_init(dev, &dev->tracing.sysfs, true);
 	if (err)
 		return err;
-	dev->trace_pmu = (struct pmu) {
+	dev->tracing.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
-		.attr_groups	= dev->trace_sysfs.groups,
+		.attr_groups	= dev->tracing.sysfs.groups,
 		.task_ctx_nr	= perf_sw_context,
 		.capabilities	= PERF_PMU_CAP_ITRACE,
 		.event_init	= trace_event_init,
@@ -347,10 +347,10 @@ int vpmu_trace_register(struct vpmu_device *dev)
 		.setup_aux	= vpmu_area_setup,
 		.free_aux	= vpmu_area_free,
 	};
-	err = perf_pmu_register(&dev->trace_pmu, "vpmu_trace", -1);
+	err = perf_pmu_register(&dev->tracing.pmu, "vpmu_trace", -1);
 	if (err) {
-		vpmu_sysfs_exit(&dev->trace_sysfs);
-		dev->trace_pmu.type = 0;
+		vpmu_sysfs_exit(&dev->tracing.sysfs);
+		dev->tracing.pmu.type = 0;
 	}
 	return err;
 }
@@ -361,8 +361,8 @@ int vpmu_trace_register(struct vpmu_device *dev)
  */
 void vpmu_trace_unregister(struct vpmu_device *dev)
 {
-	if (!dev->trace_pmu.type)
+	if (!dev->tracing.pmu.type)
 		return;
-	perf_pmu_unregister(&dev->trace_pmu);
-	vpmu_sysfs_exit(&dev->trace_sysfs);
+	perf_pmu_unregister(&dev->tracing.pmu);
+	vpmu_sysfs_exit(&dev->tracing.sysfs);
 }

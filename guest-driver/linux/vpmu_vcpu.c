@@ -19,7 +19,7 @@
 /* Nothing can be printed or queued where the scheduler's locks may be held; here it can. */
 static void vcpu_alarm(struct irq_work *work)
 {
-	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, alarm);
+	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, error_work);
 
 	dev_err(&vcpu->dev->vdev->dev, "vCPU queue %u did not answer its kick at once\n",
 		vcpu->index);
@@ -65,7 +65,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	vcpu->dev = dev;
 	vcpu->index = index;
 	raw_spin_lock_init(&vcpu->lock);
-	init_irq_work(&vcpu->alarm, vcpu_alarm);
+	init_irq_work(&vcpu->error_work, vcpu_alarm);
 	INIT_LIST_HEAD(&vcpu->traces);
 	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
 	vcpu->commands = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->commands), GFP_KERNEL);
@@ -82,7 +82,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
  */
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 {
-	irq_work_sync(&vcpu->alarm);
+	irq_work_sync(&vcpu->error_work);
 	vpmu_sampling_exit(vcpu);
 	kfree(vcpu->commands);
 	kfree(vcpu->replies);
@@ -98,7 +98,7 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 
 	lockdep_assert_held(&vcpu->lock);
 	if (vcpu->broken || vcpu->closed)
-		return READ_ONCE(vcpu->dev->lost) ?: -EIO;
+		return READ_ONCE(vcpu->dev->life.lost) ?: -EIO;
 
 	sg_init_one(&out, &vcpu->commands[first], count * sizeof(*vcpu->commands));
 	sg_init_one(&in, &vcpu->replies[first], count * sizeof(*vcpu->replies));
@@ -114,7 +114,7 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 
 	/* The device may write to the buffers at any later time: never use them again. */
 	vcpu->broken = true;
-	irq_work_queue(&vcpu->alarm);
+	irq_work_queue(&vcpu->error_work);
 	return -EIO;
 }
 
@@ -153,7 +153,7 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
  * @op: VPMU_COMMAND_*
  * @value: its value, or zero
  *
- * It is sent at once, or at the end of perf core's bracket. The answer goes to
+ * It is sent at once, or when perf core enables the PMU again. The answer goes to
  * vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)
@@ -171,7 +171,7 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 	command->event = cpu_to_le64(own->id);
 	command->value = cpu_to_le64(value);
 	vcpu->events[vcpu->pending++] = event;
-	if (!vcpu->bracket && !vcpu->reading)
+	if (!vcpu->pmu_disabled && !vcpu->reading)
 		vcpu_flush(vcpu);
 	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
 }
@@ -184,7 +184,7 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
  * @count: how many, VPMU_DIRECT at most
  *
  * Call with preemption off. What has gathered on the queue stays where it is: it
- * may be another CPU's, in the midst of its bracket.
+ * may be another CPU's, whose PMU is disabled.
  *
  * Return: 0, then each answer has its own status; or a negative errno.
  */

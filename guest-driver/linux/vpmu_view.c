@@ -10,9 +10,6 @@
  * A view's ring is perf core's. While it is mapped, the samples of the persistent event's
  * ring are replayed there, those of before first. As in a ring that several programs map,
  * what one reader has taken is gone for the others.
- *
- * Lock order: vpmu_device::output_lock, vpmu_device::notice_lock. A replay has the lock of
- * the ring's records alone.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
@@ -52,15 +49,15 @@ struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
 /* Whether records of an event's ring hold all that a view's samples are made of. */
 static bool view_fits(const struct vpmu_file *file, u64 wanted)
 {
-	u64 type = le64_to_cpu(file->wanted.sample_type);
+	u64 type = le64_to_cpu(file->spec.request.sample_type);
 
 	if (type & ~(u64)VPMU_REPLAYED || (type | wanted) & VPMU_SAMPLE_PROMPT)
 		return false;
 	if (type & PERF_SAMPLE_REGS_INTR &&
-	    le64_to_cpu(file->wanted.regs_intr) != VPMU_ARCH_REGS)
+	    le64_to_cpu(file->spec.request.regs_intr) != VPMU_ARCH_REGS)
 		return false;
 	/* The period of a frequency is in no record unless asked for. */
-	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->freq)
+	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->spec.freq)
 		return false;
 	return !(wanted & SAMPLE_PASSED & ~type);
 }
@@ -75,12 +72,12 @@ static bool view_ring_fits(const struct vpmu_ring *ring)
 static void view_map(struct vpmu_view *view)
 {
 	struct vpmu_file *file = view->file;
-	struct vpmu_ring *ring = file->ring;
+	struct vpmu_ring *ring = file->output.ring;
 	struct vpmu_records *records = &ring->records;
 
 	vpmu_ring_mapped(file);
-	records->type = le64_to_cpu(file->wanted.sample_type);
-	records->period = file->period;
+	records->type = le64_to_cpu(file->spec.request.sample_type);
+	records->period = file->spec.period;
 	records->shared = true;
 	records->pages = ring->pages;
 	records->window = ring->window ? vpmu_window_address(file->dev, ring->pfn) : NULL;
@@ -104,7 +101,7 @@ int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 
 	mutex_lock(&dev->output_lock);
 	view->file = file;
-	if (view_ring_fits(file->ring) && view_fits(file, event->attr.sample_type))
+	if (view_ring_fits(file->output.ring) && view_fits(file, event->attr.sample_type))
 		view_map(view);
 	else if (is_sampling_event(event))
 		err = -EOPNOTSUPP;
@@ -113,9 +110,9 @@ int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 		view->file = NULL;
 		return err;
 	}
-	spin_lock_irq(&dev->notice_lock);
-	file->views++;
-	spin_unlock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
+	file->persist.views++;
+	spin_unlock_irq(&dev->lookup.lock);
 	return 0;
 }
 
@@ -130,9 +127,9 @@ void vpmu_view_close(struct vpmu_view *view)
 
 	if (file) {
 		dev = file->dev;
-		spin_lock_irq(&dev->notice_lock);
-		file->views--;
-		spin_unlock_irq(&dev->notice_lock);
+		spin_lock_irq(&dev->lookup.lock);
+		file->persist.views--;
+		spin_unlock_irq(&dev->lookup.lock);
 		mutex_lock(&dev->output_lock);
 		if (view->ring)
 			vpmu_ring_unmapped(file);
@@ -237,10 +234,10 @@ static void view_take(void *info)
 
 	/* While it is held, no event of the context is scheduled in or out. */
 	perf_core_lock(event->ctx);
-	WRITE_ONCE(view->file->enabled, own->started);
+	WRITE_ONCE(view->file->control.enabled, own->started);
 	own->id = 0;
 	own->started = false;
-	own->spent = true;
+	own->limit_hit = true;
 	if (own->sampler)
 		list_del_init(&own->sampling);
 	own->view = view;
@@ -261,7 +258,7 @@ void vpmu_view_take(struct vpmu_view *view)
 	struct vpmu_event *own = view->event->pmu_private;
 	struct vpmu_device *dev = own->dev;
 
-	mutex_lock(&dev->events_lock);
+	mutex_lock(&dev->life.lock);
 	vpmu_event_unpublish(own);
 	if (smp_call_function_single(view->event->cpu, view_take, view, 1)) {
 		local_irq_disable();
@@ -270,5 +267,5 @@ void vpmu_view_take(struct vpmu_view *view)
 	}
 	/* A reset does not end it. */
 	list_del_init(&own->entry);
-	mutex_unlock(&dev->events_lock);
+	mutex_unlock(&dev->life.lock);
 }

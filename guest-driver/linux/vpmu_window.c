@@ -36,11 +36,11 @@ int vpmu_window_init(struct vpmu_device *dev)
 	 * Views of perf core read it here. And on x86 pages that are mapped nowhere else are
 	 * mapped uncached to programs, while this is the host's ordinary memory.
 	 */
-	dev->window = memremap(region.addr, region.len, MEMREMAP_WB);
-	if (!dev->window)
+	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
+	if (!dev->window.base)
 		return -ENOMEM;
-	dev->window_pfn = PHYS_PFN(region.addr);
-	dev->window_pages = min_t(u64, region.len / VPMU_PAGE_SIZE, U32_MAX);
+	dev->window.pfn = PHYS_PFN(region.addr);
+	dev->window.pages = min_t(u64, region.len / VPMU_PAGE_SIZE, U32_MAX);
 	return 0;
 }
 
@@ -50,8 +50,8 @@ int vpmu_window_init(struct vpmu_device *dev)
  */
 void vpmu_window_exit(struct vpmu_device *dev)
 {
-	if (dev->window)
-		memunmap(dev->window);
+	if (dev->window.base)
+		memunmap(dev->window.base);
 }
 
 /**
@@ -64,9 +64,9 @@ void vpmu_window_exit(struct vpmu_device *dev)
  */
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count)
 {
-	if (page >= dev->window_pages || count > dev->window_pages - page)
+	if (page >= dev->window.pages || count > dev->window.pages - page)
 		return 0;
-	return dev->window_pfn + page;
+	return dev->window.pfn + page;
 }
 
 /**
@@ -78,7 +78,7 @@ unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 cou
  */
 void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
 {
-	return dev->window + PFN_PHYS(pfn - dev->window_pfn);
+	return dev->window.base + PFN_PHYS(pfn - dev->window.pfn);
 }
 
 /**
@@ -111,6 +111,6 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	vpmu_records_end(&ring->records);
 	ring->pfn = 0;
 	/* What has maps keeps its ring. */
-	list_for_each_entry(file, &ring->writers, writer)
-		unmap_mapping_range(&file->mapping, 0, 0, 1);
+	list_for_each_entry(file, &ring->writers, output.entry)
+		unmap_mapping_range(&file->output.mapping, 0, 0, 1);
 }
