@@ -15,6 +15,7 @@
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 /**
  * struct event_call - commands on their way to the CPU where an event is
@@ -301,26 +302,13 @@ static void call_sum_dead(struct vpmu_file *file)
 	file->tally.totals.missed += perf_core_dead_missed(event);
 }
 
-/**
- * vpmu_call_group() - a command for all events of a group
- * @leader: its leader; its group is locked, by which its files stay open
- * @only: the one that is meant, with those that inherit it; NULL for all
- * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets the
- *      totals of those meant; or zero to start and stop what runs as the files say, then for all
- *
- * What the group's events of one task count is read and written at one moment.
- *
- * Return: 0 or the first negative errno; the others are called then, too.
- */
-int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
+/* Visits the contexts of all events of the group, or of one of its files. */
+static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {
 	struct event_call call = { .leader = leader, .only = only, .op = op };
 	struct vpmu_file *file;
 	int err = 0, ret;
 
-	lockdep_assert_held(&leader->group.lock);
-	if (leader->direct)
-		return vpmu_direct_group(leader, op);
 	call.call_seq = atomic64_inc_return(&call_count);
 	/*
 	 * With these held no inherited event comes or goes. Nobody else holds more than
@@ -371,3 +359,41 @@ int vpmu_call_switch(struct perf_event *event)
 
 	return event_call(&call);
 }
+
+static int call_refresh(struct vpmu_file *file, u32 overflows)
+{
+	int err;
+
+	WRITE_ONCE(file->control.limited, true);
+	WRITE_ONCE(file->control.enabled, true);
+	if (file->control.on_exec)
+		perf_event_enable(file->event);
+	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
+	return err ?: call_group(vpmu_group_leader(file), NULL, 0);
+}
+
+static int call_period(struct vpmu_file *file, u64 period)
+{
+	return vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
+}
+
+static bool call_has_error(const struct vpmu_file *file)
+{
+	return READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR;
+}
+
+static void call_close(struct vpmu_file *file)
+{
+	/* Before the event goes, so that notices no longer find it by its ring. */
+	vpmu_ring_close(file);
+	perf_event_release_kernel(file->event);
+}
+
+/* An event that perf core schedules with its task or CPU. */
+const struct vpmu_backend vpmu_perf_backend = {
+	.group		= call_group,
+	.refresh	= call_refresh,
+	.period		= call_period,
+	.has_error	= call_has_error,
+	.close		= call_close,
+};

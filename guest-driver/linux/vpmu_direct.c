@@ -71,7 +71,7 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	own->limit_hit = true;
 	perf_core_unlock_irq(event->ctx);
 
-	file->direct = true;
+	WRITE_ONCE(file->backend, &vpmu_direct_backend);
 	file->spec.inherit = false;
 	file->control.on_exec = false;
 	file->control.limited = false;
@@ -79,14 +79,12 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	return event;
 }
 
-/**
- * vpmu_direct_close() - end an event
- * @file: its file, which nobody finds any more by anything but the device's notices
- *
- * A persistent one is let go of because the driver goes: it stays on the device if it
- * can outlive a reset, and ends here otherwise.
+/*
+ * Ends an event, of which only the device's notices still find the file. A persistent event is
+ * closed because the driver goes: it stays on the device if it can outlive a reset, and ends
+ * here otherwise.
  */
-void vpmu_direct_close(struct vpmu_file *file)
+static void direct_close(struct vpmu_file *file)
 {
 	struct vpmu_device *dev = file->dev;
 
@@ -140,38 +138,48 @@ static int direct_read(struct vpmu_file *file)
 	return 0;
 }
 
-/**
- * vpmu_direct_call() - a command for an event
- * @file: its file
- * @op: VPMU_COMMAND_*
- * @value: of the command
- *
- * Return: 0; -ENODEV while its CPU is away; or another negative errno, the device's own
- * included.
- */
-int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value)
+/* Returns -ENODEV while the CPU of the event is away. */
+static int direct_command(struct vpmu_file *file, u32 op, u64 value)
 {
 	struct direct_call call = { .file = file, .op = op, .value = value };
 
 	return direct_call(&call);
 }
 
-/**
- * vpmu_direct_group() - what vpmu_call_group() does, for an event that is a group alone
- * @file: its file, whose group is held
- * @op: as there
- *
- * Return: as there.
- */
-int vpmu_direct_group(struct vpmu_file *file, u32 op)
+/* Such an event is alone in its group. */
+static int direct_group(struct vpmu_file *file, struct vpmu_file *only, u32 op)
 {
 	switch (op) {
 	case 0:
 		op = READ_ONCE(file->control.enabled) ? VPMU_COMMAND_ENABLE : VPMU_COMMAND_DISABLE;
-		return vpmu_direct_call(file, op, 0);
+		return direct_command(file, op, 0);
 	case VPMU_COMMAND_READ:
 		return direct_read(file);
 	default:
-		return vpmu_direct_call(file, op, 0);
+		return direct_command(file, op, 0);
 	}
 }
+
+static int direct_refresh(struct vpmu_file *file, u32 overflows)
+{
+	return direct_command(file, VPMU_COMMAND_REFRESH, overflows);
+}
+
+static int direct_period(struct vpmu_file *file, u64 period)
+{
+	return direct_command(file, VPMU_COMMAND_PERIOD, period);
+}
+
+static bool direct_has_error(const struct vpmu_file *file)
+{
+	return false;
+}
+
+/* An event that the device has on or off by itself. */
+const struct vpmu_backend vpmu_direct_backend = {
+	.group		= direct_group,
+	.refresh	= direct_refresh,
+	.period		= direct_period,
+	.has_error	= direct_has_error,
+	.close		= direct_close,
+};

@@ -77,6 +77,7 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	vpmu_link_init(&file->links);
 	vpmu_device_get(dev);
 	file->dev = dev;
+	file->backend = &vpmu_perf_backend;
 	return file;
 }
 
@@ -170,13 +171,7 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 void vpmu_file_close(struct vpmu_file *file)
 {
 	vpmu_group_leave(file);
-	if (file->direct) {
-		vpmu_direct_close(file);
-	} else {
-		/* No notice reaches its event any more when that goes. */
-		vpmu_ring_close(file);
-		perf_event_release_kernel(file->event);
-	}
+	file->backend->close(file);
 	vpmu_link_close(file);
 	vpmu_file_put(file);
 }

@@ -210,14 +210,31 @@ struct vpmu_persistence {
 };
 
 /**
+ * struct vpmu_backend - who schedules the event of a file: perf core, or the device by itself
+ * @group: see vpmu_call_group()
+ * @refresh: as PERF_EVENT_IOC_REFRESH, for so many overflows; the group is locked
+ * @period: as PERF_EVENT_IOC_PERIOD; the group is locked
+ * @has_error: whether the event is in error, besides vpmu_file::error; the group is locked
+ * @close: end the event of a file that nobody has open
+ */
+struct vpmu_backend {
+	int (*group)(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
+	int (*refresh)(struct vpmu_file *file, u32 overflows);
+	int (*period)(struct vpmu_file *file, u64 period);
+	bool (*has_error)(const struct vpmu_file *file);
+	void (*close)(struct vpmu_file *file);
+};
+
+/**
  * struct vpmu_file - an event of /dev/vpmu
  * @dev: the device
  * @ref: held by each descriptor, by each event, inherited ones included, by each sibling and by
  *       the list of persistent events
  * @rcu: frees the file after a grace period: notices look it up without a lock
- * @event: the perf event that was opened, which its children point to; NULL with @direct. The
+ * @backend: who schedules the event: vpmu_perf_backend, or vpmu_direct_backend for an event that
+ *           is or was persistent; changed with the group locked
+ * @event: the perf event that was opened, which its children point to; NULL without one. The
  *         group's lock protects it for events of a CPU
- * @direct: the event is or was persistent: there is no perf event
  * @family: its vpmu_events, inherited ones included; vpmu_device::lookup.lock protects it
  * @id: the device's id of @event
  * @label: the id that programs know: the first that the event had
@@ -240,8 +257,8 @@ struct vpmu_file {
 	struct vpmu_device *dev;
 	struct kref ref;
 	struct rcu_head rcu;
+	const struct vpmu_backend *backend;
 	struct perf_event *event;
-	bool direct;
 	struct list_head family;
 	u64 id;
 	u64 label;
@@ -305,14 +322,34 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows);
 int vpmu_group_period(struct vpmu_file *file, u64 period);
 
 /* vpmu_call.c */
-int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
+extern const struct vpmu_backend vpmu_perf_backend;
 int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 
+/**
+ * vpmu_call_group() - send a command for all events of a group
+ * @leader: the leader, whose group is locked, so its files stay open
+ * @only: the file whose event is meant, with those that inherit it; NULL for all
+ * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets vpmu_tally::totals
+ *      of the files meant; or zero to start and stop all that runs as the files have it
+ *
+ * The events of one task are read and written at one moment.
+ *
+ * Return: 0 or the first negative errno; the command is sent for the others, too.
+ */
+static inline int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
+{
+	lockdep_assert_held(&leader->group.lock);
+	return leader->backend->group(leader, only, op);
+}
+
 /* vpmu_direct.c */
+extern const struct vpmu_backend vpmu_direct_backend;
 struct perf_event *vpmu_direct_take(struct vpmu_file *file);
-void vpmu_direct_close(struct vpmu_file *file);
-int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value);
-int vpmu_direct_group(struct vpmu_file *file, u32 op);
+
+static inline bool vpmu_file_is_direct(const struct vpmu_file *file)
+{
+	return READ_ONCE(file->backend) == &vpmu_direct_backend;
+}
 
 /* vpmu_read.c */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room);

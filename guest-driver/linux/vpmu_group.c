@@ -92,7 +92,8 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 	lockdep_assert_held(&leader->group.lock);
 	if (READ_ONCE(leader->failure))
 		return READ_ONCE(leader->failure);
-	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev || leader->direct)
+	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev ||
+	    vpmu_file_is_direct(leader))
 		return -EINVAL;
 	if (event->cpu != cpu || event->hw.target != task)
 		return -EINVAL;
@@ -318,20 +319,8 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file);
-	int err;
+	int err = file->backend->refresh(file, overflows);
 
-	if (file->direct) {
-		err = vpmu_direct_call(file, VPMU_COMMAND_REFRESH, overflows);
-		goto unlock;
-	}
-	WRITE_ONCE(file->control.limited, true);
-	WRITE_ONCE(file->control.enabled, true);
-	if (file->control.on_exec)
-		perf_event_enable(file->event);
-	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
-	if (!err)
-		err = vpmu_call_group(leader, NULL, 0);
-unlock:
 	vpmu_group_unlock(leader);
 	return err;
 }
@@ -346,12 +335,8 @@ unlock:
 int vpmu_group_period(struct vpmu_file *file, u64 period)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file);
-	int err;
+	int err = file->backend->period(file, period);
 
-	if (file->direct)
-		err = vpmu_direct_call(file, VPMU_COMMAND_PERIOD, period);
-	else
-		err = vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
 	if (!err)
 		WRITE_ONCE(file->spec.period, period);
 	vpmu_group_unlock(leader);

@@ -187,7 +187,7 @@ static void files_end(struct vpmu_device *dev)
 	unsigned long id;
 
 	for (id = 0; (file = file_next(dev, &id)); id++) {
-		if (file->direct && !file->persist.active) {
+		if (vpmu_file_is_direct(file) && !file->persist.active) {
 			file_lose(file, -EIO);
 			xa_erase_irq(&dev->lookup.files, id);
 		}

@@ -143,7 +143,7 @@ static int persistent_detach(struct vpmu_file *file, const char *name)
 	mutex_unlock(&dev->output_lock);
 	if (err)
 		goto unlock;
-	if (!file->direct)
+	if (!vpmu_file_is_direct(file))
 		event = vpmu_direct_take(file);
 	if (list_empty(&file->persist.entry))
 		vpmu_persistent_add(file);

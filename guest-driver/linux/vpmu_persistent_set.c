@@ -86,7 +86,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	file = vpmu_file_alloc(dev);
 	if (!file)
 		return ERR_PTR(-ENOMEM);
-	file->direct = true;
+	file->backend = &vpmu_direct_backend;
 	file->persist.active = true;
 	file->id = le64_to_cpu(event->id);
 	file->label = file->id;

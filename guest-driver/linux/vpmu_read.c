@@ -9,11 +9,10 @@
 #include "vpmu.h"
 #include "vpmu_file.h"
 
-/* Whether nothing is told any more of a count, because it was lost. */
-static bool read_has_error(struct vpmu_file *file)
+/* Whether the count was lost. */
+static bool read_has_error(const struct vpmu_file *file)
 {
-	return READ_ONCE(file->error) || (!file->direct &&
-	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR);
+	return READ_ONCE(file->error) || file->backend->has_error(file);
 }
 
 static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *leader)
