@@ -1,35 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the parts of the driver know of each other.
+ * The device, its parts with their locks, and the order of all locks.
  *
- *   vpmu_virtio   the device: probe, queues, notices
- *   vpmu_life     what becomes of open events when the device goes, or the machine sleeps
- *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
- *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
- *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
- *   vpmu_sampling door one's samples         vpmu_replay records become perf core's
- *   vpmu_create   events of either door
- *   vpmu_event    an event's state, count and times
- *   vpmu_context  scheduling before 6.2      vpmu_switch one kick for two tasks
- *   vpmu_call     commands from outside perf core's scheduling
- *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
- *   vpmu_attr     attributes of both doors   vpmu_file  what such an fd does
- *   vpmu_permission  who may open which event
- *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
- *   vpmu_read     what read(2) gives
- *   vpmu_output   which ring an event writes to, and who is woken
- *   vpmu_window   rings in the host's memory
- *   vpmu_persistent, _set, _list, _pmu  events that outlive their descriptors, and us
- *   vpmu_view     such events as perf core sees them
- *   vpmu_direct   what such events do, which are none of perf core's
- *   vpmu_link     which events start and stop which
- *   vpmu_perf     what /dev/vpmu does to events of perf_event_open(2)
- *   vpmu_flush    what was produced stands where programs look
- *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
- *   vpmu_task     tells the device who runs
- *
- * Here is the device itself. vpmu_event.h has events of either door, vpmu_file.h those of
- * door two, vpmu_ring.h where these write to, vpmu_persistent.h which outlive us.
+ * vpmu_event.h has events of either door, vpmu_file.h those of /dev/vpmu, vpmu_ring.h the memory
+ * that these write to, vpmu_persistent.h those that outlive this driver. The README has a map of
+ * the files.
  */
 #ifndef _VPMU_H
 #define _VPMU_H
@@ -58,13 +33,13 @@ struct page;
 struct tracepoint;
 struct vpmu_replay;
 
-/* Commands that one kick carries at most; more are sent in several. */
+/* Gathered commands per kick; more commands take several kicks. */
 #define VPMU_BATCH	256
-/* Events of a group, at most: all of it is read with one kick. */
+/* Limit on events of a group, so that one kick reads all of it. */
 #define VPMU_GROUP	64
-/* Commands that are sent at once with one kick, at most. */
+/* Limit on direct commands per kick. */
 #define VPMU_DIRECT	3
-/* Notices that the device can leave before the driver has taken any. */
+/* Buffers for notices of the device. */
 #define VPMU_NOTICES	64
 
 /**
@@ -369,13 +344,13 @@ void vpmu_life_resume(struct vpmu_device *dev);
 
 /**
  * struct vpmu_control_request - a request on the control queue
- * @entry: where it waits
- * @out: what is asked, from kmalloc
- * @out_len: bytes of it
- * @in: the answer, from kmalloc
- * @in_len: room there
- * @ret: once it is answered: bytes of the answer, or a negative errno
- * @answered: called then, with interrupts off; may free all of this
+ * @entry: in vpmu_control_queue::sent or ::waiting
+ * @out: the request, from kmalloc
+ * @out_len: bytes of @out
+ * @in: room for the reply, from kmalloc
+ * @in_len: bytes of @in
+ * @ret: on completion: bytes of the reply, or a negative errno
+ * @answered: called on completion, with interrupts off; may free all of this
  */
 struct vpmu_control_request {
 	struct list_head entry;
@@ -390,8 +365,8 @@ struct vpmu_control_request {
 /**
  * struct vpmu_control_close - a request to close an event, in memory from kmalloc
  * @request: the request
- * @header: what it asks
- * @reply: the answer, which nobody looks at
+ * @header: its content
+ * @reply: the reply, which is not looked at
  */
 struct vpmu_control_close {
 	struct vpmu_control_request request;
