@@ -457,7 +457,7 @@ static bool attr_counts_time(u64 config)
  * counts both, and samples of the other mode are dropped.
  *
  * Return: 0; or -EACCES for an event that would count the kernel for a program that may
- * not, by which perf tells its user so.
+ * not; perf explains this errno to its user.
  */
 int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_request *request)
 {

@@ -55,7 +55,7 @@ static int aux_fill(struct vpmu_aux *aux)
 }
 
 /**
- * vpmu_aux_destroy() - take the pages back from the device; what it may still write to is lost
+ * vpmu_aux_destroy() - take the pages back from the device, or leak those it may write to
  * @dev: the device; its output_lock is held
  * @ring: that they lie beside
  */
@@ -95,7 +95,7 @@ static void aux_vm_close(struct vm_area_struct *vma)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* A part of an area is none. */
+/* An area is mapped as a whole. */
 static int aux_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
@@ -108,7 +108,7 @@ static const struct vm_operations_struct aux_vm_ops = {
 };
 
 /*
- * Whether a map is what the program has announced, and what is mapped already. The
+ * Whether a map is the one that the program has announced, and equals an existing one. The
  * program can write to the first page of the ring at any time: it is read once.
  */
 static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)

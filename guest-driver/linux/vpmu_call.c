@@ -64,7 +64,7 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		call_switch(vcpu, event);
 		break;
 	case VPMU_COMMAND_READ:
-		/* What found no room in the ring yet is told at a read, at the latest. */
+		/* A read reports, at the latest, the records that found no room in the ring. */
 		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
 		    own->file->spec.trace)
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
@@ -184,9 +184,9 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Where the events of the call are that count; -1 if none does. A group's need not all
- * do: one that perf core has off says nothing of where the others are. What the device
- * flushes may have been started there early, which is where any event of the context is.
+ * The CPU of the call's events that are active; -1 if none is. An event of a group that perf
+ * core has off does not show where the others are. An event that is flushed may have been started
+ * early, on the CPU where any event of its context is active.
  */
 static int call_cpu(const struct event_call *call)
 {
@@ -207,8 +207,8 @@ static int call_cpu(const struct event_call *call)
 }
 
 /*
- * Whether events of the call's context are about to be added on another CPU: the device
- * has been told already, and perf core tells where in a moment. See vpmu_switch.c.
+ * Whether events of the call's context are about to be added on another CPU: the device has
+ * the commands already, and perf core sets the CPU in a moment. See vpmu_switch.c.
  */
 static bool call_must_wait(const struct event_call *call)
 {
@@ -226,7 +226,7 @@ static bool call_must_wait(const struct event_call *call)
 	return false;
 }
 
-/* Runs with interrupts off, by which nothing has gathered on this CPU's queue. */
+/* Runs with interrupts off, so this CPU's queue has no gathered commands. */
 static void event_call_here(void *info)
 {
 	struct event_call *call = info;
@@ -253,7 +253,7 @@ static int event_call(struct event_call *call)
 	struct vpmu_event *own = event->pmu_private;
 	int cpu, err;
 
-	/* What is flushed may be of a CPU that has gone. */
+	/* A flush may be for an event of a CPU that is offline. */
 	if (!own->task && (call->op != VPMU_COMMAND_FLUSH || cpu_online(event->cpu)))
 		call->cpu = event->cpu;
 	else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE)
@@ -272,7 +272,7 @@ static int event_call(struct event_call *call)
 	return err ? -ENODEV : call->ret;
 }
 
-/* One family of the group: a call for each context that none before it has reached. */
+/* One family of the group: a call for each context that the calls before have not reached. */
 static int call_family(struct event_call *call, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -348,7 +348,7 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 }
 
 /**
- * vpmu_call_switch() - start or stop one event that runs, as it may now
+ * vpmu_call_switch() - start or stop one active event, as its file and the device allow
  * @event: the event
  *
  * Return: 0 or a negative errno.

@@ -135,7 +135,7 @@ static const struct file_operations cdev_fops = {
  * @dev: the device
  *
  * The node is for everybody, as the system call perf_event_open(2) is: a mark is exact
- * for any program, and tells nobody anything that the program does not say itself. What
+ * for any program, and reveals nothing but what the program itself writes. What
  * may be opened is up to vpmu_permission_open(), what else takes a capability to the calls.
  *
  * Return: 0 or a negative errno.
@@ -153,7 +153,7 @@ int vpmu_cdev_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_cdev_unregister() - take /dev/vpmu away; open files of it live on
+ * vpmu_cdev_unregister() - remove /dev/vpmu; files that are open stay
  * @dev: the device
  */
 void vpmu_cdev_unregister(struct vpmu_device *dev)

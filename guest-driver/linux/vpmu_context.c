@@ -38,7 +38,7 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 }
 
 /**
- * vpmu_context_enter() - an event comes; start those that will follow
+ * vpmu_context_enter() - an event comes in: start the events that are expected to follow
  * @vcpu: this CPU's queue, whose PMU is disabled for the event
  * @event: that comes; its context's lock is held
  */
@@ -58,7 +58,7 @@ static bool context_loses(const struct perf_event *event, const struct perf_even
 }
 
 /**
- * vpmu_context_leave() - an event goes; stop those that go with it, and strays
+ * vpmu_context_leave() - an event goes out: stop those that go with it, and unexpected ones
  * @vcpu: this CPU's queue, whose PMU is disabled for the event
  * @event: that goes; its context's lock is held
  */
@@ -117,7 +117,7 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
 }
 
 /**
- * vpmu_context_part() - an event goes and is stopped; have its count before it is gone
+ * vpmu_context_part() - an event has been stopped and goes out: get its count now
  * @vcpu: this CPU's queue, whose PMU is disabled
  * @event: that goes; its context's lock is held
  */

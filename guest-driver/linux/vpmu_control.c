@@ -152,7 +152,7 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 }
 
 /**
- * vpmu_control_open_queue() - requests go to the queue from now on
+ * vpmu_control_open_queue() - start sending requests to a new queue
  * @dev: the device, with a new queue
  */
 void vpmu_control_open_queue(struct vpmu_device *dev)
@@ -163,7 +163,7 @@ void vpmu_control_open_queue(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_control_close_queue() - the device was reset and answers no request any more
+ * vpmu_control_close_queue() - fail all requests, after the device was reset
  * @dev: the device
  * @err: how requests fail from now on, those that wait included: a negative errno
  *
@@ -246,7 +246,7 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
  * @dev: the device
  * @request: the request, from kmalloc
  * @len: bytes of it
- * @value: the reply's, on success; NULL where it has none
+ * @value: filled in with the reply's value, on success; NULL if it has none
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -268,12 +268,12 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
 }
 
 /**
- * vpmu_control_event() - a request that is no more than its header
+ * vpmu_control_event() - send a request that consists of its header
  * @dev: the device
  * @op: VPMU_CONTROL_*
  * @id: the event's
  *
- * A device that was reset has closed and unmapped everything, and writes there no more.
+ * A device that was reset has closed and unmapped everything.
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -397,7 +397,7 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  * @id: the event's
  *
  * A task that slept for each of its events would have the others switched out and in
- * each time. What is asked of the device later finds the event closed.
+ * each time. Later requests find the event closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
 {
@@ -455,7 +455,7 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - give a ring its AUX area, or a trace one that is driven
+ * vpmu_control_map_aux() - give a ring its AUX area, or a trace an area with VPMU_MAP_DRIVEN
  * @dev: the device
  * @id: of the event that the ring was mapped with; with VPMU_MAP_DRIVEN of the trace
  * @pages: of the area
@@ -472,7 +472,7 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
 }
 
 /**
- * vpmu_control_unmap_aux() - take the area away
+ * vpmu_control_unmap_aux() - take an AUX area back
  * @dev: the device
  * @id: as for vpmu_control_map_aux()
  *
@@ -485,7 +485,7 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_control_unmap() - take an event's ring away
+ * vpmu_control_unmap() - take an event's ring back
  * @dev: the device
  * @id: the event's
  *
@@ -572,10 +572,10 @@ int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeu
 }
 
 /**
- * vpmu_control_task_page() - say where a vCPU's task page lies
+ * vpmu_control_task_page() - give the device a vCPU's task page
  * @dev: the device
  * @vcpu: whose
- * @address: of the page, zero for none
+ * @address: the page's, zero for none
  *
  * Return: 0 or a negative errno.
  */

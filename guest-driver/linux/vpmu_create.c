@@ -16,7 +16,7 @@
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Who owns it, and who finds it by the device's id. */
+/* Lets notices find an event by the device's id. */
 static int event_publish(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
@@ -31,7 +31,7 @@ static int event_publish(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_unpublish() - nobody finds an event by the device's id any more
+ * vpmu_event_unpublish() - keep notices from finding an event by the device's id
  * @own: the event
  */
 void vpmu_event_unpublish(struct vpmu_event *own)
@@ -53,14 +53,14 @@ static void event_withdraw(struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 
 	vpmu_event_unpublish(own);
-	/* Who has found it looks at it with this held. */
+	/* A notice that has found the event looks at it with this lock held. */
 	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
 		list_del(&own->family);
 	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* Only what the device has is charged. */
+/* An event is charged while the device has it. */
 static int event_charge(struct vpmu_event *own)
 {
 	int err;
@@ -144,7 +144,7 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	request->leader = cpu_to_le64(leader);
 	if (!event->parent)
 		return;
-	/* A task that did not inherit the trace has none to pause. */
+	/* A task that did not inherit the trace cannot pause it. */
 	if (!leader)
 		request->flags &= ~acts;
 	parent = event->parent->pmu_private;
@@ -181,7 +181,7 @@ static void event_request_sampling(const struct perf_event *event, const struct 
 }
 
 /**
- * vpmu_event_request() - ask the device for an event
+ * vpmu_event_request() - make the request that opens an event
  * @own: the event
  * @request: filled in
  *
@@ -238,7 +238,7 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (own->file && !event->parent)
 		own->file->spec.engine = engine;
 	own->engine = engine;
-	/* From the map on the device writes there, and its notices must not be lost. */
+	/* Before the map: the device writes there at once, and its notices must find the event. */
 	err = event_publish(own);
 	if (!err && own->sampler)
 		err = vpmu_sampling_map(own);
@@ -254,7 +254,7 @@ uncharge:
 }
 
 /**
- * vpmu_event_reopen() - open an event again that a reset has ended, from where it stands
+ * vpmu_event_reopen() - open an event again that a reset has ended, with its count
  * @own: the event, which is stopped
  *
  * Return: 0 or a negative errno.
@@ -276,7 +276,7 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	return err;
 }
 
-/* A task that inherits an event says nothing of who opened it. */
+/* An inherited event is as privileged as its parent: another task may have opened that. */
 static bool event_is_unprivileged(const struct perf_event *event)
 {
 	const struct vpmu_event *parent;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Events without a perf event: commands on the CPU that they count on.
+ * Direct events: the device has them on or off by itself, without a perf event.
  *
- * perf core ends an event with whoever made it, so one that is persistent, or has been,
- * is none of perf core's: the device has it on or off by itself. It is alone in its
- * group for good.
+ * perf core ends an event with the program that made it. So an event that is or was persistent
+ * does not belong to perf core; commands for it go to the CPU that it counts on. It stays alone in
+ * its group.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
@@ -51,11 +51,11 @@ static int direct_call(struct direct_call *call)
 }
 
 /**
- * vpmu_direct_take() - take an event from perf core as it is
+ * vpmu_direct_take() - take an event from perf core, with its count and state
  * @file: its file, whose group is held; it is of a CPU and alone
  *
- * The device goes on with it. What perf core still does to its own part reaches the
- * device no more.
+ * The event continues on the device. What perf core still does to its own part does not reach the
+ * device.
  *
  * Return: that part, for perf_event_release_kernel().
  */
@@ -99,7 +99,7 @@ static void direct_close(struct vpmu_file *file)
 	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
-/* The device tells on any CPU what an event has counted on one that is away. */
+/* Any CPU's queue can read an event of a CPU that is offline. */
 static void direct_call_anywhere(struct direct_call *call)
 {
 	get_cpu();
@@ -122,7 +122,7 @@ static int direct_read(struct vpmu_file *file)
 		err = call.err;
 	}
 	if (err) {
-		/* Without any CPU that has a queue it stands as it was. */
+		/* Without a queue of any CPU the last count stays. */
 		if (err != -ENODEV)
 			WRITE_ONCE(file->error, true);
 		return err;

@@ -2,7 +2,7 @@
 /*
  * One event between perf core and the device: what goes out, and what comes back.
  *
- * The device keeps the count; what is new in it is added to perf's.
+ * The device keeps the count; the driver adds the growth to perf's.
  */
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
@@ -30,7 +30,7 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
 }
 
 /**
- * vpmu_event_start() - let the device count an event, unless its file has it off
+ * vpmu_event_start() - start counting an event, unless its file has it off
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
@@ -54,7 +54,7 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /**
- * vpmu_event_stop() - let it no longer
+ * vpmu_event_stop() - stop counting an event
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
@@ -110,7 +110,7 @@ static void event_owe(struct vpmu_event *own, u64 time)
 		own->unpaid_ns = OWED_ALL;
 }
 
-/* What the device told since it last did, given to whose event it is. */
+/* Adds what is new in the device's answer to perf's event, or to the file's tally. */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {
@@ -133,7 +133,7 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 }
 
 /**
- * vpmu_event_idle() - perf core must not find that an event ran which the device has not
+ * vpmu_event_idle() - take the running time off an event that the device does not have
  * @event: the event; its context's lock is held
  * @stops: perf core takes it out now
  *
@@ -152,7 +152,7 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 
 /*
  * The device has lost the event, and nobody can tell since when the count falls
- * short. A file's reader is told by the end of file. perf core has no such state
+ * short. A file's reader gets the end of file. perf core has no such state
  * that could be set from here: there the event has never run, and perf shows it as
  * not counted, or its inherited part as missing, instead of a count too small.
  */
@@ -205,7 +205,7 @@ static bool event_is_anchored(const struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_pin() - an event comes into its context
+ * vpmu_event_pin() - pin the context of an event that comes in
  * @event: the event; perf core holds the context's lock, which protects the count
  */
 void vpmu_event_pin(struct perf_event *event)
@@ -219,7 +219,7 @@ void vpmu_event_pin(struct perf_event *event)
 }
 
 /**
- * vpmu_event_anchor() - an event is anchored: should it be in its context, it is pinned now
+ * vpmu_event_anchor() - pin the context of an event that is anchored, if the event is in
  * @own: the event, which stays meanwhile; interrupts are off
  */
 void vpmu_event_anchor(struct vpmu_event *own)
@@ -236,8 +236,8 @@ void vpmu_event_anchor(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_unpin() - and leaves it
- * @event: the event, likewise
+ * vpmu_event_unpin() - unpin the context of an event that goes out
+ * @event: the event; its context is locked
  */
 void vpmu_event_unpin(struct perf_event *event)
 {
@@ -256,7 +256,7 @@ static void event_forget(struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_lose() - the device has the event no more
+ * vpmu_event_lose() - the device has lost an event, or was reset
  * @own: the event, which stays meanwhile
  */
 void vpmu_event_lose(struct vpmu_event *own)
@@ -283,7 +283,7 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu;
 
-	/* A queue's lock must not be taken from an NMI; the last count stands then. */
+	/* A queue's lock must not be taken from an NMI; the last count stays then. */
 	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->life.asleep))
 		return;
 	if (own->view) {
@@ -312,7 +312,7 @@ static bool event_survives(u32 op)
 }
 
 /**
- * vpmu_event_answer() - the device has answered a command
+ * vpmu_event_answer() - handle the device's answer to a command
  * @event: for this event
  * @op: to this command
  * @reply: with this, or NULL when the queue failed

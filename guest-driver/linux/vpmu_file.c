@@ -52,10 +52,10 @@ static void file_gone(struct irq_work *work)
 }
 
 /**
- * vpmu_file_alloc() - state for a new file
+ * vpmu_file_alloc() - allocate a file
  * @dev: the device
  *
- * Return: it, with one reference, or NULL.
+ * Return: the file, with one reference, or NULL.
  */
 struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 {
@@ -82,7 +82,7 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_file_get() - keep a file's state
+ * vpmu_file_get() - get a reference on a file
  * @file: the file
  */
 void vpmu_file_get(struct vpmu_file *file)
@@ -98,7 +98,7 @@ static void file_free(struct kref *ref)
 	irq_work_sync(&file->waiters.gone);
 	if (file->tracks)
 		vpmu_task_put(dev);
-	/* This goes no deeper: what has been a leader has none. */
+	/* This does not recurse further: a leader has no leader. */
 	if (file->group.leader)
 		vpmu_file_put(file->group.leader);
 	kfree_rcu(file, rcu);
@@ -106,7 +106,7 @@ static void file_free(struct kref *ref)
 }
 
 /**
- * vpmu_file_put() - let it go
+ * vpmu_file_put() - put a reference on a file
  * @file: the file
  */
 void vpmu_file_put(struct vpmu_file *file)
@@ -115,7 +115,7 @@ void vpmu_file_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_file_shares_context() - whether two open events may write to one ring, as perf has it
+ * vpmu_file_shares_context() - whether perf allows two open events one ring
  * @file: the one
  * @other: the other
  *
@@ -128,7 +128,7 @@ bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_fi
 }
 
 /**
- * vpmu_file_fget() - an open event by its descriptor
+ * vpmu_file_fget() - find an open event by its descriptor
  * @fd: the descriptor
  *
  * Return: the file, for fput(); or an ERR_PTR of -EBADF if it is none of ours.
@@ -145,7 +145,7 @@ struct file *vpmu_file_fget(int fd)
 }
 
 /**
- * vpmu_file_open() - a descriptor's part of an event
+ * vpmu_file_open() - make the open file of a descriptor
  * @file: its file, with a handle that is this one's on success
  *
  * Return: it, or an ERR_PTR.
@@ -156,7 +156,7 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 
 	if (IS_ERR(filp))
 		return filp;
-	/* Nothing is read by position: f_pos is the wakeup that was told last. */
+	/* read() has no position: f_pos is the wakeup that poll() has reported last. */
 	stream_open(file_inode(filp), filp);
 	/* By which its maps are found, among those of all descriptors there are. */
 	file->output.mapping.host = file_inode(filp);
@@ -187,7 +187,7 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	ssize_t size;
 	u64 *values;
 
-	/* End of file says that the event is in error, as perf's own do. */
+	/* End of file means an event in error, as for perf's own. */
 	size = vpmu_read(filp->private_data, &values, count);
 	if (size > 0 && copy_to_user(buf, values, size))
 		size = -EFAULT;
@@ -234,7 +234,7 @@ static long file_refresh(struct vpmu_file *file, int overflows)
 {
 	if (!file->spec.period || file->spec.inherit || overflows < 0)
 		return -EINVAL;
-	/* As perf has it: no more than what is left, and for ever if nothing is. */
+	/* As in perf: up to the overflows that are left, and without a limit if none is. */
 	if (!overflows)
 		return vpmu_group_switch(file, false, true);
 	return vpmu_group_refresh(file, overflows);
@@ -303,7 +303,7 @@ static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *a
 	return attr.type == file->spec.type ? -EOPNOTSUPP : -EINVAL;
 }
 
-/* Filters are for tracepoints and traces of instructions: none fits. */
+/* Filters are for tracepoints and instruction traces. */
 static long file_set_filter(const char __user *arg)
 {
 	char *filter = strndup_user(arg, PAGE_SIZE);
@@ -331,7 +331,7 @@ static long file_detach(struct vpmu_file *file, struct vpmu_detach __user *arg)
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* Its id will be what it is, and nothing has happened where this cannot be told. */
+	/* The id does not change. Write it first, so that a fault changes nothing. */
 	if (put_user(file->id, &arg->id))
 		return -EFAULT;
 	return vpmu_persistent_detach(file, detach.name);
@@ -370,7 +370,7 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_SET_BPF:
 		return file_set_bpf(arg);
 	case PERF_EVENT_IOC_QUERY_BPF:
-		/* As perf has it for what is no tracepoint. */
+		/* As in perf for an event other than a tracepoint. */
 		return perfmon_capable() ? -EINVAL : -EPERM;
 	case VPMU_IOC_DETACH:
 		return file_detach(file, user);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Groups: which events of /dev/vpmu act as one.
+ * Groups: events of /dev/vpmu that act as one.
  *
- * perf core makes no groups of events that the kernel opened, so to it each of ours is
- * alone. A group is a leader's file and its siblings' here, and a leader on the device,
- * where samples read it. A sibling counts only while its leader is enabled: it is
- * started and stopped with it. An event alone is a group of one.
+ * perf core makes no groups of in-kernel events, so for perf core each event of /dev/vpmu is
+ * alone. A group consists of the files of a leader and its siblings here, and of a leader on
+ * the device, where samples read the group. A sibling counts only while its leader is enabled:
+ * it is started and stopped with the leader. An event alone is a group of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
@@ -16,7 +16,7 @@
 #include "vpmu_file.h"
 
 /**
- * vpmu_group_leader() - who leads a file's group
+ * vpmu_group_leader() - find the leader of a file's group
  * @file: the file
  *
  * It is freed at the earliest an RCU grace period after it has let go of @file.
@@ -44,7 +44,7 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_unlock() - let a group change again
+ * vpmu_group_unlock() - unlock a group
  * @leader: from vpmu_group_lock()
  */
 void vpmu_group_unlock(struct vpmu_file *leader)
@@ -54,7 +54,7 @@ void vpmu_group_unlock(struct vpmu_file *leader)
 }
 
 /**
- * vpmu_group_lock() - hold the group of an open file as it is
+ * vpmu_group_lock() - lock the group of an open file
  * @file: the file
  *
  * Until vpmu_group_unlock() nobody joins or leaves, and the events of its files stay.
@@ -75,7 +75,7 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_admits() - whether a new event may join a group, as perf has it
+ * vpmu_group_admits() - whether perf allows a new event in a group
  * @leader: an open file; its group is locked
  * @file: of the new event
  * @attr: as asked for
@@ -103,7 +103,7 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 }
 
 /**
- * vpmu_group_join() - a new event joins
+ * vpmu_group_join() - add a new event to its group
  * @file: with its event and its leader, whose group is locked
  *
  * Return: 0 or -EINVAL.
@@ -122,7 +122,7 @@ int vpmu_group_join(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_leave() - a file is closed; those that it leads are alone then
+ * vpmu_group_leave() - take a file that is closed out of its group
  * @file: the file; nobody else closes it
  */
 void vpmu_group_leave(struct vpmu_file *file)
@@ -177,7 +177,7 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 }
 
 /**
- * vpmu_group_allows() - whether an event may count, as far as files say
+ * vpmu_group_allows() - whether an event's file and its leader's have it on
  * @event: the event; its context's lock is held
  *
  * Return: true if its own and its leader's have it on.
@@ -199,7 +199,7 @@ bool vpmu_group_allows(const struct perf_event *event)
 }
 
 /**
- * vpmu_group_leader_id() - the leader that the device is told of
+ * vpmu_group_leader_id() - find the device's id of a leader
  * @file: whose event is being opened
  * @task: for this task, NULL for a CPU
  *
@@ -262,7 +262,7 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 }
 
 /**
- * vpmu_group_switch() - as PERF_EVENT_IOC_ENABLE and _DISABLE do
+ * vpmu_group_switch() - PERF_EVENT_IOC_ENABLE and PERF_EVENT_IOC_DISABLE
  * @file: whose event, with those that inherit it
  * @whole: with all of its group
  * @enable: on
@@ -294,7 +294,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 }
 
 /**
- * vpmu_group_reset() - set counts to zero, as PERF_EVENT_IOC_RESET does
+ * vpmu_group_reset() - PERF_EVENT_IOC_RESET: set counts to zero
  * @file: whose event, with those that inherit it
  * @whole: with all of its group
  *
@@ -310,9 +310,9 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
 }
 
 /**
- * vpmu_group_refresh() - on for so many overflows more, as PERF_EVENT_IOC_REFRESH
+ * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable for a number of overflows
  * @file: of an event that samples and is not inherited
- * @overflows: so many
+ * @overflows: how many
  *
  * Return: 0 or a negative errno.
  */
@@ -326,9 +326,9 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 }
 
 /**
- * vpmu_group_period() - a new period or frequency, as PERF_EVENT_IOC_PERIOD
+ * vpmu_group_period() - PERF_EVENT_IOC_PERIOD: set the period or frequency
  * @file: of an event that samples
- * @period: so many
+ * @period: the period or frequency
  *
  * Return: 0 or a negative errno.
  */

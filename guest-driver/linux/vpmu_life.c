@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The device goes, or the machine sleeps: what becomes of the events that are open.
+ * Open events when the device goes, or the machine sleeps.
  *
- * A reset takes all from the device but persistent events. Where the device does not come
- * back for its users, because it does not answer or its transport went, open events end:
- * no program waits for the device any more, and the memory of its rings stays until it is
- * unmapped. Where the machine slept, events that only count are opened again and go on.
- *
- * Whoever waits for an answer may hold any lock. So the device is closed without one, by
- * which all waits end, and locks are taken afterwards.
+ * A reset takes everything from the device but persistent events. If the device does not come
+ * back for its users, because it does not answer or its transport was unbound, open events end:
+ * no program waits for the device any more, and the memory of rings stays until it is unmapped.
+ * If the machine slept, events that only count are opened again and continue.
  */
 #include <linux/fs.h>
 #include <linux/kref.h>
@@ -23,7 +20,7 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_life_close() - reset the device, and leave it alone from then on
+ * vpmu_life_close() - reset the device, and stop using it
  * @dev: the device
  * @err: how requests fail then, those that wait included: a negative errno
  *
@@ -89,9 +86,9 @@ static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 }
 
 /**
- * vpmu_life_end() - all open events end
+ * vpmu_life_end() - end all open events
  * @dev: the device, closed
- * @err: how what is asked of them fails from now on
+ * @err: the negative errno of later requests about them
  */
 void vpmu_life_end(struct vpmu_device *dev, int err)
 {
@@ -111,7 +108,7 @@ void vpmu_life_end(struct vpmu_device *dev, int err)
 }
 
 /**
- * vpmu_life_add() - an event is known to perf core
+ * vpmu_life_add() - add an event to the list of all
  * @own: the event
  */
 void vpmu_life_add(struct vpmu_event *own)
@@ -126,7 +123,7 @@ void vpmu_life_add(struct vpmu_event *own)
 }
 
 /**
- * vpmu_life_remove() - it is no more
+ * vpmu_life_remove() - take an event out of the list of all
  * @own: the event
  */
 void vpmu_life_remove(struct vpmu_event *own)
@@ -149,10 +146,10 @@ static void events_switch(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_life_pause() - the machine is about to sleep
+ * vpmu_life_pause() - stop all events, and close the device
  * @dev: the device, which is closed when this returns
  *
- * Programs are stopped already. What was counted until now is perf core's.
+ * Programs are frozen already. perf core has all counts when this returns.
  */
 void vpmu_life_pause(struct vpmu_device *dev)
 {
@@ -196,7 +193,7 @@ static void files_end(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_life_resume() - the machine has slept
+ * vpmu_life_resume() - open events again, and start them
  * @dev: the device, with new queues
  */
 void vpmu_life_resume(struct vpmu_device *dev)

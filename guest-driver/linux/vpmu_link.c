@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Links: which events start and stop which when they overflow.
+ * Links: events that start and stop others when they overflow.
  *
- * The device acts on them. What a program links are files; what the device is told of
- * are pairs of events that are scheduled together, one of either file: those opened, and
- * those of each task that inherited both. Links of a file are set once and go with
- * either end, here as in the device.
+ * The device acts on links. A program links files; the device gets a link for each pair of
+ * events, one of either file, that are scheduled together: those that were opened, and those of
+ * each task that inherited both. Links of a file are set once and go with either end, here as in
+ * the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
@@ -40,7 +40,7 @@ struct link_ends {
 };
 
 /**
- * vpmu_link_init() - a new file has no links
+ * vpmu_link_init() - prepare the links of a new file
  * @links: its part
  */
 void vpmu_link_init(struct vpmu_links *links)
@@ -222,7 +222,7 @@ free:
 }
 
 /**
- * vpmu_link_set() - overflows of an event start, or stop, another
+ * vpmu_link_set() - have overflows of an event start, or stop, another
  * @file: whose
  * @target: the other
  * @role: VPMU_STARTER or VPMU_STOPPER
@@ -252,7 +252,7 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 	return err;
 }
 
-/* The event of @file that the same fork makes as @own; zero if there is none yet. */
+/* The event of @file that the same fork makes as @own; zero if it is not made yet. */
 static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 {
 	const struct link_end end = link_look(own);
@@ -320,7 +320,7 @@ void vpmu_link_inherit(struct vpmu_event *own)
 }
 
 /**
- * vpmu_link_close() - a file's event has ended: nothing starts or stops it, nor it others
+ * vpmu_link_close() - remove all links of a file
  * @file: the file
  */
 void vpmu_link_close(struct vpmu_file *file)

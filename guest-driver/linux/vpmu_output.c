@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Output: which ring an event writes to, and who is woken for it.
+ * Output: which ring an event writes to, and which programs are woken.
  *
- * An event writes to its own ring or, redirected, to that of another. The device
- * writes; it says of which event the record was with which a ring crossed the mark.
- * Whoever polls an event that writes to this ring is woken, and the owner of that
- * event alone gets a signal.
+ * An event writes to its own ring or, redirected, to that of another event. The device writes;
+ * its notice names the event whose record crossed the watermark of the ring. Pollers of all
+ * events that write to this ring are woken, and the owner of that event alone gets a signal.
  */
 #include <linux/fs.h>
 #include <linux/minmax.h>
@@ -20,7 +19,7 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_output_attach() - an event writes to another ring from now on
+ * vpmu_output_attach() - change the ring that an event writes to
  * @file: its file; the device's output_lock is held
  * @ring: the ring, NULL for none
  */
@@ -29,7 +28,7 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 	lockdep_assert_held(&file->dev->output_lock);
 	spin_lock_irq(&file->dev->lookup.lock);
 	list_del_init(&file->output.entry);
-	/* Who waits for the one looks at the other, or learns that there is none. */
+	/* Pollers of the old ring look at the new one, or find that there is none. */
 	if (file->output.ring)
 		wake_up_all(&file->waiters.queue);
 	file->output.ring = ring;
@@ -39,7 +38,7 @@ void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_output_abandon() - a ring is no more: who wrote there writes nowhere
+ * vpmu_output_abandon() - take the ring from all events that write there
  * @dev: the device; its output_lock is held
  * @ring: the ring
  */
@@ -53,7 +52,7 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_output_unmapped() - the last map through an event has gone, the ring has not
+ * vpmu_output_unmapped() - take a ring from an event without maps of it
  * @file: its file; the device's output_lock is held
  *
  * perf takes the event from the ring then. So does this, unless the ring is its own:
@@ -89,7 +88,7 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 }
 
 /**
- * vpmu_output_redirect() - as PERF_EVENT_IOC_SET_OUTPUT does
+ * vpmu_output_redirect() - PERF_EVENT_IOC_SET_OUTPUT
  * @file: the event to redirect, with the events that inherit it
  * @target: the event whose ring gets their records; NULL to end the redirection, after
  *          which @file has no ring until it is mapped itself
@@ -121,7 +120,7 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 }
 
 /**
- * vpmu_output_pause() - as PERF_EVENT_IOC_PAUSE_OUTPUT does
+ * vpmu_output_pause() - PERF_EVENT_IOC_PAUSE_OUTPUT
  * @file: whose ring
  * @paused: stop writing there, or resume
  *
@@ -160,7 +159,7 @@ int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeu
 }
 
 /**
- * vpmu_output_ended() - the host has ended an event: whoever waits for it learns so
+ * vpmu_output_ended() - wake pollers of an event that the host has ended
  * @file: the event's
  */
 void vpmu_output_ended(struct vpmu_file *file)
@@ -174,9 +173,9 @@ void vpmu_output_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_output_poll() - whether a ring has crossed the mark since it was last asked
+ * vpmu_output_poll() - whether a ring has crossed its watermark since the last poll
  * @file: the file polled
- * @told: the wakeup that this descriptor was told of last; each has its own
+ * @told: the last wakeup that this descriptor has reported; each has its own
  *
  * Return: EPOLLIN, nothing, or EPOLLHUP without a ring.
  */
@@ -194,7 +193,7 @@ __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 }
 
 /**
- * vpmu_output_gone() - a task of an event has ended: poll(2) has an answer
+ * vpmu_output_gone() - wake pollers of an event that a task of it has ended
  * @file: the event's
  *
  * perf core wakes only who polls events with a ring of its own.
@@ -230,9 +229,9 @@ static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 }
 
 /**
- * vpmu_output_notice() - the device tells something of an event
+ * vpmu_output_notice() - handle a notice of the device
  * @dev: the device
- * @notice: what
+ * @notice: the notice
  *
  * Called with interrupts off.
  */

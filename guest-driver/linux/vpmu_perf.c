@@ -25,7 +25,7 @@
 #include "vpmu_view.h"
 
 /*
- * perf core does not export what tells its files apart. But they are anonymous inodes of
+ * perf core does not export its file operations. But its files are anonymous inodes of
  * a name that the kernel alone gives.
  */
 static bool file_is_perf(const struct file *filp)
@@ -109,7 +109,7 @@ static int perf_detach(const struct vpmu_device *dev, struct perf_event *event,
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* Its id will be what it is, and nothing has happened where this cannot be told. */
+	/* The id does not change. Write it first, so that a fault changes nothing. */
 	if (put_user(perf_id(dev, event), &arg->id))
 		return -EFAULT;
 	if (view)

@@ -23,7 +23,7 @@
 static const char no_name[VPMU_PERSISTENT_NAME];
 
 /**
- * vpmu_persistent_get() - a handle more of a persistent event
+ * vpmu_persistent_get() - get a handle of a persistent event
  * @dev: the device
  * @id: the event's
  *
@@ -61,7 +61,7 @@ unlock:
 }
 
 /**
- * vpmu_persistent_put() - a handle less of an event, persistent or not
+ * vpmu_persistent_put() - put a handle of an event, persistent or not
  * @file: the event's; it ends with the last, unless it is persistent
  */
 void vpmu_persistent_put(struct vpmu_file *file)
@@ -116,7 +116,7 @@ put:
 	return ERR_PTR(err);
 }
 
-/* What the device need not be asked. */
+/* Conditions that need no request to the device. */
 static bool persistent_fits(const struct vpmu_file *file, const struct vpmu_file *leader)
 {
 	return !file->place.task && leader == file && !file->group.siblings;
@@ -162,7 +162,7 @@ static void persistent_name(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_detach() - as VPMU_IOC_DETACH does
+ * vpmu_persistent_detach() - VPMU_IOC_DETACH
  * @file: whose event lives on from now
  * @name: VPMU_PERSISTENT_NAME bytes; NULL or all zero for the device's choice
  *
@@ -240,7 +240,7 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 		return persistent_detach(own->view->file, name);
 	if (event->cpu < 0 || own->task || !perf_core_is_alone(event))
 		return -EINVAL;
-	/* Such samples are made of what is there right after them. */
+	/* Such samples need a replay right after them. */
 	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
 		return -EOPNOTSUPP;
 	return persistent_take(event, name);
@@ -273,7 +273,7 @@ int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 }
 
 /**
- * vpmu_persistent_attach() - as VPMU_IOC_ATTACH does
+ * vpmu_persistent_attach() - VPMU_IOC_ATTACH
  * @file: whose event ends with its last handle from now on
  *
  * Return: 0; -EPERM without CAP_PERFMON, or if it is the host's; -EINVAL if it is not

@@ -46,7 +46,7 @@ static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 	int got, i;
 
 	got = vpmu_control_persistent(dev, *after, events, min_t(u32, count, LIST_STEP));
-	/* A device that has none need not know the request. */
+	/* A device without persistent events may refuse the request. */
 	if (got == -EOPNOTSUPP)
 		return 0;
 	for (i = 0; i < got; i++) {
@@ -57,7 +57,7 @@ static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 }
 
 /**
- * vpmu_persistent_list() - as VPMU_IOC_PERSISTENT does
+ * vpmu_persistent_list() - VPMU_IOC_PERSISTENT
  * @dev: the device
  * @arg: which are wanted, and where to
  *

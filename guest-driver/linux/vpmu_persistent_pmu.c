@@ -74,7 +74,7 @@ void vpmu_persistent_show(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_hide() - list it no longer; nobody reads the entry any more
+ * vpmu_persistent_hide() - take an event out of sysfs, and wait for its readers
  * @file: the event's
  */
 void vpmu_persistent_hide(struct vpmu_file *file)
@@ -178,7 +178,7 @@ static int view_event_init(struct perf_event *event)
 		vpmu_view_close(view);
 		goto put;
 	}
-	/* The period is the event's own: perf core has none to adapt. */
+	/* The event has its own period: perf core must not adapt it. */
 	attr->freq = 0;
 	event->pmu_private = view;
 	event->destroy = view_destroy;
@@ -189,7 +189,7 @@ put:
 }
 
 /**
- * vpmu_persistent_pmu_register() - make persistent events a PMU
+ * vpmu_persistent_pmu_register() - register the PMU of persistent events
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -218,7 +218,7 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_pmu_unregister() - they are none any more; no view may be left
+ * vpmu_persistent_pmu_unregister() - unregister the PMU; all views are closed
  * @dev: the device
  */
 void vpmu_persistent_pmu_unregister(struct vpmu_device *dev)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Persistent events: which there are.
+ * The list of persistent events.
  *
  * The device has the list, for the host makes and ends some of them and all outlive this
  * driver. Here is a file for each, whether or not anybody has it open: it holds the ring,
@@ -20,7 +20,7 @@
 /* Events asked for in one request. */
 #define PERSISTENT_STEP	64
 
-/* What must be so of a name for sysfs and perf, whatever the device says. */
+/* Whether sysfs and perf accept a name of the device's. */
 static bool name_fits(const char *name)
 {
 	if (!islower(*name))
@@ -32,7 +32,7 @@ static bool name_fits(const char *name)
 }
 
 /**
- * vpmu_persistent_find() - a persistent event's file
+ * vpmu_persistent_find() - find a persistent event's file
  * @dev: the device; its persistent.lock is held
  * @id: the event's
  *
@@ -50,7 +50,7 @@ struct vpmu_file *vpmu_persistent_find(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_persistent_add() - put a file in the list, which has a reference of its own
+ * vpmu_persistent_add() - add a file to the list, with a reference
  * @file: the file; the device's persistent.lock is held
  */
 void vpmu_persistent_add(struct vpmu_file *file)
@@ -60,7 +60,7 @@ void vpmu_persistent_add(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_remove() - take it out; the list's reference is the caller's then
+ * vpmu_persistent_remove() - take a file out of the list, and hand its reference to the caller
  * @file: the file; the device's persistent.lock is held
  */
 void vpmu_persistent_remove(struct vpmu_file *file)
@@ -70,7 +70,7 @@ void vpmu_persistent_remove(struct vpmu_file *file)
 }
 
 /**
- * vpmu_persistent_adopt() - a file for an event that none was opened with
+ * vpmu_persistent_adopt() - make a file for an event on the device
  * @dev: the device; its persistent.lock is held
  * @event: as the device lists it; the name is left out
  *
@@ -101,7 +101,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	file->spec.freq = flags & VPMU_OPEN_FREQ;
 	file->control.enabled = flags & VPMU_OPEN_ENABLED;
 
-	/* Records name tasks as long as somebody tells the device who runs. */
+	/* Records name tasks while vpmu_task reports them to the device. */
 	if (vpmu_attr_needs_task(&event->open, file->spec.trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
@@ -168,7 +168,7 @@ static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event 
 	memcpy(file->persist.name, event->name, sizeof(event->name));
 }
 
-/* Shows each that the device has. */
+/* Calls @see for each event of the device's list. */
 static int persistent_see(struct vpmu_device *dev,
 			  void (*see)(struct vpmu_device *dev,
 				      const struct vpmu_persistent_event *event))
@@ -186,15 +186,15 @@ static int persistent_see(struct vpmu_device *dev,
 		after = le64_to_cpu(events[got - 1].id);
 	}
 	kfree(events);
-	/* A device that has none need not know the request. */
+	/* A device without persistent events may refuse the request. */
 	return got == -EOPNOTSUPP ? 0 : got;
 }
 
 /**
- * vpmu_persistent_refresh() - make the list what the device's is
+ * vpmu_persistent_refresh() - compare the list with the device's
  * @dev: the device; its persistent.lock is held
  *
- * What has gone goes first: what is new may have its name.
+ * Events that have ended are removed first: a new one may have the same name.
  *
  * Return: 0 or a negative errno.
  */
@@ -234,7 +234,7 @@ static void persistent_work(struct work_struct *work)
 }
 
 /**
- * vpmu_persistent_notice() - the host has started or ended some
+ * vpmu_persistent_notice() - have the list compared, after the host has changed it
  * @dev: the device
  *
  * Called from the interrupt.
@@ -262,7 +262,7 @@ int vpmu_persistent_resume(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_register() - find what persistent events there are
+ * vpmu_persistent_register() - register the PMU and read the list
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -283,10 +283,10 @@ int vpmu_persistent_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_close() - forget them; those that outlive a reset go on
+ * vpmu_persistent_close() - empty the list; events that outlive a reset continue
  * @dev: the device, which nobody opens any more
  *
- * The others end here, while the device can still be told. Files that are open stay
+ * The others end here, while the device still takes requests. Files that are open stay
  * until they are closed.
  */
 void vpmu_persistent_close(struct vpmu_device *dev)
@@ -307,7 +307,7 @@ void vpmu_persistent_close(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_unregister() - what is left to do once no file is left
+ * vpmu_persistent_unregister() - unregister the PMU, after the last file is gone
  * @dev: the device
  */
 void vpmu_persistent_unregister(struct vpmu_device *dev)
@@ -316,7 +316,7 @@ void vpmu_persistent_unregister(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_init() - prepare for notices
+ * vpmu_persistent_init() - prepare the list
  * @dev: the device
  */
 void vpmu_persistent_init(struct vpmu_device *dev)
@@ -328,7 +328,7 @@ void vpmu_persistent_init(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_exit() - nothing is under way any more, after the device was reset
+ * vpmu_persistent_exit() - wait for a comparison, after the device was reset
  * @dev: the device
  */
 void vpmu_persistent_exit(struct vpmu_device *dev)

@@ -91,7 +91,7 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 		vpmu_context_enter(vcpu, event);
 }
 
-/* Returns whether that needed a command. */
+/* Returns true if that needed a command. */
 static bool pmu_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -215,7 +215,7 @@ static bool cpu_pmu_exists(void)
 }
 
 /**
- * vpmu_pmu_register() - make the device a PMU
+ * vpmu_pmu_register() - register the PMU vpmu
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -256,7 +256,7 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_pmu_unregister() - the device is a PMU no more; no event may be left
+ * vpmu_pmu_unregister() - unregister the PMU; all events are closed
  * @dev: the device
  */
 void vpmu_pmu_unregister(struct vpmu_device *dev)

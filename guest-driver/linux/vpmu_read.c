@@ -77,7 +77,7 @@ static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *valu
 }
 
 /**
- * vpmu_read() - what read(2) gives
+ * vpmu_read() - read(2)
  * @file: read from; with PERF_FORMAT_GROUP all of its group is read at one moment
  * @values: set to an array for the caller to free, on success
  * @room: bytes that there is room for
@@ -98,7 +98,7 @@ ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)
 	ret = -ENOSPC;
 	if (room < size)
 		goto unlock;
-	/* What cannot be reached any more, because its CPU has gone, stands as it is. */
+	/* An event whose CPU is offline keeps its last count. */
 	vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_READ);
 	ret = 0;
 	vpmu_group_for_each(other, leader)

@@ -135,7 +135,7 @@ static bool replay_is_late(struct vpmu_replay *replay)
 	return user_mode(&replay->regs) && !current->mm;
 }
 
-/* The next @count words of the record; NULL if it has no more so many. */
+/* The next @count words of the record; NULL if it has fewer. */
 static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
 {
 	const u64 *words = replay->next;
@@ -242,7 +242,7 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 	return !replay->bad;
 }
 
-/* Of an event that the device cannot keep out of a mode. */
+/* Whether a sample is of a mode that its event excludes and the device cannot exclude. */
 static bool replay_is_excluded(struct vpmu_replay *replay)
 {
 	const struct perf_event_attr *attr = &replay->event->attr;
@@ -440,7 +440,7 @@ void vpmu_records_end(struct vpmu_records *records)
 }
 
 /**
- * vpmu_replay_init() - prepare a queue's part
+ * vpmu_replay_init() - allocate a queue's state
  * @vcpu: the queue
  *
  * Return: 0 or -ENOMEM; vpmu_replay_exit() undoes either.
@@ -452,7 +452,7 @@ int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_replay_exit() - free it; no event is left
+ * vpmu_replay_exit() - free a queue's state; all events are closed
  * @vcpu: the queue
  */
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu)

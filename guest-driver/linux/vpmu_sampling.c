@@ -34,7 +34,7 @@
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
 
-/* No sample of an event in use waits longer. */
+/* Limit on the delay of a sample of an active event. */
 #define REPLAY_NS	(100 * NSEC_PER_MSEC)
 
 /**
@@ -119,7 +119,7 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 
 /**
  * vpmu_sampling_free() - free an event's sampler, unless it is that of a parent
- * @own: the event; the device writes there no more
+ * @own: the event; the device does not write there any more
  *
  * Called with interrupts off or on.
  */
@@ -153,7 +153,7 @@ void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_reques
 }
 
 /**
- * vpmu_sampling_leader() - the group that samples have the counts of
+ * vpmu_sampling_leader() - find the leader of the group whose counts samples have
  * @event: perf core's, being opened; inherited ones have no such samples
  *
  * Return: the device's id of the leader; zero for an event without, or whose leader does
@@ -191,7 +191,7 @@ int vpmu_sampling_map(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_ring() - an event's ring as one that outlives it
+ * vpmu_sampling_ring() - make a ring of an event's pages that outlives the event
  * @own: the event
  *
  * Return: a ring of the same pages, for vpmu_ring_free(); or NULL.
@@ -231,7 +231,7 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_start() - an event becomes active
+ * vpmu_sampling_start() - add an event to those that are replayed here
  * @vcpu: this CPU's queue; interrupts are off
  * @own: the event
  */
@@ -250,7 +250,7 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_stop() - the device has stopped an event
+ * vpmu_sampling_stop() - take an event from those that are replayed here
  * @own: the event, on the CPU where it was active; interrupts are off
  *
  * Its last samples are replayed by vpmu_sampling_settle(): a queue's lock is held here.
@@ -263,7 +263,7 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_forget() - an event that was started early is not active after all
+ * vpmu_sampling_forget() - forget an event that was started early, and is not active
  * @own: the event, on the CPU where it would be; interrupts are off
  */
 void vpmu_sampling_forget(struct vpmu_event *own)
@@ -330,7 +330,7 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
 
 	if (!vcpu)
 		return;
-	/* The call uses the device until it is over, by which it does not outlive it. */
+	/* The call is a user of the device, which so outlives it. */
 	vpmu_device_get(dev);
 	if (smp_call_function_single_async(cpu, &vcpu->replay_call))
 		vpmu_device_put(dev);
@@ -376,7 +376,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_sampling_init() - prepare a queue's part
+ * vpmu_sampling_init() - prepare a queue's state
  * @vcpu: the queue
  *
  * Return: 0 or -ENOMEM; vpmu_sampling_exit() undoes either.
@@ -392,7 +392,7 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_exit() - free it; no event is left
+ * vpmu_sampling_exit() - free a queue's state; all events are closed
  * @vcpu: the queue
  */
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu)

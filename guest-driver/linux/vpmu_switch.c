@@ -2,17 +2,16 @@
 /*
  * One kick for a switch between two tasks that both have events.
  *
- * perf core schedules the events of the task that goes out before the switch, and
- * those of the task that comes in after it. The kick that takes the first out takes
- * the others in: both contexts are locked meanwhile, and no event is marked as off its
- * CPU yet, so every reader finds counts that are whole.
+ * perf core schedules the events of the task that goes out before the switch, and those of the
+ * task that comes in after it. The kick that takes the first out takes the others in: both
+ * contexts are locked meanwhile, and no event is marked as off its CPU yet, so every reader finds
+ * complete counts.
  *
- * An event that was taken in is "coming" until perf core adds it. Interrupts stay off
- * from the kick until then, and only groups are taken in that perf core is sure to
- * add: those of our events alone, because perf core finds room for any number of
- * events of a software context. Other CPUs see a coming event as inactive. perf core's
- * own calls to it wait there, because the task runs on a CPU already; ours wait in
- * vpmu_call.c.
+ * An event that was taken in is "coming" until perf core adds it. Interrupts stay off from the
+ * kick until then. Only groups are taken in that perf core is sure to add: groups of events of
+ * this driver alone, because perf core finds room for any number of events of a software context.
+ * Other CPUs see a coming event as inactive. perf core's own calls to the event wait on that CPU,
+ * because the task already runs on it; this driver's calls wait in vpmu_call.c.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -224,7 +223,7 @@ static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 }
 
 /**
- * vpmu_switch_flush() - send what has gathered, with the commands of the task that comes
+ * vpmu_switch_flush() - send gathered commands, and those of the task that comes
  * @vcpu: this CPU's queue, the PMU is disabled; interrupts are off
  */
 void vpmu_switch_flush(struct vpmu_vcpu *vcpu)

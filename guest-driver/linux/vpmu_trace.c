@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas through the perf core door: a PMU of its own for what writes to them.
+ * AUX areas through the perf core door: a PMU of its own for events that write to them.
  *
- * perf core owns the area, its head and its records; the device writes the data. So
- * an area is lent in turns: one begins where perf core says that there is room, and
- * ends when the event stops or the device sends a notice, as hardware would raise an
- * interrupt. The event is off between two turns, by which the driver's own kicks are
- * not in the trace.
+ * perf core owns the area, its head and its records; the device writes the data. So an area is
+ * lent in turns: a turn begins where perf core gives room, and ends when the event stops or the
+ * device sends a notice, where hardware would raise an interrupt. The event is off between two
+ * turns, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>
@@ -23,10 +22,10 @@
 #include "vpmu_trace.h"
 
 /**
- * vpmu_trace_alloc() - an event's part
+ * vpmu_trace_alloc() - allocate a trace's part of an event
  * @own: the event, which is being made
  *
- * Return: it, or NULL.
+ * Return: the part, or NULL.
  */
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own)
 {
@@ -187,7 +186,7 @@ void vpmu_trace_service(void *vcpu)
 }
 
 /**
- * vpmu_trace_notice() - an area has crossed its mark, or is full
+ * vpmu_trace_notice() - end a turn whose area has crossed its watermark, or is full
  * @dev: the device
  * @id: of the event that has written there
  *
@@ -219,10 +218,10 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_trace_flush() - show what a trace has written so far
+ * vpmu_trace_flush() - publish what a trace has written so far
  * @own: its event, which stays open
  *
- * A trace that is on no CPU has shown all.
+ * A trace that is not active has published all.
  */
 void vpmu_trace_flush(struct vpmu_event *own)
 {
@@ -319,7 +318,7 @@ static int trace_event_init(struct perf_event *event)
 }
 
 /**
- * vpmu_trace_register() - make what writes to AUX areas a PMU
+ * vpmu_trace_register() - register the PMU vpmu_trace
  * @dev: the device
  *
  * Return: 0, also for a device without the feature; or a negative errno.
@@ -356,7 +355,7 @@ int vpmu_trace_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_trace_unregister() - it is one no more; no event may be left
+ * vpmu_trace_unregister() - unregister the PMU; all events are closed
  * @dev: the device
  */
 void vpmu_trace_unregister(struct vpmu_device *dev)

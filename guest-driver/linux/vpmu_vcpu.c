@@ -27,7 +27,7 @@ static void vcpu_alarm(struct irq_work *work)
 }
 
 /**
- * vpmu_vcpu_open() - commands go to a queue from now on
+ * vpmu_vcpu_open() - start sending commands to a new queue
  * @vcpu: the queue
  * @vq: new
  */
@@ -42,7 +42,7 @@ void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
 }
 
 /**
- * vpmu_vcpu_close() - commands fail from now on
+ * vpmu_vcpu_close() - fail all later commands
  * @vcpu: the queue, which is not touched any more when this returns
  */
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
@@ -134,7 +134,7 @@ static void vcpu_flush(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_vcpu_flush() - send what has gathered
+ * vpmu_vcpu_flush() - send gathered commands
  * @vcpu: this CPU's queue
  */
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
@@ -147,7 +147,7 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_vcpu_append() - a command for an event
+ * vpmu_vcpu_append() - add a command for an event
  * @vcpu: this CPU's queue
  * @event: whose; interrupts are off, and stay off until it is sent
  * @op: VPMU_COMMAND_*
@@ -177,9 +177,9 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 }
 
 /**
- * vpmu_vcpu_commands() - commands that are sent at once, with one kick
+ * vpmu_vcpu_commands() - send commands at once, with one kick
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
- * @commands: they
+ * @commands: the commands
  * @replies: as many answers, on success
  * @count: how many, VPMU_DIRECT at most
  *
@@ -204,7 +204,7 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
 }
 
 /**
- * vpmu_vcpu_command() - one command, sent at once
+ * vpmu_vcpu_command() - send one command at once
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
  * @op: VPMU_COMMAND_*
  * @event: the event meant or zero
@@ -257,11 +257,11 @@ int vpmu_vcpu_discover(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_vcpu_cpu() - the CPU that runs on a vCPU
+ * vpmu_vcpu_cpu() - find the CPU that runs on a vCPU
  * @dev: the device
  * @index: the vCPU's
  *
- * Return: its number, or -1 as long as none has come that does.
+ * Return: its number, or -1 while it is unknown.
  */
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
 {
@@ -277,12 +277,12 @@ int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
 }
 
 /**
- * vpmu_vcpu_local() - this CPU's queue
+ * vpmu_vcpu_local() - find this CPU's queue
  * @dev: the device
  *
  * Call with preemption off.
  *
- * Return: the queue, or NULL where none was found.
+ * Return: the queue, or NULL without one.
  */
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev)
 {

@@ -30,7 +30,7 @@
 			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
 /**
- * vpmu_view_alloc() - make a view of nothing yet
+ * vpmu_view_alloc() - allocate a view, without an event to read
  * @event: perf core's event
  *
  * Return: the view, for vpmu_view_close(); or NULL.
@@ -86,7 +86,7 @@ static void view_map(struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_open() - show a persistent event
+ * vpmu_view_open() - have a view read a persistent event
  * @view: the view
  * @file: the event's, with a handle that is the view's then
  *
@@ -117,7 +117,7 @@ int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 }
 
 /**
- * vpmu_view_close() - show it no longer, and free the view
+ * vpmu_view_close() - free a view, and put its handle
  * @view: the view, which is not active
  */
 void vpmu_view_close(struct vpmu_view *view)
@@ -150,19 +150,19 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_replay() - replay what the event's ring holds
+ * vpmu_view_replay() - replay the samples in the event's ring
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view, which is active here
  */
 void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
-	/* Without a ring of its own it would take samples and write none. */
+	/* Without a ring of its own a view would consume samples without a record. */
 	if (view->ring && perf_core_buffer(view->event))
 		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
 }
 
 /**
- * vpmu_view_start() - perf core begins to look
+ * vpmu_view_start() - start a view
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view
  */
@@ -177,7 +177,7 @@ void vpmu_view_start(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_stop() - perf core looks no longer
+ * vpmu_view_stop() - stop a view
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view
  */
@@ -196,7 +196,7 @@ void vpmu_view_read(struct vpmu_view *view)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
 
-	/* A queue's lock must not be taken from an NMI; the last count stands then. */
+	/* A queue's lock must not be taken from an NMI; the last count stays then. */
 	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
@@ -248,7 +248,7 @@ static void view_take(void *info)
 }
 
 /**
- * vpmu_view_take() - take an event from perf core, which has a view of it from now on
+ * vpmu_view_take() - turn perf core's event into a view of a persistent event
  * @view: the view, open, of an event of a CPU that is alone in its group
  *
  * The device goes on with the event as it is. Perf core's times go on, too.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The virtio device: what is there at probe and gone after remove.
+ * The virtio device: probe and remove, queues, notices.
  *
  * Programs that have events open do not keep the transport from being unbound, nor does
  * unbinding wait for them: their events end, and what perf core and they hold of this
@@ -23,7 +23,7 @@
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
 
-/* Bounds on what the device says of itself, so that no size below can overflow. */
+/* Limits on the device's configuration, so that no size below can overflow. */
 #define MAX_CATALOGUE	4096
 #define MAX_VCPUS	4096
 
@@ -46,7 +46,7 @@ struct vpmu_transport {
 };
 
 /**
- * vpmu_device_get() - keep the device from going
+ * vpmu_device_get() - add a user of the device
  * @dev: the device
  */
 void vpmu_device_get(struct vpmu_device *dev)
@@ -55,7 +55,7 @@ void vpmu_device_get(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_device_put() - let it go
+ * vpmu_device_put() - remove a user of the device
  * @dev: the device
  */
 void vpmu_device_put(struct vpmu_device *dev)
@@ -114,11 +114,11 @@ static const char *refusal(u32 why)
 }
 
 /**
- * vpmu_device_refused() - the host has refused a counter for an event
+ * vpmu_device_refused() - log that the host has refused a counter for an event
  * @dev: the device
  * @why: VPMU_REFUSED_*
  *
- * Says so in the kernel's log, once for each reason: programs can ask as often as they like.
+ * Once for each reason: programs can repeat the request.
  */
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
@@ -160,10 +160,10 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
 }
 
 /**
- * vpmu_notices_take() - act on what the device has told
+ * vpmu_notices_take() - handle the notices of the device
  * @dev: the device
  *
- * What another CPU takes meanwhile has been acted on, too, when this returns.
+ * Notices that another CPU takes meanwhile have been handled, too, when this returns.
  *
  * Return: true if there was anything.
  */
@@ -191,7 +191,7 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 			taken = true;
 		}
 	} while (!virtqueue_enable_cb(vq));
-	/* With none posted a kick would be an exit for nothing. */
+	/* Without a buffer posted, a kick would be a useless exit. */
 	if (taken)
 		virtqueue_kick(vq);
 unlock:
@@ -251,12 +251,12 @@ static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 	info->time_shift = shift;
 
 	if (info->version != VPMU_VERSION) {
-		dev_err(&vdev->dev, "the device speaks version %u, this driver version %u\n",
+		dev_err(&vdev->dev, "the device has version %u, this driver supports version %u\n",
 			info->version, VPMU_VERSION);
 		return -EINVAL;
 	}
 	if (!info->vcpus || info->vcpus > MAX_VCPUS || info->catalogue_len > MAX_CATALOGUE) {
-		dev_err(&vdev->dev, "senseless configuration: %u vCPUs, %u catalogue entries\n",
+		dev_err(&vdev->dev, "invalid configuration: %u vCPUs, %u catalogue entries\n",
 			info->vcpus, info->catalogue_len);
 		return -EINVAL;
 	}
@@ -350,10 +350,10 @@ static void give_up_work(struct work_struct *work)
 }
 
 /**
- * vpmu_device_give_up() - have the use of a device end that does not answer
+ * vpmu_device_give_up() - give up a device that does not answer
  * @dev: the device
  *
- * Whoever waits for it waits no longer, some time later.
+ * A work ends all waits for it, some time later.
  */
 void vpmu_device_give_up(struct vpmu_device *dev)
 {
@@ -454,7 +454,7 @@ static int device_doorbell(struct vpmu_device *dev)
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_DOORBELL) ||
 	    region.len < sizeof(u32)) {
-		dev_err(&dev->vdev->dev, "the doorbell is offered but not there\n");
+		dev_err(&dev->vdev->dev, "the device offers a doorbell without its memory region\n");
 		return -ENXIO;
 	}
 	/* Programs get pages of which nothing belongs to anything else. */
@@ -462,6 +462,12 @@ static int device_doorbell(struct vpmu_device *dev)
 		dev->doorbell.page = region.addr;
 	dev->doorbell.address = ioremap(region.addr, region.len);
 	return dev->doorbell.address ? 0 : -ENOMEM;
+}
+
+static void device_say_no_queue(struct vpmu_device *dev, unsigned int cpu, int err)
+{
+	dev_err(&dev->vdev->dev, "CPU %u: its queue is not found, events on it are refused (%d)\n",
+		cpu, err);
 }
 
 static int vpmu_online(unsigned int cpu, struct hlist_node *node)
@@ -475,7 +481,7 @@ static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 	err = vpmu_vcpu_discover(dev);
 	/* A CPU without a queue is still a CPU: events on it are refused, it is not. */
 	if (err)
-		dev_err(&dev->vdev->dev, "CPU %u: nothing can be counted on it (%d)\n", cpu, err);
+		device_say_no_queue(dev, cpu, err);
 	else
 		vpmu_task_online(dev, cpu);
 	return 0;
@@ -487,8 +493,7 @@ static void rediscover(void *device)
 	int err = vpmu_vcpu_discover(dev);
 
 	if (err)
-		dev_err(&dev->vdev->dev, "CPU %u: nothing can be counted on it (%d)\n",
-			smp_processor_id(), err);
+		device_say_no_queue(dev, smp_processor_id(), err);
 }
 
 /* Lets a device that was reset know again what it has to, and learns who is where. */
@@ -671,7 +676,7 @@ static int device_bind(struct virtio_device *vdev)
 	if (err)
 		goto forget;
 	register_reboot_notifier(&dev->life.reboot);
-	dev_info(&vdev->dev, "%u vCPUs, %u events to choose from\n",
+	dev_info(&vdev->dev, "%u vCPUs, %u events in the catalogue\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
 	device_say_refusals(vdev);
 	return 0;
@@ -704,7 +709,7 @@ static int vpmu_probe(struct virtio_device *vdev)
 	int err;
 
 	if (atomic_cmpxchg(&vpmu_present, 0, 1)) {
-		dev_err(&vdev->dev, "there is a virtio PMU already\n");
+		dev_err(&vdev->dev, "another virtio PMU is bound already\n");
 		return -EBUSY;
 	}
 	if (vpmu_kept && !atomic_read(&vpmu_kept->life.users))
@@ -761,7 +766,7 @@ static int vpmu_restore(struct virtio_device *vdev)
 
 	err = device_restart(dev);
 	if (err) {
-		dev_err(&vdev->dev, "the device does not go on, and its events end (%d)\n", err);
+		dev_err(&vdev->dev, "the device cannot be restored, its events end (%d)\n", err);
 		WRITE_ONCE(dev->life.lost, -EIO);
 		vpmu_life_close(dev, -EIO);
 		vpmu_life_end(dev, -EIO);

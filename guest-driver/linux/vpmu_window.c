@@ -16,10 +16,10 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_window_init() - find the window
+ * vpmu_window_init() - map the window
  * @dev: the device
  *
- * Return: 0, also for a device that has none; or a negative errno.
+ * Return: 0, also for a device without a window; or a negative errno.
  */
 int vpmu_window_init(struct vpmu_device *dev)
 {
@@ -29,7 +29,7 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_WINDOW) ||
 	    region.addr % VPMU_PAGE_SIZE || !(region.len / VPMU_PAGE_SIZE)) {
-		dev_err(&dev->vdev->dev, "the window is offered but not there\n");
+		dev_err(&dev->vdev->dev, "the device offers a window without its memory region\n");
 		return -ENXIO;
 	}
 	/*
@@ -45,7 +45,7 @@ int vpmu_window_init(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_window_exit() - let go of it
+ * vpmu_window_exit() - unmap the window
  * @dev: the device, whose rings have all been forgotten
  */
 void vpmu_window_exit(struct vpmu_device *dev)
@@ -55,9 +55,9 @@ void vpmu_window_exit(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_window_place() - where a ring lies
+ * vpmu_window_place() - find the frame of a ring
  * @dev: the device
- * @page: the number of its first page in the window, as the device says
+ * @page: the device's number of its first page in the window
  * @count: of its pages
  *
  * Return: the frame of its first page; 0 if that is not within the window.
@@ -70,7 +70,7 @@ unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 cou
 }
 
 /**
- * vpmu_window_address() - where the driver finds a ring
+ * vpmu_window_address() - find the address of a ring
  * @dev: the device
  * @pfn: the frame of its first page
  *
@@ -82,7 +82,7 @@ void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
 }
 
 /**
- * vpmu_window_fault() - put a ring's page into a map, as a program touches it
+ * vpmu_window_fault() - map a ring's page that a program touches
  * @ring: of the window; the device's output_lock is held
  * @vmf: the fault
  *
@@ -96,7 +96,7 @@ vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
 }
 
 /**
- * vpmu_window_revoke() - take the pages out of all maps of a ring that has ended
+ * vpmu_window_revoke() - unmap all pages of a ring that has ended
  * @dev: the device; its output_lock is held
  * @ring: of the window
  *
