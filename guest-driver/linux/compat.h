@@ -5,14 +5,10 @@
 #ifndef _VPMU_COMPAT_H
 #define _VPMU_COMPAT_H
 
-#include <linux/err.h>
-#include <linux/filter.h>
 #include <linux/hrtimer.h>
-#include <linux/irq_work.h>
 #include <linux/limits.h>
 #include <linux/mm.h>
 #include <linux/perf_event.h>
-#include <linux/sched.h>
 #include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/version.h>
@@ -125,69 +121,6 @@ static inline int vpmu_find_vqs(struct virtio_device *vdev, unsigned int count,
 }
 
 /**
- * vpmu_anchor_task_context() - make sure that a task's software context is not ours
- * @task: whose
- *
- * Before 6.2 a task's perf context remembers for good the PMU of the event that
- * made it. Were that the vpmu, the context would outlive the module. So a
- * software event, which is gone again at once, makes it first.
- *
- * Return: 0 or a negative errno.
- */
-static inline int vpmu_anchor_task_context(struct task_struct *task)
-{
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
-	struct perf_event_attr attr = {
-		.type = PERF_TYPE_SOFTWARE,
-		.size = sizeof(attr),
-		.config = PERF_COUNT_SW_DUMMY,
-		.disabled = 1,
-	};
-	struct perf_event *event;
-
-	if (READ_ONCE(task->perf_event_ctxp[perf_sw_context]))
-		return 0;
-
-	event = perf_event_create_kernel_counter(&attr, -1, task, NULL, NULL);
-	if (IS_ERR(event))
-		return PTR_ERR(event);
-	perf_event_release_kernel(event);
-#endif
-	return 0;
-}
-
-/**
- * vpmu_task_context() - the context that a task's events of ours are in
- * @task: the current one, or one that comes here with interrupts off: its context stays
- *
- * Return: the context, or NULL if it has none.
- */
-static inline struct perf_event_context *vpmu_task_context(struct task_struct *task)
-{
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
-	return READ_ONCE(task->perf_event_ctxp[perf_sw_context]);
-#else
-	return READ_ONCE(task->perf_event_ctxp);
-#endif
-}
-
-/**
- * vpmu_aux_disable() - have an event disabled that has no room in its AUX area
- * @event: the event, on this CPU; interrupts are off
- *
- * perf core does this by itself where it has PERF_AUX_FLAG_TRUNCATED, but until 6.16
- * marked the event with the CPU's number, by which on the first CPU it was not marked
- * at all, and later queued what looks at the mark no more.
- */
-static inline void vpmu_aux_disable(struct perf_event *event)
-{
-	event->pending_disable = 1;
-#ifdef VPMU_EVENT_HAS_DISABLE_IRQ
-	irq_work_queue(&event->pending_disable_irq);
-#endif
-}
-
-/**
  * vpmu_sample_chain() - give a sample its call chain
  * @data: the sample
  * @chain: the chain, in use until the sample is written
@@ -200,60 +133,6 @@ static inline void vpmu_sample_chain(struct perf_sample_data *data,
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
 	data->dyn_size += (1 + chain->nr) * sizeof(u64);
 #endif
-}
-
-/**
- * vpmu_bpf_passes() - run the BPF program of an event
- * @event: the event
- * @data: its sample
- * @regs: the registers of the sample
- *
- * Before 6.10 such a program is the event's overflow handler.
- *
- * Return: false if there is one, and it wants no record.
- */
-static inline bool vpmu_bpf_passes(struct perf_event *event, struct perf_sample_data *data,
-				   struct pt_regs *regs)
-{
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0) && defined(CONFIG_BPF_SYSCALL)
-	struct bpf_perf_event_data_kern context = {
-		.regs = perf_arch_bpf_user_pt_regs(regs),
-		.data = data,
-		.event = event,
-	};
-	struct bpf_prog *program;
-	u32 passes = 1;
-
-	rcu_read_lock();
-	program = READ_ONCE(event->prog);
-	if (program && program->type == BPF_PROG_TYPE_PERF_EVENT)
-		passes = bpf_prog_run(program, &context);
-	rcu_read_unlock();
-	return passes;
-#else
-	return true;
-#endif
-}
-
-/**
- * vpmu_overflow() - hand an overflow to perf core
- * @event: the event
- * @data: its sample
- * @regs: the registers of the sample
- *
- * perf_event_overflow() ends with this call, but is not exported.
- *
- * Return: false if the event's BPF program wants no record.
- */
-static inline bool vpmu_overflow(struct perf_event *event, struct perf_sample_data *data,
-				 struct pt_regs *regs)
-{
-	perf_overflow_handler_t handler = READ_ONCE(event->overflow_handler);
-
-	if (!vpmu_bpf_passes(event, data, regs))
-		return false;
-	handler(event, data, regs);
-	return true;
 }
 
 /**
@@ -275,31 +154,15 @@ static inline void vpmu_hrtimer_setup(struct hrtimer *timer,
 }
 
 /*
- * From 6.2 on perf core disables the PMU round the whole of a context's scheduling.
- * Before, it does so round each event by itself where the PMU shares its contexts
- * with others, as those of perf_sw_context do; see vpmu_context.c.
+ * From 6.2 on a task has one perf context for all PMUs, and perf core disables a PMU while it
+ * schedules all events of a context. Before, a task has a context for each class of PMUs, and
+ * perf core disables a PMU for each event by itself where PMUs share contexts, as those of
+ * perf_sw_context do; see vpmu_context.c.
  */
-#define VPMU_CONTEXT_IS_BRACKETED	(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
+#define VPMU_PERF_ONE_CONTEXT		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0))
+#define VPMU_CONTEXT_IS_BRACKETED	VPMU_PERF_ONE_CONTEXT
 
-/**
- * vpmu_class_leaves() - whether an event goes out with all others of its class
- * @event: that goes
- * @other: it, or an active event of its context
- *
- * core.c has these bits of perf_event_context::is_active to itself: it clears those that
- * leave before the first event does. From 6.2 on what leaves may be that of one PMU alone.
- *
- * Return: true if @other goes within the same hold of the context's lock.
- */
-static inline bool vpmu_class_leaves(const struct perf_event *event, const struct perf_event *other)
-{
-	const int flexible = 0x1, pinned = 0x2;
-
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
-	if (other->pmu_ctx != event->pmu_ctx)
-		return false;
-#endif
-	return !(other->ctx->is_active & (other->group_leader->attr.pinned ? pinned : flexible));
-}
+/* From 6.10 on the BPF program of an event is not its overflow handler any more. */
+#define VPMU_PERF_BPF_IS_APART		(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0))
 
 #endif /* _VPMU_COMPAT_H */

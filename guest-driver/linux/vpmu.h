@@ -1,36 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the parts of the driver know of each other.
+ * The device, its parts with their locks, and the order of all locks.
  *
- *   vpmu_virtio   the device: probe, queues, notices
- *   vpmu_life     what becomes of open events when the device goes, or the machine sleeps
- *   vpmu_control  sleeping requests          vpmu_vcpu  commands, interrupts off
- *   vpmu_pmu      door one: perf core        vpmu_sysfs its format and events
- *   vpmu_trace    door one's traces          vpmu_area  their AUX areas
- *   vpmu_sampling door one's samples         vpmu_replay records become perf core's
- *   vpmu_create   events of either door
- *   vpmu_event    an event's state, count and times
- *   vpmu_context  scheduling before 6.2      vpmu_switch one kick for two tasks
- *   vpmu_call     commands from outside perf core's scheduling
- *   vpmu_cdev     door two: /dev/vpmu        vpmu_open  from its arguments to fd
- *   vpmu_attr     what an attr may say       vpmu_file  what such an fd does
- *   vpmu_permission  who may open which event
- *   vpmu_group    which events act as one    vpmu_ring  pages and their maps
- *   vpmu_read     what read(2) gives
- *   vpmu_output   which ring an event writes to, and who is woken
- *   vpmu_window   rings in the host's memory
- *   vpmu_persistent, _set, _list, _pmu  events that outlive their descriptors, and us
- *   vpmu_view     such events as perf core sees them
- *   vpmu_direct   what such events do, which are none of perf core's
- *   vpmu_request  the device's words in perf's
- *   vpmu_link     which events start and stop which
- *   vpmu_perf     what /dev/vpmu does to events of perf_event_open(2)
- *   vpmu_flush    what was produced stands where programs look
- *   vpmu_aux      AUX areas of rings         vpmu_charge  who pays for pages
- *   vpmu_task     tells the device who runs
- *
- * Here is the device itself. vpmu_event.h has events of either door, vpmu_file.h those of
- * door two, vpmu_ring.h where these write to, vpmu_persistent.h which outlive us.
+ * vpmu_event.h has events of either door, vpmu_file.h those of /dev/vpmu, vpmu_ring.h the memory
+ * that these write to, vpmu_persistent.h those that outlive this driver. The README has a map of
+ * the files.
  */
 #ifndef _VPMU_H
 #define _VPMU_H
@@ -59,39 +33,42 @@ struct page;
 struct tracepoint;
 struct vpmu_replay;
 
-/* Commands that one kick carries at most; more are sent in several. */
+/* Gathered commands per kick; more commands take several kicks. */
 #define VPMU_BATCH	256
-/* Events of a group, at most: all of it is read with one kick. */
+/* Limit on events of a group, so that one kick reads all of it. */
 #define VPMU_GROUP	64
-/* Commands that are sent at once with one kick, at most. */
+/* Limit on direct commands per kick. */
 #define VPMU_DIRECT	3
-/* Notices that the device can leave before the driver has taken any. */
+/* Buffers for notices of the device. */
 #define VPMU_NOTICES	64
 
 /**
- * struct vpmu_vcpu - one vCPU queue
- * @dev: of which device
- * @vq: answered before the kicking instruction retires
- * @index: the vCPU's
- * @lock: protects what follows; interrupts are off wherever it is held
- * @broken: the device broke that promise and owns the buffers until it is reset
+ * struct vpmu_vcpu - a vCPU queue
+ * @dev: the device
+ * @vq: the queue; the device answers before the kicking instruction retires
+ * @index: the number of the vCPU
+ * @lock: protects @vq, @broken, @closed, @pending, @events, @commands and @replies; interrupts
+ *        are off wherever it is held
+ * @broken: the device did not answer at once, and owns the buffers until it is reset
  * @closed: there is no queue: none yet, none any more, or none while the machine sleeps
- * @bracket: perf core has disabled the PMU: commands only gather
- * @reading: perf core reads a group: likewise
- * @group_read: the leader whose group was read as it went in this bracket
- * @pending: commands gathered
- * @events: whose they are
- * @commands: VPMU_BATCH gathered ones, and VPMU_DIRECT slots for direct commands
+ * @pmu_disabled: perf core has disabled the PMU: commands are gathered
+ * @reading: perf core reads a group: commands are gathered
+ * @group_read: the leader whose group was read as it went, while the PMU is disabled
+ * @pending: how many commands are gathered
+ * @events: the events of these
+ * @commands: VPMU_BATCH gathered commands, then VPMU_DIRECT slots for direct ones
  * @replies: as many answers
- * @alarm: tells the log where printing is possible
- * @traces: perf core's that write on this CPU, which alone looks at them here
- * @service: brings vpmu_trace_service() there
- * @sampling: perf core's events that sample and are active on this CPU, which alone looks at them
+ * @error_work: logs a broken queue and gives the device up, where that is possible
+ * @traces: perf core's traces that write on this CPU
+ * @service: calls vpmu_trace_service() on this CPU
+ * @sampling: perf core's sampling events that are active on this CPU
  * @stopped: those that have just been stopped, whose last samples are to be replayed
- * @views: views of persistent events that are active on this CPU, likewise
- * @replay: what samples are replayed with
- * @replay_call: brings a replay to this CPU
+ * @views: views of persistent events that are active on this CPU
+ * @replay: the state of a replay
+ * @replay_call: replays on this CPU
  * @replay_timer: replays now and then while there are events in @sampling or @views
+ *
+ * The members that are not protected by @lock belong to the CPU, with interrupts off.
  */
 struct vpmu_vcpu {
 	struct vpmu_device *dev;
@@ -100,14 +77,14 @@ struct vpmu_vcpu {
 	raw_spinlock_t lock;
 	bool broken;
 	bool closed;
-	bool bracket;
+	bool pmu_disabled;
 	bool reading;
 	const struct perf_event *group_read;
 	unsigned int pending;
 	struct perf_event *events[VPMU_BATCH];
 	struct vpmu_command *commands;
 	struct vpmu_reply *replies;
-	struct irq_work alarm;
+	struct irq_work error_work;
 	struct list_head traces;
 	call_single_data_t service;
 	struct list_head sampling;
@@ -120,8 +97,8 @@ struct vpmu_vcpu {
 
 /**
  * struct vpmu_sysfs - attribute groups of a PMU
- * @events: what stands in events/
- * @groups: all of them
+ * @events: the files in events/
+ * @groups: all groups
  */
 struct vpmu_sysfs {
 	struct attribute_group *events;
@@ -129,117 +106,207 @@ struct vpmu_sysfs {
 };
 
 /**
- * struct vpmu_device - the device
- * @vdev: as virtio sees it
- * @features: the device's own feature bits that both sides have accepted
- * @info: the configuration space and the PMU's type, as programs see it
- * @catalogue: what can be counted, @info.catalogue_len entries
- * @control: the control queue, NULL while there are no queues
- * @control_lock: protects the control queue and the next three; taken with interrupts off
- * @control_closed: how requests fail, a negative errno; 0 while there is a queue for them
- * @control_sent: requests in the queue
- * @control_waiting: requests that found no room in the queue, the oldest first
- * @event_vq: the event queue
- * @event_lock: whose notices are taken by one at a time; taken with interrupts off
- * @event_closed: there is no event queue; with @event_lock
- * @notices: VPMU_NOTICES buffers, posted on @event_vq
- * @vcpus: @info.vcpus queues
- * @cpu_vcpu: each CPU's queue, NULL while unknown
- * @node: in the CPU hotplug state
- * @doorbell: a 32-bit write here is a mark; NULL without the feature
- * @doorbell_page: where programs map it from; zero if it has no page to itself
- * @pmu: as perf core sees it
- * @generic: it takes perf's generic hardware events, because no CPU PMU does
- * @sysfs: of @pmu
- * @trace_pmu: as perf core sees what writes to AUX areas; its type is 0 without the feature
- * @trace_sysfs: of @trace_pmu
- * @window: the window, NULL without the feature
- * @window_pfn: its first page
- * @window_pages: how many it has, 0 without
- * @persistent_pmu: persistent events, as sysfs lists them and perf core sees them
- * @persistent_lock: which events are persistent, and whose handles there are; sleeps, and
- *                   is taken before all others here
- * @persistent: the files of persistent events, one reference each
- * @persistent_turn: how often it was compared with the device's
- * @persistent_news: that found one that is not in it
- * @persistent_closed: there is no list yet, or no longer
- * @persistent_work: compares it again
- * @misc: /dev/vpmu
- * @paranoid: open file of the sysctl kernel.perf_event_paranoid, or NULL
- * @unprivileged: events open that were charged by vpmu_permission_charge()
- * @files: from event id to struct vpmu_file, children's ids included
- * @traces: from event id to struct vpmu_event of perf core's traces
- * @sampled: likewise of perf core's sampling events with a ring of their own
- * @output_lock: rings, their maps and who writes to them; sleeps
- * @link_lock: which events start and stop which; sleeps
- * @notice_lock: what notices look at: vpmu_file::ring and ::family,
- *               vpmu_ring::writers, what @traces and @sampled lead to; taken with interrupts off
- * @wakeups: of rings so far; with @notice_lock
- * @lost: nothing is opened or asked any more: -EIO of a device that was given up,
- *        -ENODEV of one that went; 0 otherwise
- * @down: the machine sleeps: nothing is started, and nobody is asked what it counted
- * @events_lock: protects @events, and keeps those in it; sleeps
- * @events: all that perf core knows of, in the order in which they were made
- * @give_up: ends the use of a device that does not answer
- * @reboot: ends it before another kernel comes
- * @transports: what it was bound to, as long as users of that time may be left
- * @users: open events, open files of /dev/vpmu, and calls of vpmu_trace_service()
- * @idle: woken when @users falls to zero
+ * struct vpmu_pmu - a PMU of perf core's with the events of the catalogue
+ * @pmu: perf core's part; its type is 0 while it is not registered
+ * @sysfs: its attributes
  */
-struct vpmu_device {
-	struct virtio_device *vdev;
-	u64 features;
-	struct vpmu_info info;
-	struct vpmu_catalogue_entry *catalogue;
-	struct virtqueue *control;
-	spinlock_t control_lock; /* the control queue and its lists */
-	int control_closed;
-	struct list_head control_sent;
-	struct list_head control_waiting;
-	struct virtqueue *event_vq;
-	spinlock_t event_lock; /* the event queue */
-	bool event_closed;
-	struct vpmu_notice *notices;
-	struct vpmu_vcpu *vcpus;
-	struct vpmu_vcpu * __percpu *cpu_vcpu;
-	struct hlist_node node;
-	void __iomem *doorbell;
-	phys_addr_t doorbell_page;
+struct vpmu_pmu {
 	struct pmu pmu;
-	bool generic;
 	struct vpmu_sysfs sysfs;
-	struct pmu trace_pmu;
-	struct vpmu_sysfs trace_sysfs;
-	void *window;
-	unsigned long window_pfn;
-	u32 window_pages;
-	struct pmu persistent_pmu;
-	struct mutex persistent_lock; /* the list of persistent events */
-	struct list_head persistent;
-	u64 persistent_turn;
-	bool persistent_news;
-	bool persistent_closed;
-	struct work_struct persistent_work;
-	struct miscdevice misc;
-	struct file *paranoid;
-	atomic_t unprivileged;
+};
+
+/**
+ * struct vpmu_control_queue - the control queue
+ * @vq: the queue, NULL while there are no queues
+ * @lock: protects all of this; taken with interrupts off
+ * @closed: the negative errno of requests; 0 while there is a queue for them
+ * @sent: requests in the queue
+ * @waiting: requests that found no room in the queue, the oldest first
+ */
+struct vpmu_control_queue {
+	struct virtqueue *vq;
+	spinlock_t lock; /* the control queue and its lists */
+	int closed;
+	struct list_head sent;
+	struct list_head waiting;
+};
+
+/**
+ * struct vpmu_event_queue - the event queue
+ * @vq: the queue
+ * @lock: held by the CPU that takes notices; taken with interrupts off
+ * @closed: there is no queue
+ * @buffers: VPMU_NOTICES of them, posted on @vq
+ */
+struct vpmu_event_queue {
+	struct virtqueue *vq;
+	spinlock_t lock; /* the event queue */
+	bool closed;
+	struct vpmu_notice *buffers;
+};
+
+/**
+ * struct vpmu_doorbell - where a 32-bit write is a mark
+ * @address: the kernel's map of it; NULL without the feature
+ * @page: the page that programs map; zero if the doorbell has no page to itself
+ */
+struct vpmu_doorbell {
+	void __iomem *address;
+	phys_addr_t page;
+};
+
+/**
+ * struct vpmu_window - memory of the host in which rings lie that outlive this driver
+ * @base: the kernel's map of it; NULL without the feature
+ * @pfn: its first page
+ * @pages: how many pages it has; 0 without the feature
+ */
+struct vpmu_window {
+	void *base;
+	unsigned long pfn;
+	u32 pages;
+};
+
+/**
+ * struct vpmu_persistent_set - persistent events
+ * @pmu: the PMU that lists them in sysfs and has perf core's views of them
+ * @lock: protects the rest, and vpmu_file::persist; sleeps
+ * @files: the files of persistent events, one reference each
+ * @generation: how often the list was compared with the device's
+ * @has_new: the device's list has an event that is not in @files
+ * @closed: there is no list
+ * @work: compares the lists again
+ */
+struct vpmu_persistent_set {
+	struct pmu pmu;
+	struct mutex lock; /* the list of persistent events */
+	struct list_head files;
+	u64 generation;
+	bool has_new;
+	bool closed;
+	struct work_struct work;
+};
+
+/**
+ * struct vpmu_lookup - events by the device's id, for notices
+ * @lock: protects the events that are found here and are looked at: vpmu_file::family,
+ *        vpmu_file::output.ring, vpmu_ring::writers, vpmu_event::trace and ::sampler; taken with
+ *        interrupts off
+ * @files: struct vpmu_file by id, also by the ids of inherited events
+ * @traces: struct vpmu_event of perf core's traces
+ * @sampled: struct vpmu_event of perf core's sampling events that have a ring of their own
+ * @wakeups: how many wakeups of rings there were
+ */
+struct vpmu_lookup {
+	spinlock_t lock; /* wakeups that are due */
 	struct xarray files;
 	struct xarray traces;
 	struct xarray sampled;
-	struct mutex output_lock; /* who writes to which ring */
-	struct mutex link_lock; /* starters and stoppers */
-	spinlock_t notice_lock; /* wakeups that are due */
 	loff_t wakeups;
+};
+
+/**
+ * struct vpmu_life - the use of the device, and the end of that
+ * @lost: the negative errno of all requests: -EIO for a device that was given up, -ENODEV for
+ *        one that went; 0 for a device in use
+ * @asleep: the machine sleeps: no event is started or read
+ * @lock: protects @events, and keeps those in it; sleeps
+ * @events: all vpmu_events of perf events, in the order in which they were made
+ * @give_up: ends the use of a device that does not answer
+ * @reboot: resets the device before another kernel starts
+ * @transports: the virtio devices that it was bound to, while users of that time may be left
+ * @users: open events, open files of /dev/vpmu, and calls to other CPUs
+ * @idle: woken when @users falls to zero
+ */
+struct vpmu_life {
 	int lost;
-	bool down;
-	unsigned long refused; /* reasons that the log has */
-	struct mutex events_lock; /* which events there are */
+	bool asleep;
+	struct mutex lock; /* the list of events */
 	struct list_head events;
 	struct work_struct give_up;
 	struct notifier_block reboot;
 	struct list_head transports;
 	atomic_t users;
 	wait_queue_head_t idle;
+};
+
+/**
+ * struct vpmu_permission - what programs may open
+ * @paranoid: the open file of the sysctl kernel.perf_event_paranoid, or NULL
+ * @unprivileged: open events that vpmu_permission_charge() has charged
+ */
+struct vpmu_permission {
+	struct file *paranoid;
+	atomic_t unprivileged;
+};
+
+/**
+ * struct vpmu_device - the device
+ * @vdev: the virtio device
+ * @features: the device's own feature bits that both sides have accepted
+ * @info: the configuration space and the types of the PMUs, as programs see them
+ * @catalogue: the events that can be counted, @info.catalogue_len entries
+ * @refused: bits of VPMU_REFUSED_* that are in the kernel's log
+ * @vcpus: @info.vcpus queues
+ * @cpu_vcpu: the queue of each CPU, NULL while unknown
+ * @hotplug: in the CPU hotplug state
+ * @control: the control queue
+ * @notices: the event queue
+ * @doorbell: the doorbell
+ * @window: the window
+ * @counting: the PMU vpmu
+ * @generic: @counting takes perf's generic hardware events, because no CPU PMU does
+ * @tracing: the PMU vpmu_trace; not registered without the feature
+ * @persistent: persistent events, and the PMU persistent
+ * @misc: /dev/vpmu
+ * @permission: what programs may open
+ * @lookup: events by id
+ * @output_lock: protects rings, their maps and the events that write to them: vpmu_file::output,
+ *               struct vpmu_ring and struct vpmu_area; sleeps
+ * @link_lock: protects vpmu_file::links; sleeps
+ * @life: the use of the device
+ *
+ * Lock order: each line is a chain, outermost first. A lock in braces is the kernel's.
+ *
+ *   persistent.lock, vpmu_group::lock of a leader, of a sibling, {exec_update_lock},
+ *     {ctx->mutex}, {child_mutex}
+ *   vpmu_group::lock, or persistent.lock or {ctx->mutex} and life.lock, or {mmap_lock};
+ *     output_lock, lookup.lock
+ *   {ctx->mutex}, link_lock, lookup.lock
+ *   notices.lock, lookup.lock, {ctx->lock} of the task that goes, {ctx->lock} of the task that
+ *     comes (only tried), vpmu_vcpu::lock
+ *   life.lock, {ctx->lock}
+ *   control.lock, with no other lock inside
+ *   {ctx->lock}, vpmu_records::lock (only tried); output_lock, vpmu_records::lock
+ *
+ * The two locks of vpmu_task.c are explained there.
+ *
+ * A request to the device sleeps with any of the sleeping locks held. So the device is closed
+ * without a lock, which ends all requests, before a lock is taken to end its events.
+ */
+struct vpmu_device {
+	struct virtio_device *vdev;
+	u64 features;
+	struct vpmu_info info;
+	struct vpmu_catalogue_entry *catalogue;
+	unsigned long refused;
+	struct vpmu_vcpu *vcpus;
+	struct vpmu_vcpu * __percpu *cpu_vcpu;
+	struct hlist_node hotplug;
+	struct vpmu_control_queue control;
+	struct vpmu_event_queue notices;
+	struct vpmu_doorbell doorbell;
+	struct vpmu_window window;
+	struct vpmu_pmu counting;
+	bool generic;
+	struct vpmu_pmu tracing;
+	struct vpmu_persistent_set persistent;
+	struct miscdevice misc;
+	struct vpmu_permission permission;
+	struct vpmu_lookup lookup;
+	struct mutex output_lock; /* rings and who writes to them */
+	struct mutex link_lock; /* starters and stoppers */
+	struct vpmu_life life;
 };
 
 /* Whether perf_event_attr::config of our PMU means an event that writes to an AUX area. */
@@ -250,8 +317,8 @@ static inline bool vpmu_config_is_trace(u64 config)
 	return kind >= VPMU_KIND_EXIT_TRACE && kind <= VPMU_KIND_VMM_TRACE;
 }
 
-/* Of these, whether its packets hold registers, by which what the kernel keeps secret. */
-static inline bool vpmu_config_tells_registers(u64 config)
+/* Whether @config is a trace whose packets contain registers, which may leak kernel secrets. */
+static inline bool vpmu_config_has_registers(u64 config)
 {
 	return vpmu_config_is_trace(config) &&
 	       config >> VPMU_CONFIG_KIND_SHIFT != VPMU_KIND_EXIT_TRACE;
@@ -277,13 +344,13 @@ void vpmu_life_resume(struct vpmu_device *dev);
 
 /**
  * struct vpmu_control_request - a request on the control queue
- * @entry: where it waits
- * @out: what is asked, from kmalloc
- * @out_len: bytes of it
- * @in: the answer, from kmalloc
- * @in_len: room there
- * @ret: once it is answered: bytes of the answer, or a negative errno
- * @answered: called then, with interrupts off; may free all of this
+ * @entry: in vpmu_control_queue::sent or ::waiting
+ * @out: the request, from kmalloc
+ * @out_len: bytes of @out
+ * @in: room for the reply, from kmalloc
+ * @in_len: bytes of @in
+ * @ret: on completion: bytes of the reply, or a negative errno
+ * @answered: called on completion, with interrupts off; may free all of this
  */
 struct vpmu_control_request {
 	struct list_head entry;
@@ -298,8 +365,8 @@ struct vpmu_control_request {
 /**
  * struct vpmu_control_close - a request to close an event, in memory from kmalloc
  * @request: the request
- * @header: what it asks
- * @reply: the answer, which nobody looks at
+ * @header: its content
+ * @reply: the reply, which is not looked at
  */
 struct vpmu_control_close {
 	struct vpmu_control_request request;

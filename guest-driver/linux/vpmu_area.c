@@ -11,12 +11,13 @@
 #include <linux/perf_event.h>
 #include <linux/slab.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_trace.h"
 
 /**
- * vpmu_area_setup() - struct pmu::setup_aux: the device gets an area's pages
+ * vpmu_area_setup() - struct pmu::setup_aux: give an area's pages to the device
  * @event: that it is mapped with
  * @pages: addresses of its pages, which perf core keeps until vpmu_area_free()
  * @count: how many
@@ -61,7 +62,7 @@ void *vpmu_area_setup(struct perf_event *event, void **pages, int count, bool ov
 	vpmu_device_get(dev);
 	mutex_lock(&dev->output_lock);
 	own->trace->area = area;
-	WRITE_ONCE(own->trace->buffer, event->rb);
+	WRITE_ONCE(own->trace->buffer, perf_core_buffer(event));
 	mutex_unlock(&dev->output_lock);
 	return area;
 free:
@@ -71,8 +72,8 @@ free:
 }
 
 /**
- * vpmu_area_free() - struct pmu::free_aux: the device lets go of them
- * @aux: from vpmu_area_setup(); no turn is left there, and none begins any more
+ * vpmu_area_free() - struct pmu::free_aux: take the pages back from the device
+ * @aux: from vpmu_area_setup(); the last turn there has ended, and none begins
  */
 void vpmu_area_free(void *aux)
 {

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a perf_event_attr may say on /dev/vpmu, and what it says to the device.
+ * Attributes: a perf_event_attr becomes a request to the device, and a request an attr.
  *
- * perf_event_open(2) refuses senseless attributes with EINVAL, larger ones than it
- * knows with E2BIG; both here as there. What makes sense, but not to this driver or
- * the device, is EOPNOTSUPP.
+ * Both doors are here. A program that opens /dev/vpmu gives its attr to this driver, which
+ * checks all of it. An attr of perf_event_open(2) has been checked by perf core; what is
+ * checked of it here is what a replay of samples cannot do.
+ *
+ * perf_event_open(2) refuses invalid attributes with EINVAL, and larger ones than it knows
+ * with E2BIG; so does this driver. An attribute that is valid but not supported by this
+ * driver or by the device is EOPNOTSUPP.
  */
+#include <linux/minmax.h>
 #include <linux/perf_event.h>
 #include <linux/string.h>
 #include <linux/uaccess.h>
@@ -13,16 +18,30 @@
 #include "compat.h"
 #include "vpmu.h"
 #include "vpmu_arch.h"
-#include "vpmu_file.h"
+#include "vpmu_attr.h"
+#include "vpmu_event.h"
 
-/* What sample_id_all puts behind records that are no samples. */
+/* Fields that sample_id_all appends to records other than samples. */
 #define SAMPLE_ID \
 	(PERF_SAMPLE_TID | PERF_SAMPLE_TIME | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | \
 	 PERF_SAMPLE_CPU | PERF_SAMPLE_IDENTIFIER)
 
+/* Fields that the device reports for perf core's samples; perf core makes the others. */
+#define SAMPLE_REPORTED	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
+			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
+
+/* Fields that perf core reads from the current task or CPU, which need not be the sample's. */
+#define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
+			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
+			 PERF_SAMPLE_BRANCH_STACK)
+
+/* Fields that the device reports as registers at the sample. */
+#define SAMPLE_REGS \
+	(PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_INTR)
+
 #define AUX_ACTIONS	(VPMU_AUX_START_PAUSED | VPMU_AUX_PAUSE | VPMU_AUX_RESUME)
 
-/* Reads an attr of any version that says nothing we do not know. */
+/* Reads an attr of any version that asks for nothing unknown. */
 static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user *user)
 {
 	u32 size;
@@ -37,7 +56,7 @@ static int attr_read(struct perf_event_attr *attr, struct perf_event_attr __user
 		memset(attr, 0, sizeof(*attr));
 		err = copy_struct_from_user(attr, sizeof(*attr), user, size);
 	}
-	/* Where this cannot be written the error says enough. */
+	/* A failure of this write changes nothing: E2BIG is returned either way. */
 	if (err == -E2BIG)
 		put_user((u32)sizeof(*attr), &user->size);
 	return err;
@@ -51,9 +70,9 @@ static bool regs_valid(u64 mask)
 /**
  * vpmu_attr_copy() - read an attr from a program
  * @attr: filled in
- * @user: where it stands
+ * @user: the program's attr
  *
- * Return: 0; or the errno that perf has for what no event could mean.
+ * Return: 0, or the errno that perf_event_open(2) has for an attr that no event can have.
  */
 int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user)
 {
@@ -86,8 +105,8 @@ int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *
 }
 
 /*
- * Whether anything is asked for that is not honoured. Everything that is, or that
- * means nothing without a bit that is not set, is taken out; nothing may be left.
+ * Whether an attr asks for something that is not supported: clears each field that is, or
+ * that has no effect without a bit that is refused, and looks for a rest.
  */
 static bool attr_asks_more(const struct perf_event_attr *attr)
 {
@@ -106,7 +125,7 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	rest.pinned = 0;
 	rest.exclude_user = 0;
 	rest.exclude_kernel = 0;
-	/* Guests of our own are our work. */
+	/* The work of nested guests is this guest's. */
 	rest.exclude_hv = 0;
 	rest.exclude_guest = 0;
 	rest.exclude_callchain_kernel = 0;
@@ -126,7 +145,7 @@ static bool attr_asks_more(const struct perf_event_attr *attr)
 	return memchr_inv(&rest, 0, sizeof(rest));
 }
 
-/* What of AUX data only some events can have, in the order of perf's errors. */
+/* Checks the AUX fields, in the order of perf's errors. */
 static int attr_check_aux(const struct perf_event_attr *attr, bool trace)
 {
 	if (attr->aux_output)
@@ -135,15 +154,15 @@ static int attr_check_aux(const struct perf_event_attr *attr, bool trace)
 		return -EINVAL;
 	if (attr->vpmu_aux_action & VPMU_AUX_START_PAUSED && !trace)
 		return -EOPNOTSUPP;
-	/* No trace of the device's can be sampled. */
+	/* The device has no AUX samples. */
 	return attr->aux_sample_size ? -EINVAL : 0;
 }
 
 /**
- * vpmu_attr_check() - refuse what the device or this driver would not honour
+ * vpmu_attr_check() - refuse an attr of /dev/vpmu that is not supported
  * @attr: from vpmu_attr_copy()
- * @max_rate: most samples a second
- * @trace: of an event that writes to an AUX area
+ * @max_rate: the device's limit on samples per second
+ * @trace: the event writes to an AUX area
  *
  * Return: 0 or a negative errno.
  */
@@ -157,7 +176,7 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 		return -EINVAL;
 	if (attr->exclude_user && attr->exclude_kernel)
 		return -EINVAL;
-	/* The reading of one task's event in a sample says nothing of the family. */
+	/* A sample would have the count of one task's event, not of the family. */
 	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
 		return -EINVAL;
 	if (attr->sample_type & PERF_SAMPLE_CALLCHAIN && attr->sample_max_stack > VPMU_MAX_STACK)
@@ -165,7 +184,7 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 	if (attr->sample_type & ~(u64)VPMU_SAMPLE_ALLOWED ||
 	    attr->read_format & ~(u64)VPMU_READ_ALLOWED)
 		return -EOPNOTSUPP;
-	/* Vector registers are not the device's to read. */
+	/* The device does not read vector registers. */
 	if (attr->sample_type & PERF_SAMPLE_REGS_USER &&
 	    attr->sample_regs_user & PERF_REG_EXTENDED_MASK)
 		return -EOPNOTSUPP;
@@ -176,10 +195,124 @@ int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace
 }
 
 /**
- * vpmu_attr_request() - put it into the device's words, as far as samples go
+ * vpmu_attr_check_replay() - refuse samples of perf core that a replay cannot make
+ * @event: a sampling event that is being opened
+ *
+ * Return: 0 or -EOPNOTSUPP.
+ */
+int vpmu_attr_check_replay(const struct perf_event *event)
+{
+	const struct perf_event_attr *attr = &event->attr;
+
+	if (attr->sample_type & SAMPLE_REFUSED || attr->aux_output || attr->aux_sample_size)
+		return -EOPNOTSUPP;
+	/* The device has no such samples of events that have a parent. */
+	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
+		return -EOPNOTSUPP;
+	/* The signal must come before the program's next instruction. */
+	if (attr->sigtrap)
+		return -EOPNOTSUPP;
+	/* The device does not read vector registers. */
+	if (attr->sample_type & (PERF_SAMPLE_REGS_USER | PERF_SAMPLE_REGS_INTR) &&
+	    (attr->sample_regs_user | attr->sample_regs_intr) & PERF_REG_EXTENDED_MASK)
+		return -EOPNOTSUPP;
+	return 0;
+}
+
+/**
+ * vpmu_attr_has_registers() - whether samples or packets of an event contain registers
  * @attr: from vpmu_attr_check()
- * @trace: packets, not samples
- * @request: what is asked besides is left as it is
+ * @trace: the event writes to an AUX area
+ *
+ * Registers may leak kernel secrets.
+ *
+ * Return: true if they do.
+ */
+bool vpmu_attr_has_registers(const struct perf_event_attr *attr, bool trace)
+{
+	return attr->sample_type & PERF_SAMPLE_REGS_INTR ||
+	       (trace && vpmu_config_has_registers(attr->config));
+}
+
+/**
+ * vpmu_attr_is_trace() - whether an attr of /dev/vpmu is one of a trace
+ * @dev: the device
+ * @attr: the attr
+ *
+ * Return: true for a trace, by the type of either PMU.
+ */
+bool vpmu_attr_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
+{
+	return (attr->type == dev->counting.pmu.type ||
+		(dev->tracing.pmu.type && attr->type == dev->tracing.pmu.type)) &&
+	       vpmu_config_is_trace(attr->config);
+}
+
+/* Kinds that perf has a type of its own for. */
+static const struct {
+	u32 type;
+	u32 kind;
+} attr_kinds[] = {
+	{ PERF_TYPE_HARDWARE, VPMU_KIND_HARDWARE },
+	{ PERF_TYPE_SOFTWARE, VPMU_KIND_SOFTWARE },
+	{ PERF_TYPE_HW_CACHE, VPMU_KIND_HW_CACHE },
+	{ PERF_TYPE_RAW, VPMU_KIND_RAW },
+};
+
+/**
+ * vpmu_attr_config() - translate type and config to the config of the vpmu PMU
+ * @dev: the device
+ * @attr: the attr
+ * @config: filled in
+ *
+ * Return: 0; -ENOENT for a type without a kind; -EINVAL for a config that is too large.
+ */
+int vpmu_attr_config(const struct vpmu_device *dev, const struct perf_event_attr *attr,
+		     u64 *config)
+{
+	unsigned int i;
+
+	if (attr->type == dev->counting.pmu.type || vpmu_attr_is_trace(dev, attr)) {
+		*config = attr->config;
+		return 0;
+	}
+	for (i = 0; i < ARRAY_SIZE(attr_kinds); i++) {
+		if (attr_kinds[i].type != attr->type)
+			continue;
+		if (attr->config >> VPMU_CONFIG_KIND_SHIFT)
+			return -EINVAL;
+		*config = VPMU_CONFIG(attr_kinds[i].kind, attr->config);
+		return 0;
+	}
+	return -ENOENT;
+}
+
+/**
+ * vpmu_attr_type() - translate a request back to type and config
+ * @dev: the device
+ * @request: the request
+ * @config: filled in with the config of the vpmu PMU
+ *
+ * Return: perf's own type for the event; the vpmu PMU's for an event without one.
+ */
+u32 vpmu_attr_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
+		   u64 *config)
+{
+	u32 kind = le32_to_cpu(request->kind);
+	unsigned int i;
+
+	*config = VPMU_CONFIG(kind, le64_to_cpu(request->config));
+	for (i = 0; i < ARRAY_SIZE(attr_kinds); i++)
+		if (attr_kinds[i].kind == kind)
+			return attr_kinds[i].type;
+	return dev->counting.pmu.type;
+}
+
+/**
+ * vpmu_attr_request() - request the output that an attr of /dev/vpmu asks for
+ * @attr: from vpmu_attr_check()
+ * @trace: the event writes packets, not samples
+ * @request: the fields of samples and packets are filled in
  */
 void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 		       struct vpmu_open_request *request)
@@ -187,7 +320,7 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 	u64 sample_type = attr->sample_type;
 	u32 flags = 0;
 
-	/* Without samples it says only how other records end. */
+	/* An event without samples has other records, with the fields of sample_id_all. */
 	if (!attr->sample_period || trace)
 		sample_type &= SAMPLE_ID;
 	request->period = cpu_to_le64(attr->sample_period);
@@ -228,4 +361,204 @@ void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
 	if (attr->vpmu_aux_action & VPMU_AUX_RESUME)
 		flags |= VPMU_OPEN_AUX_RESUME;
 	request->flags = cpu_to_le32(flags);
+}
+
+/**
+ * vpmu_attr_replayed() - fields of samples that a replay needs for perf core's event
+ * @attr: the event's
+ *
+ * Return: PERF_SAMPLE_* that the device is asked for.
+ */
+u64 vpmu_attr_replayed(const struct perf_event_attr *attr)
+{
+	u64 type = SAMPLE_REPORTED;
+
+	type |= attr->sample_type & (PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_READ);
+	if (attr->sample_type & SAMPLE_REGS)
+		type |= PERF_SAMPLE_REGS_INTR;
+	return type;
+}
+
+/**
+ * vpmu_attr_request_replay() - request the samples of perf core's event
+ * @attr: the event's
+ * @request: the fields of samples are filled in, but for the period and the wakeup
+ */
+void vpmu_attr_request_replay(const struct perf_event_attr *attr,
+			      struct vpmu_open_request *request)
+{
+	u64 type = vpmu_attr_replayed(attr);
+	u32 flags = 0;
+
+	request->sample_type = cpu_to_le64(type);
+	if (type & PERF_SAMPLE_READ)
+		request->read_format = cpu_to_le64(PERF_FORMAT_ID | PERF_FORMAT_GROUP);
+	if (type & PERF_SAMPLE_CALLCHAIN)
+		request->max_stack = cpu_to_le32(min_t(u32, attr->sample_max_stack,
+						       VPMU_MAX_STACK));
+	if (type & PERF_SAMPLE_REGS_INTR)
+		request->regs_intr = cpu_to_le64(VPMU_ARCH_REGS);
+	if (attr->exclude_callchain_kernel)
+		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
+	if (attr->exclude_callchain_user)
+		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
+	request->flags |= cpu_to_le32(flags);
+}
+
+/**
+ * vpmu_attr_request_trace() - request the packets of perf core's event
+ * @attr: the event's
+ * @request: the fields of packets are filled in
+ */
+void vpmu_attr_request_trace(const struct perf_event_attr *attr,
+			     struct vpmu_open_request *request)
+{
+	request->period = cpu_to_le64(attr->sample_period);
+	request->aux_watermark = cpu_to_le32(attr->aux_watermark);
+}
+
+/* Whether the catalogue has an event that can exclude the kernel or the user. */
+static bool attr_can_exclude(const struct vpmu_device *dev, u64 config)
+{
+	const struct vpmu_catalogue_entry *entry;
+	u32 i;
+
+	for (i = 0; i < dev->info.catalogue_len; i++) {
+		entry = &dev->catalogue[i];
+		if (entry->kind != config >> VPMU_CONFIG_KIND_SHIFT)
+			continue;
+		if (entry->flags & VPMU_CATALOGUE_ANY_CONFIG ||
+		    VPMU_CONFIG(entry->kind, entry->config) == config)
+			return entry->flags & VPMU_CATALOGUE_EXCLUDES;
+	}
+	return false;
+}
+
+/* Whether an event counts time: a clock, or its like. */
+static bool attr_counts_time(u64 config)
+{
+	switch (config) {
+	case VPMU_CONFIG(VPMU_KIND_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK):
+	case VPMU_CONFIG(VPMU_KIND_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK):
+	case VPMU_CONFIG(VPMU_KIND_TSC, 0):
+	case VPMU_CONFIG(VPMU_KIND_GUEST_TIME, 0):
+		return true;
+	default:
+		return false;
+	}
+}
+
+/**
+ * vpmu_attr_request_exclude() - request that a mode, or the host's work, is not counted
+ * @own: the event, by either door
+ * @request: its flags are filled in
+ *
+ * A clock of perf core's door cannot exclude a mode, as the kernel's own clocks cannot: it
+ * counts both, and samples of the other mode are dropped.
+ *
+ * Return: 0; or -EACCES for an event that would count the kernel for a program that may
+ * not; perf explains this errno to its user.
+ */
+int vpmu_attr_request_exclude(const struct vpmu_event *own, struct vpmu_open_request *request)
+{
+	const struct perf_event_attr *attr = &own->event->attr;
+	u64 config = own->event->hw.config;
+	u32 flags = 0;
+
+	/* A device that counts the guest alone may be older than the flag. */
+	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
+		flags |= VPMU_OPEN_EXCLUDE_HOST;
+	if ((attr->exclude_user || attr->exclude_kernel) && !own->file &&
+	    !attr_can_exclude(own->dev, config)) {
+		if (attr_counts_time(config))
+			goto out;
+		if (own->unprivileged && attr->exclude_kernel)
+			return -EACCES;
+	}
+	if (attr->exclude_user)
+		flags |= VPMU_OPEN_EXCLUDE_USER;
+	if (attr->exclude_kernel)
+		flags |= VPMU_OPEN_EXCLUDE_KERNEL;
+out:
+	request->flags |= cpu_to_le32(flags);
+	return 0;
+}
+
+/**
+ * vpmu_attr_needs_task() - whether the device must know the current task for an event
+ * @request: the request for the event
+ * @trace: the event writes packets
+ *
+ * Return: true if records or packets name the task or hold its user registers.
+ */
+bool vpmu_attr_needs_task(const struct vpmu_open_request *request, bool trace)
+{
+	const u64 samples = PERF_SAMPLE_TID | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_USER |
+			    PERF_SAMPLE_STACK_USER;
+
+	return trace || le32_to_cpu(request->flags) & VPMU_OPEN_INHERIT_STAT ||
+	       (request->period && le64_to_cpu(request->sample_type) & samples);
+}
+
+/**
+ * vpmu_attr_opens_registers() - vpmu_attr_has_registers() of an event that is open
+ * @request: the request that opened it
+ * @config: the config of the vpmu PMU
+ *
+ * Return: true if its samples or packets contain registers.
+ */
+bool vpmu_attr_opens_registers(const struct vpmu_open_request *request, u64 config)
+{
+	return le64_to_cpu(request->sample_type) & PERF_SAMPLE_REGS_INTR ||
+	       vpmu_config_has_registers(config);
+}
+
+static u32 attr_aux_action(u32 flags)
+{
+	return (flags & VPMU_OPEN_AUX_START_PAUSED ? VPMU_AUX_START_PAUSED : 0) |
+	       (flags & VPMU_OPEN_AUX_PAUSE ? VPMU_AUX_PAUSE : 0) |
+	       (flags & VPMU_OPEN_AUX_RESUME ? VPMU_AUX_RESUME : 0);
+}
+
+/**
+ * vpmu_attr_from_request() - translate a request back to an attr
+ * @dev: the device
+ * @request: the request
+ * @attr: filled in
+ */
+void vpmu_attr_from_request(const struct vpmu_device *dev,
+			    const struct vpmu_open_request *request,
+			    struct perf_event_attr *attr)
+{
+	u32 flags = le32_to_cpu(request->flags);
+	u64 config;
+
+	*attr = (struct perf_event_attr) {
+		.type = vpmu_attr_type(dev, request, &config),
+		.size = VPMU_ATTR_SIZE,
+		.sample_period = le64_to_cpu(request->period),
+		.sample_type = le64_to_cpu(request->sample_type),
+		.read_format = le64_to_cpu(request->read_format),
+		.disabled = !(flags & VPMU_OPEN_ENABLED),
+		.pinned = !!(flags & VPMU_OPEN_PINNED),
+		.exclude_user = !!(flags & VPMU_OPEN_EXCLUDE_USER),
+		.exclude_kernel = !!(flags & VPMU_OPEN_EXCLUDE_KERNEL),
+		.exclude_hv = !!(flags & VPMU_OPEN_EXCLUDE_HOST),
+		.freq = !!(flags & VPMU_OPEN_FREQ),
+		.inherit_stat = !!(flags & VPMU_OPEN_INHERIT_STAT),
+		.watermark = !!(flags & VPMU_OPEN_WATERMARK),
+		.sample_id_all = !!(flags & VPMU_OPEN_SAMPLE_ID_ALL),
+		.exclude_callchain_kernel = !!(flags & VPMU_OPEN_EXCLUDE_CHAIN_KERNEL),
+		.exclude_callchain_user = !!(flags & VPMU_OPEN_EXCLUDE_CHAIN_USER),
+		.write_backward = !!(flags & VPMU_OPEN_BACKWARD),
+		.wakeup_events = le32_to_cpu(request->wakeup),
+		.sample_regs_user = le64_to_cpu(request->regs_user),
+		.sample_regs_intr = le64_to_cpu(request->regs_intr),
+		.sample_stack_user = le32_to_cpu(request->stack_user),
+		.aux_watermark = le32_to_cpu(request->aux_watermark),
+		.sample_max_stack = le32_to_cpu(request->max_stack),
+		.vpmu_aux_action = attr_aux_action(flags),
+	};
+	/* The configs of perf's own types do not hold the kind. */
+	attr->config = attr->type == dev->counting.pmu.type ? config : le64_to_cpu(request->config);
 }

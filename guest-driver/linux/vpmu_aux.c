@@ -55,7 +55,7 @@ static int aux_fill(struct vpmu_aux *aux)
 }
 
 /**
- * vpmu_aux_destroy() - take the pages back from the device; what it may still write to is lost
+ * vpmu_aux_destroy() - take the pages back from the device, or leak those it may write to
  * @dev: the device; its output_lock is held
  * @ring: that they lie beside
  */
@@ -79,7 +79,7 @@ static void aux_vm_open(struct vm_area_struct *vma)
 	struct vpmu_file *file = vma->vm_file->private_data;
 
 	mutex_lock(&file->dev->output_lock);
-	file->ring->aux->mapped++;
+	file->output.ring->aux->mapped++;
 	vpmu_ring_mapped(file);
 	mutex_unlock(&file->dev->output_lock);
 }
@@ -89,13 +89,13 @@ static void aux_vm_close(struct vm_area_struct *vma)
 	struct vpmu_file *file = vma->vm_file->private_data;
 
 	mutex_lock(&file->dev->output_lock);
-	if (!--file->ring->aux->mapped && !file->ring->kept)
-		vpmu_aux_destroy(file->dev, file->ring);
+	if (!--file->output.ring->aux->mapped && !file->output.ring->kept)
+		vpmu_aux_destroy(file->dev, file->output.ring);
 	vpmu_ring_unmapped(file);
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* A part of an area is none. */
+/* An area is mapped as a whole. */
 static int aux_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
@@ -108,7 +108,7 @@ static const struct vm_operations_struct aux_vm_ops = {
 };
 
 /*
- * Whether a map is what the program has announced, and what is mapped already. The
+ * Whether a map is the one that the program has announced, and equals an existing one. The
  * program can write to the first page of the ring at any time: it is read once.
  */
 static bool aux_fits(const struct vpmu_ring *ring, struct vm_area_struct *vma)
@@ -139,7 +139,7 @@ static struct vpmu_aux *aux_alloc(struct vpmu_file *file, struct vm_area_struct 
 	if (err)
 		return ERR_PTR(err);
 	err = -EOPNOTSUPP;
-	if (!file->trace)
+	if (!file->spec.trace)
 		goto uncharge;
 	err = -ENOMEM;
 	if (count > file->dev->info.max_aux_pages)
@@ -171,7 +171,7 @@ static int aux_insert(const struct vpmu_aux *aux, struct vm_area_struct *vma)
 /* The first map of an area. */
 static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
 {
-	struct vpmu_ring *ring = file->ring;
+	struct vpmu_ring *ring = file->output.ring;
 	struct vpmu_aux *aux;
 	int err;
 
@@ -202,17 +202,19 @@ static int aux_create(struct vpmu_file *file, struct vm_area_struct *vma)
  */
 int vpmu_aux_mmap(struct vpmu_file *file, struct vm_area_struct *vma)
 {
+	struct vpmu_ring *ring;
 	int err = -EINVAL;
 
 	mutex_lock(&file->dev->output_lock);
+	ring = file->output.ring;
 	if (file->failure)
 		err = file->failure;
 	else if (file->ended)
 		err = -ENOENT;
-	else if (file->ring && !file->ring->window && aux_fits(file->ring, vma))
-		err = file->ring->aux ? aux_insert(file->ring->aux, vma) : aux_create(file, vma);
+	else if (ring && !ring->window && aux_fits(ring, vma))
+		err = ring->aux ? aux_insert(ring->aux, vma) : aux_create(file, vma);
 	if (!err) {
-		file->ring->aux->mapped++;
+		ring->aux->mapped++;
 		vpmu_ring_mapped(file);
 	}
 	mutex_unlock(&file->dev->output_lock);

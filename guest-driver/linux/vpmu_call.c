@@ -11,16 +11,18 @@
 #include <linux/smp.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
+#include "vpmu_ring.h"
 
 /**
  * struct event_call - commands on their way to the CPU where an event is
  * @event: which one
  * @leader: of the group called; NULL for @event alone
  * @only: of the group, the one meant; NULL for all
- * @turn: which call this is, of all
+ * @call_seq: the number of the call
  * @op: VPMU_COMMAND_*; zero starts and stops what runs as the files say
  * @value: of the command, for @event alone
  * @cpu: where it must go, -1 for any
@@ -31,7 +33,7 @@ struct event_call {
 	struct perf_event *event;
 	struct vpmu_file *leader;
 	struct vpmu_file *only;
-	u64 turn;
+	u64 call_seq;
 	u32 op;
 	u64 value;
 	int cpu;
@@ -39,13 +41,13 @@ struct event_call {
 	int ret;
 };
 
-static atomic64_t call_turns = ATOMIC64_INIT(0);
+static atomic64_t call_count = ATOMIC64_INIT(0);
 
 static void call_switch(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	if (event->state != PERF_EVENT_STATE_ACTIVE)
 		return;
-	if (vpmu_group_allows(event) && !READ_ONCE(vcpu->dev->down))
+	if (vpmu_group_allows(event) && !READ_ONCE(vcpu->dev->life.asleep))
 		vpmu_event_start(vcpu, event);
 	else if (vpmu_event_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
@@ -62,9 +64,9 @@ static void call_append(struct event_call *call, struct vpmu_vcpu *vcpu, struct 
 		call_switch(vcpu, event);
 		break;
 	case VPMU_COMMAND_READ:
-		/* What found no room in the ring yet is told at a read, at the latest. */
-		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->period ||
-		    own->file->trace)
+		/* A read reports, at the latest, the records that found no room in the ring. */
+		if (event->state == PERF_EVENT_STATE_ACTIVE || own->file->spec.period ||
+		    own->file->spec.trace)
 			vpmu_vcpu_append(vcpu, event, call->op, 0);
 		break;
 	default:
@@ -77,16 +79,17 @@ static void call_sum(struct event_call *call, struct vpmu_vcpu *vcpu, struct per
 {
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_file *file = own->file;
-	struct vpmu_totals *totals = &file->totals;
+	struct vpmu_totals *totals = &file->tally.totals;
 
 	totals->value += local64_read(&event->count);
-	totals->missed += event->total_time_enabled - event->total_time_running;
-	if ((event->state == PERF_EVENT_STATE_INACTIVE || !own->id) && event->ctx->is_active)
+	totals->missed += perf_core_missed(event);
+	if (perf_core_is_scheduled(event) &&
+	    (event->state == PERF_EVENT_STATE_INACTIVE || !own->id))
 		totals->behind = true;
 	/* Those are of the whole family; with its last event they fit the counts best. */
-	totals->enabled = atomic64_read(&file->enabled_ns);
-	totals->running = atomic64_read(&file->running_ns);
-	totals->lost = atomic64_read(&file->lost);
+	totals->enabled = atomic64_read(&file->tally.enabled_ns);
+	totals->running = atomic64_read(&file->tally.running_ns);
+	totals->lost = atomic64_read(&file->tally.lost);
 }
 
 /* Whether @event is one of those that the call is for. */
@@ -120,15 +123,15 @@ static void call_each(struct event_call *call, struct vpmu_vcpu *vcpu,
 	struct perf_event *event = call->event, *other;
 	struct vpmu_event *own = event->pmu_private;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other == event || !call_reaches(call, other))
 			continue;
 		own = other->pmu_private;
-		own->turn = call->turn;
+		own->call_seq = call->call_seq;
 		visit(call, vcpu, other);
 	}
 	own = event->pmu_private;
-	own->turn = call->turn;
+	own->call_seq = call->call_seq;
 	visit(call, vcpu, event);
 }
 
@@ -170,7 +173,7 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 	err = vpmu_vcpu_command(vcpu, call->op, own->id, call->value, &reply);
 	if (err || (call->op != VPMU_COMMAND_REFRESH && call->op != VPMU_COMMAND_ENABLE))
 		return err;
-	own->spent = false;
+	own->limit_hit = false;
 	if (own->task)
 		return 0;
 	/* The device has it on now; it stays so only if it would be started. */
@@ -181,31 +184,31 @@ static int call_event_here(struct event_call *call, struct vpmu_vcpu *vcpu)
 }
 
 /*
- * Where the events of the call are that count; -1 if none does. A group's need not all
- * do: one that perf core has off says nothing of where the others are. What the device
- * flushes may count there as a stray, which is where any of the context does.
+ * The CPU of the call's events that are active; -1 if none is. An event of a group that perf
+ * core has off does not show where the others are. An event that is flushed may have been started
+ * early, on the CPU where any event of its context is active.
  */
 static int call_cpu(const struct event_call *call)
 {
 	struct perf_event *event = call->event, *other;
 
 	if (event->state == PERF_EVENT_STATE_ACTIVE)
-		return event->oncpu;
+		return perf_core_cpu(event);
 	if (!call->leader)
 		return -1;
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other->state != PERF_EVENT_STATE_ACTIVE)
 			continue;
 		if (call->op == VPMU_COMMAND_FLUSH ? other->pmu == event->pmu :
 						     call_reaches(call, other))
-			return other->oncpu;
+			return perf_core_cpu(other);
 	}
 	return -1;
 }
 
 /*
- * Whether events of the call's context are about to be added on another CPU: the device
- * has been told already, and perf core tells where in a moment. See vpmu_switch.c.
+ * Whether events of the call's context are about to be added on another CPU: the device has
+ * the commands already, and perf core sets the CPU in a moment. See vpmu_switch.c.
  */
 static bool call_must_wait(const struct event_call *call)
 {
@@ -213,7 +216,7 @@ static bool call_must_wait(const struct event_call *call)
 	const struct vpmu_event *own;
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;
@@ -223,7 +226,7 @@ static bool call_must_wait(const struct event_call *call)
 	return false;
 }
 
-/* Runs with interrupts off, by which nothing has gathered on this CPU's queue. */
+/* Runs with interrupts off, so this CPU's queue has no gathered commands. */
 static void event_call_here(void *info)
 {
 	struct event_call *call = info;
@@ -233,7 +236,7 @@ static void event_call_here(void *info)
 	struct vpmu_vcpu *vcpu;
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	raw_spin_lock(&ctx->lock);
+	perf_core_lock(ctx);
 	call->ret = -EAGAIN;
 	call->cpu = call_cpu(call);
 	if (call->cpu < 0 ? !call_must_wait(call) : call->cpu == smp_processor_id()) {
@@ -241,7 +244,7 @@ static void event_call_here(void *info)
 		call->ret = call->leader ? call_group_here(call, vcpu) :
 					   call_event_here(call, vcpu);
 	}
-	raw_spin_unlock(&ctx->lock);
+	perf_core_unlock(ctx);
 }
 
 static int event_call(struct event_call *call)
@@ -250,11 +253,11 @@ static int event_call(struct event_call *call)
 	struct vpmu_event *own = event->pmu_private;
 	int cpu, err;
 
-	/* What is flushed may be of a CPU that has gone. */
+	/* A flush may be for an event of a CPU that is offline. */
 	if (!own->task && (call->op != VPMU_COMMAND_FLUSH || cpu_online(event->cpu)))
 		call->cpu = event->cpu;
 	else if (READ_ONCE(event->state) == PERF_EVENT_STATE_ACTIVE)
-		call->cpu = READ_ONCE(event->oncpu);
+		call->cpu = perf_core_cpu(event);
 	else
 		call->cpu = -1;
 	/* Each turn more means that it turned out where to go, or that the task has moved. */
@@ -269,7 +272,7 @@ static int event_call(struct event_call *call)
 	return err ? -ENODEV : call->ret;
 }
 
-/* One family of the group: a call for each context that none before it has reached. */
+/* One family of the group: a call for each context that the calls before have not reached. */
 static int call_family(struct event_call *call, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -277,11 +280,11 @@ static int call_family(struct event_call *call, struct perf_event *event)
 	int err = 0, ret;
 
 	call->event = event;
-	if (own->turn != call->turn)
+	if (own->call_seq != call->call_seq)
 		err = event_call(call);
-	list_for_each_entry(child, &event->child_list, child_list) {
+	perf_core_for_each_child(child, event) {
 		own = child->pmu_private;
-		if (own->turn == call->turn)
+		if (own->call_seq == call->call_seq)
 			continue;
 		call->event = child;
 		ret = event_call(call);
@@ -295,39 +298,25 @@ static void call_sum_dead(struct vpmu_file *file)
 {
 	struct perf_event *event = file->event;
 
-	file->totals.value += atomic64_read(&event->child_count);
-	file->totals.missed += atomic64_read(&event->child_total_time_enabled) -
-			       atomic64_read(&event->child_total_time_running);
+	file->tally.totals.value += perf_core_dead_count(event);
+	file->tally.totals.missed += perf_core_dead_missed(event);
 }
 
-/**
- * vpmu_call_group() - a command for all events of a group
- * @leader: its leader; its group_lock is held, by which its files stay open
- * @only: the one that is meant, with those that inherit it; NULL for all
- * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets the
- *      totals of those meant; or zero to start and stop what runs as the files say, then for all
- *
- * What the group's events of one task count is read and written at one moment.
- *
- * Return: 0 or the first negative errno; the others are called then, too.
- */
-int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
+/* Visits the contexts of all events of the group, or of one of its files. */
+static int call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 {
 	struct event_call call = { .leader = leader, .only = only, .op = op };
 	struct vpmu_file *file;
 	int err = 0, ret;
 
-	lockdep_assert_held(&leader->group_lock);
-	if (leader->direct)
-		return vpmu_direct_group(leader, op);
-	call.turn = atomic64_inc_return(&call_turns);
+	call.call_seq = atomic64_inc_return(&call_count);
 	/*
 	 * With these held no inherited event comes or goes. Nobody else holds more than
 	 * one of a group's.
 	 */
 	vpmu_group_for_each(file, leader) {
-		mutex_lock_nest_lock(&file->event->child_mutex, &leader->group_lock);
-		memset(&file->totals, 0, sizeof(file->totals));
+		perf_core_lock_family_of(file->event, &leader->group.lock);
+		memset(&file->tally.totals, 0, sizeof(file->tally.totals));
 	}
 	vpmu_group_for_each(file, leader) {
 		if (only && only != file)
@@ -338,7 +327,7 @@ int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
 			call_sum_dead(file);
 	}
 	vpmu_group_for_each(file, leader)
-		mutex_unlock(&file->event->child_mutex);
+		perf_core_unlock_family(file->event);
 	return err ?: call.flushed;
 }
 
@@ -359,7 +348,7 @@ int vpmu_call_event(struct perf_event *event, u32 op, u64 value)
 }
 
 /**
- * vpmu_call_switch() - start or stop one event that runs, as it may now
+ * vpmu_call_switch() - start or stop one active event, as its file and the device allow
  * @event: the event
  *
  * Return: 0 or a negative errno.
@@ -370,3 +359,41 @@ int vpmu_call_switch(struct perf_event *event)
 
 	return event_call(&call);
 }
+
+static int call_refresh(struct vpmu_file *file, u32 overflows)
+{
+	int err;
+
+	WRITE_ONCE(file->control.limited, true);
+	WRITE_ONCE(file->control.enabled, true);
+	if (file->control.on_exec)
+		perf_event_enable(file->event);
+	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
+	return err ?: call_group(vpmu_group_leader(file), NULL, 0);
+}
+
+static int call_period(struct vpmu_file *file, u64 period)
+{
+	return vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
+}
+
+static bool call_has_error(const struct vpmu_file *file)
+{
+	return READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR;
+}
+
+static void call_close(struct vpmu_file *file)
+{
+	/* Before the event goes, so that notices no longer find it by its ring. */
+	vpmu_ring_close(file);
+	perf_event_release_kernel(file->event);
+}
+
+/* An event that perf core schedules with its task or CPU. */
+const struct vpmu_backend vpmu_perf_backend = {
+	.group		= call_group,
+	.refresh	= call_refresh,
+	.period		= call_period,
+	.has_error	= call_has_error,
+	.close		= call_close,
+};

@@ -62,7 +62,7 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 {
 	struct vpmu_device *dev = to_vpmu(filp);
 	void __user *user = (void __user *)arg;
-	int lost = READ_ONCE(dev->lost);
+	int lost = READ_ONCE(dev->life.lost);
 
 	if (lost)
 		return lost;
@@ -76,11 +76,11 @@ static long cdev_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case VPMU_IOC_PERSISTENT:
 		return vpmu_persistent_list(dev, user);
 	case VPMU_IOC_MARK:
-		if (!dev->doorbell)
+		if (!dev->doorbell.address)
 			return -EOPNOTSUPP;
 		if (arg > U32_MAX)
 			return -EINVAL;
-		writel(arg, dev->doorbell);
+		writel(arg, dev->doorbell.address);
 		return 0;
 	case VPMU_IOC_PERF:
 		return vpmu_perf_call(dev, user);
@@ -106,7 +106,7 @@ static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 {
 	struct vpmu_device *dev = to_vpmu(filp);
 
-	if (!dev->doorbell_page)
+	if (!dev->doorbell.page)
 		return -EOPNOTSUPP;
 	if (!capable(CAP_SYS_RAWIO))
 		return -EPERM;
@@ -117,7 +117,7 @@ static int cdev_mmap(struct file *filp, struct vm_area_struct *vma)
 		return -EINVAL;
 	vpmu_vm_flags_clear(vma, VM_MAYEXEC);
 	vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
-	return io_remap_pfn_range(vma, vma->vm_start, PHYS_PFN(dev->doorbell_page), PAGE_SIZE,
+	return io_remap_pfn_range(vma, vma->vm_start, PHYS_PFN(dev->doorbell.page), PAGE_SIZE,
 				  vma->vm_page_prot);
 }
 
@@ -135,7 +135,7 @@ static const struct file_operations cdev_fops = {
  * @dev: the device
  *
  * The node is for everybody, as the system call perf_event_open(2) is: a mark is exact
- * for any program, and tells nobody anything that the program does not say itself. What
+ * for any program, and reveals nothing but what the program itself writes. What
  * may be opened is up to vpmu_permission_open(), what else takes a capability to the calls.
  *
  * Return: 0 or a negative errno.
@@ -153,7 +153,7 @@ int vpmu_cdev_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_cdev_unregister() - take /dev/vpmu away; open files of it live on
+ * vpmu_cdev_unregister() - remove /dev/vpmu; files that are open stay
  * @dev: the device
  */
 void vpmu_cdev_unregister(struct vpmu_device *dev)

@@ -26,7 +26,7 @@ MODULE_PARM_DESC(mlock_kb,
  * @charge: filled in, for vpmu_uncharge()
  * @count: how many
  *
- * Return: 0, or -EPERM where perf refuses to lock so many.
+ * Return: 0, or -EPERM where perf refuses to lock this many pages.
  */
 int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 {
@@ -54,7 +54,7 @@ int vpmu_charge(struct vpmu_charge *charge, unsigned long count)
 }
 
 /**
- * vpmu_uncharge() - take them off the account again
+ * vpmu_uncharge() - undo vpmu_charge()
  * @charge: from vpmu_charge()
  */
 void vpmu_uncharge(struct vpmu_charge *charge)

@@ -2,25 +2,25 @@
 /*
  * One kick per direction when a context is scheduled.
  *
- * Behind pmu->del() perf core marks an event as off its CPU, and a reader on another
- * CPU then takes the count that it finds, without the context's lock. So an event
- * that goes must have its answer before del returns. All that go move within one
- * hold of the context's lock: the first takes along the others, which find their
- * answers there.
+ * After pmu->del() perf core marks an event as off its CPU, and a reader on another CPU then
+ * takes the count as it is, without the context's lock. So the device must have answered for
+ * an event before del returns. All events that go out do so while the context stays locked: the
+ * first takes the others along, which find their answers there.
  *
- * Before 6.2 perf core brackets each event by itself, so nothing tells the first
- * event of a context that more follow: the first to come takes along those that are
- * expected to come.
+ * Before 6.2 perf core disables the PMU for each event by itself, so nothing tells the first
+ * event of a context that others follow: the first to come in starts those that are expected
+ * to come.
  *
- * The expectation can be wrong, as when perf core finds no place for an event. Such
- * a stray counts on the device and must not count for perf: it is stopped with the
- * next event of the context that goes, before the context can move to another CPU,
- * and what it counted is dropped.
+ * The expectation can be wrong, as when perf core finds no place for an event. Such an
+ * unexpected event counts on the device and must not count for perf: it is stopped with the
+ * next event of the context that goes out, before the context can move to another CPU, and its
+ * count of that time is dropped.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 
@@ -38,15 +38,15 @@ static bool context_expects(const struct perf_event *event, const struct perf_ev
 }
 
 /**
- * vpmu_context_enter() - an event comes; start those that will follow
- * @vcpu: this CPU's queue, within perf core's bracket of the event
+ * vpmu_context_enter() - an event comes in: start the events that are expected to follow
+ * @vcpu: this CPU's queue, whose PMU is disabled for the event
  * @event: that comes; its context's lock is held
  */
 void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry)
+	perf_core_for_each_event(other, event->ctx)
 		if (context_expects(event, other))
 			vpmu_event_start(vcpu, other);
 }
@@ -54,25 +54,25 @@ void vpmu_context_enter(struct vpmu_vcpu *vcpu, struct perf_event *event)
 /* Whether @other, which is active, goes within the same hold of the context's lock. */
 static bool context_loses(const struct perf_event *event, const struct perf_event *other)
 {
-	return vpmu_switch_is_from(event->ctx) || vpmu_class_leaves(event, other);
+	return vpmu_switch_is_from(event->ctx) || perf_core_class_leaves(event, other);
 }
 
 /**
- * vpmu_context_leave() - an event goes; stop those that go with it, and strays
- * @vcpu: this CPU's queue, within perf core's bracket of the event
+ * vpmu_context_leave() - an event goes out: stop those that go with it, and unexpected ones
+ * @vcpu: this CPU's queue, whose PMU is disabled for the event
  * @event: that goes; its context's lock is held
  */
 void vpmu_context_leave(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		struct vpmu_event *own = other->pmu_private;
 
 		if (other->pmu != event->pmu || other == event || !own->started)
 			continue;
 		if (other->state != PERF_EVENT_STATE_ACTIVE) {
-			own->stray = true;
+			own->unexpected = true;
 			own->coming = false;
 			vpmu_event_stop(vcpu, other);
 		} else if (context_loses(event, other)) {
@@ -100,10 +100,10 @@ static void context_read_group(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /*
- * Whether the answer to @event may wait for the end of the bracket: of one that was read
- * as its leader went; and of one of a CPU, where perf core takes out and in within one
- * bracket, at switches to tasks with pinned events and between cgroups, too. Those would
- * cost an exit more.
+ * Whether the answer for @event may wait until the PMU is enabled: for an event that was read
+ * as its leader went out; and for an event of a CPU, where perf core takes events out and in again
+ * with the PMU disabled all the time, also at switches to tasks with pinned events and between
+ * cgroups. An answer before would cost an exit more.
  */
 static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event *event)
 {
@@ -117,22 +117,17 @@ static bool context_waits(const struct vpmu_vcpu *vcpu, const struct perf_event 
 }
 
 /**
- * vpmu_context_part() - an event goes and is stopped; have its count before it is gone
- * @vcpu: this CPU's queue, within perf core's bracket
+ * vpmu_context_part() - an event has been stopped and goes out: get its count now
+ * @vcpu: this CPU's queue, whose PMU is disabled
  * @event: that goes; its context's lock is held
  */
 void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
-	struct perf_event_context *coming;
-
 	if (context_waits(vcpu, event))
 		return;
 	if (!VPMU_CONTEXT_IS_BRACKETED || context_loses(event, event))
 		vpmu_context_leave(vcpu, event);
 	else
 		context_read_group(vcpu, event);
-	coming = vpmu_switch_take(vcpu);
-	vpmu_vcpu_flush(vcpu);
-	if (coming)
-		vpmu_switch_taken(vcpu, coming);
+	vpmu_switch_flush(vcpu);
 }

@@ -55,10 +55,10 @@ static int control_add(struct vpmu_device *dev, struct vpmu_control_request *req
 {
 	struct scatterlist out, in, *sgs[] = { &out, &in };
 
-	lockdep_assert_held(&dev->control_lock);
+	lockdep_assert_held(&dev->control.lock);
 	sg_init_one(&out, request->out, request->out_len);
 	sg_init_one(&in, request->in, request->in_len);
-	return virtqueue_add_sgs(dev->control, sgs, 1, 1, request, GFP_ATOMIC);
+	return virtqueue_add_sgs(dev->control.vq, sgs, 1, 1, request, GFP_ATOMIC);
 }
 
 /* Adds those that wait for room to the queue; those that it refuses go to @refused. */
@@ -67,15 +67,15 @@ static void control_refill(struct vpmu_device *dev, struct list_head *refused)
 	struct vpmu_control_request *request, *next;
 	int err;
 
-	lockdep_assert_held(&dev->control_lock);
-	list_for_each_entry_safe(request, next, &dev->control_waiting, entry) {
+	lockdep_assert_held(&dev->control.lock);
+	list_for_each_entry_safe(request, next, &dev->control.waiting, entry) {
 		err = control_add(dev, request);
 		if (err == -ENOSPC)
 			break;
 		request->ret = err;
-		list_move_tail(&request->entry, err ? refused : &dev->control_sent);
+		list_move_tail(&request->entry, err ? refused : &dev->control.sent);
 	}
-	virtqueue_kick(dev->control);
+	virtqueue_kick(dev->control.vq);
 }
 
 /* Moves all that is not answered, and never will be, to @refused. */
@@ -83,9 +83,9 @@ static void control_fail(struct vpmu_device *dev, struct list_head *refused, int
 {
 	struct vpmu_control_request *request;
 
-	lockdep_assert_held(&dev->control_lock);
-	list_splice_tail_init(&dev->control_sent, refused);
-	list_splice_tail_init(&dev->control_waiting, refused);
+	lockdep_assert_held(&dev->control.lock);
+	list_splice_tail_init(&dev->control.sent, refused);
+	list_splice_tail_init(&dev->control.waiting, refused);
 	list_for_each_entry(request, refused, entry)
 		request->ret = err;
 }
@@ -112,8 +112,8 @@ void vpmu_control_callback(struct virtqueue *vq)
 	unsigned long flags;
 	unsigned int len;
 
-	spin_lock_irqsave(&dev->control_lock, flags);
-	if (dev->control_closed)
+	spin_lock_irqsave(&dev->control.lock, flags);
+	if (dev->control.closed)
 		goto unlock;
 	while ((request = virtqueue_get_buf(vq, &len))) {
 		request->ret = min_t(size_t, len, request->in_len);
@@ -121,10 +121,10 @@ void vpmu_control_callback(struct virtqueue *vq)
 	}
 	if (virtqueue_is_broken(vq))
 		control_fail(dev, &refused, -EIO);
-	else if (!list_empty(&dev->control_waiting))
+	else if (!list_empty(&dev->control.waiting))
 		control_refill(dev, &refused);
 unlock:
-	spin_unlock_irqrestore(&dev->control_lock, flags);
+	spin_unlock_irqrestore(&dev->control.lock, flags);
 	control_answer(&answered);
 	control_answer(&refused);
 }
@@ -141,29 +141,29 @@ void vpmu_control_post(struct vpmu_device *dev, struct vpmu_control_request *req
 	LIST_HEAD(refused);
 	unsigned long flags;
 
-	spin_lock_irqsave(&dev->control_lock, flags);
-	list_add_tail(&request->entry, &dev->control_waiting);
-	if (dev->control_closed)
-		control_fail(dev, &refused, dev->control_closed);
+	spin_lock_irqsave(&dev->control.lock, flags);
+	list_add_tail(&request->entry, &dev->control.waiting);
+	if (dev->control.closed)
+		control_fail(dev, &refused, dev->control.closed);
 	else
 		control_refill(dev, &refused);
-	spin_unlock_irqrestore(&dev->control_lock, flags);
+	spin_unlock_irqrestore(&dev->control.lock, flags);
 	control_answer(&refused);
 }
 
 /**
- * vpmu_control_open_queue() - requests go to the queue from now on
+ * vpmu_control_open_queue() - start sending requests to a new queue
  * @dev: the device, with a new queue
  */
 void vpmu_control_open_queue(struct vpmu_device *dev)
 {
-	spin_lock_irq(&dev->control_lock);
-	dev->control_closed = 0;
-	spin_unlock_irq(&dev->control_lock);
+	spin_lock_irq(&dev->control.lock);
+	dev->control.closed = 0;
+	spin_unlock_irq(&dev->control.lock);
 }
 
 /**
- * vpmu_control_close_queue() - the device was reset and answers no request any more
+ * vpmu_control_close_queue() - fail all requests, after the device was reset
  * @dev: the device
  * @err: how requests fail from now on, those that wait included: a negative errno
  *
@@ -173,10 +173,10 @@ void vpmu_control_close_queue(struct vpmu_device *dev, int err)
 {
 	LIST_HEAD(refused);
 
-	spin_lock_irq(&dev->control_lock);
-	dev->control_closed = err;
+	spin_lock_irq(&dev->control.lock);
+	dev->control.closed = err;
 	control_fail(dev, &refused, err);
-	spin_unlock_irq(&dev->control_lock);
+	spin_unlock_irq(&dev->control.lock);
 	control_answer(&refused);
 }
 
@@ -246,7 +246,7 @@ int vpmu_control_send(struct vpmu_device *dev, void *request, size_t request_len
  * @dev: the device
  * @request: the request, from kmalloc
  * @len: bytes of it
- * @value: the reply's, on success; NULL where it has none
+ * @value: filled in with the reply's value, on success; NULL if it has none
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -268,12 +268,12 @@ int vpmu_control_call(struct vpmu_device *dev, void *request, size_t len, u32 *v
 }
 
 /**
- * vpmu_control_event() - a request that is no more than its header
+ * vpmu_control_event() - send a request that consists of its header
  * @dev: the device
  * @op: VPMU_CONTROL_*
  * @id: the event's
  *
- * A device that was reset has closed and unmapped everything, and writes there no more.
+ * A device that was reset has closed and unmapped everything.
  *
  * Return: 0 or a negative errno, the device's own included.
  */
@@ -291,7 +291,7 @@ int vpmu_control_event(struct vpmu_device *dev, u32 op, u64 id)
 	header->event = cpu_to_le64(id);
 	ret = vpmu_control_call(dev, header, sizeof(*header), NULL);
 	kfree(header);
-	return ret && ends && READ_ONCE(dev->control_closed) ? 0 : ret;
+	return ret && ends && READ_ONCE(dev->control.closed) ? 0 : ret;
 }
 
 /* The result of a request to open: 0 or a negative errno. */
@@ -397,7 +397,7 @@ int vpmu_control_close(struct vpmu_device *dev, u64 id)
  * @id: the event's
  *
  * A task that slept for each of its events would have the others switched out and in
- * each time. What is asked of the device later finds the event closed.
+ * each time. Later requests find the event closed.
  */
 void vpmu_control_close_later(struct vpmu_device *dev, struct vpmu_control_close *close, u64 id)
 {
@@ -455,7 +455,7 @@ int vpmu_control_map(struct vpmu_device *dev, u64 id, struct page **pages, u32 c
 }
 
 /**
- * vpmu_control_map_aux() - give a ring its AUX area, or a trace one that is driven
+ * vpmu_control_map_aux() - give a ring its AUX area, or a trace an area with VPMU_MAP_DRIVEN
  * @dev: the device
  * @id: of the event that the ring was mapped with; with VPMU_MAP_DRIVEN of the trace
  * @pages: of the area
@@ -472,7 +472,7 @@ int vpmu_control_map_aux(struct vpmu_device *dev, u64 id, struct page **pages, u
 }
 
 /**
- * vpmu_control_unmap_aux() - take the area away
+ * vpmu_control_unmap_aux() - take an AUX area back
  * @dev: the device
  * @id: as for vpmu_control_map_aux()
  *
@@ -485,7 +485,7 @@ int vpmu_control_unmap_aux(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_control_unmap() - take an event's ring away
+ * vpmu_control_unmap() - take an event's ring back
  * @dev: the device
  * @id: the event's
  *
@@ -572,10 +572,10 @@ int vpmu_control_wakeup(struct vpmu_device *dev, u64 id, const struct vpmu_wakeu
 }
 
 /**
- * vpmu_control_task_page() - say where a vCPU's task page lies
+ * vpmu_control_task_page() - give the device a vCPU's task page
  * @dev: the device
  * @vcpu: whose
- * @address: of the page, zero for none
+ * @address: the page's, zero for none
  *
  * Return: 0 or a negative errno.
  */

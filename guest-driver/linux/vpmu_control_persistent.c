@@ -10,7 +10,7 @@
 #include "vpmu.h"
 
 /**
- * vpmu_control_detach() - let an event live on without a descriptor
+ * vpmu_control_detach() - make an event persistent
  * @dev: the device
  * @id: the event's
  * @name: VPMU_PERSISTENT_NAME bytes padded with zeros; all zero: the device names it
@@ -34,7 +34,7 @@ int vpmu_control_detach(struct vpmu_device *dev, u64 id, const char *name)
 }
 
 /**
- * vpmu_control_attach() - let it do so no longer
+ * vpmu_control_attach() - end the persistence of an event
  * @dev: the device
  * @id: the event's
  *
@@ -72,7 +72,7 @@ int vpmu_control_map_window(struct vpmu_device *dev, u64 id, u32 count, u32 flag
 	return ret;
 }
 
-/* Events that the device says there are, each with a higher id than the one before it. */
+/* Whether the ids of a list of the device's ascend. */
 static bool persistent_ascend(const struct vpmu_persistent_event *events, u32 count, u64 after)
 {
 	u32 i;

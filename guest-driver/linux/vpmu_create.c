@@ -8,28 +8,30 @@
 #include <linux/slab.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 #include "vpmu_view.h"
 
-/* Who owns it, and who finds it by the device's id. */
+/* Lets notices find an event by the device's id. */
 static int event_publish(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
 
 	if (own->file)
-		return xa_err(xa_store_irq(&dev->files, own->id, own->file, GFP_KERNEL));
+		return xa_err(xa_store_irq(&dev->lookup.files, own->id, own->file, GFP_KERNEL));
 	if (own->trace)
-		return xa_err(xa_store_irq(&dev->traces, own->id, own, GFP_KERNEL));
+		return xa_err(xa_store_irq(&dev->lookup.traces, own->id, own, GFP_KERNEL));
 	if (own->sampler && !own->event->parent)
-		return xa_err(xa_store_irq(&dev->sampled, own->id, own, GFP_KERNEL));
+		return xa_err(xa_store_irq(&dev->lookup.sampled, own->id, own, GFP_KERNEL));
 	return 0;
 }
 
 /**
- * vpmu_event_unpublish() - nobody finds an event by the device's id any more
+ * vpmu_event_unpublish() - keep notices from finding an event by the device's id
  * @own: the event
  */
 void vpmu_event_unpublish(struct vpmu_event *own)
@@ -39,11 +41,11 @@ void vpmu_event_unpublish(struct vpmu_event *own)
 	if (!own->id)
 		return;
 	if (own->file)
-		xa_erase_irq(&dev->files, own->id);
+		xa_erase_irq(&dev->lookup.files, own->id);
 	if (own->trace)
-		xa_erase_irq(&dev->traces, own->id);
+		xa_erase_irq(&dev->lookup.traces, own->id);
 	if (own->sampler && !own->event->parent)
-		xa_erase_irq(&dev->sampled, own->id);
+		xa_erase_irq(&dev->lookup.sampled, own->id);
 }
 
 static void event_withdraw(struct vpmu_event *own)
@@ -51,14 +53,14 @@ static void event_withdraw(struct vpmu_event *own)
 	struct vpmu_device *dev = own->dev;
 
 	vpmu_event_unpublish(own);
-	/* Who has found it looks at it with this held. */
-	spin_lock_irq(&dev->notice_lock);
+	/* A notice that has found the event looks at it with this lock held. */
+	spin_lock_irq(&dev->lookup.lock);
 	if (own->file)
 		list_del(&own->family);
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 }
 
-/* Only what the device has is charged. */
+/* An event is charged while the device has it. */
 static int event_charge(struct vpmu_event *own)
 {
 	int err;
@@ -138,18 +140,18 @@ static void event_request_file(struct perf_event *event, struct vpmu_file *file,
 	u64 leader = vpmu_group_leader_id(file, event->hw.target);
 	struct vpmu_event *parent;
 
-	*request = file->wanted;
+	*request = file->spec.request;
 	request->leader = cpu_to_le64(leader);
 	if (!event->parent)
 		return;
-	/* A task that did not inherit the trace has none to pause. */
+	/* A task that did not inherit the trace cannot pause it. */
 	if (!leader)
 		request->flags &= ~acts;
 	parent = event->parent->pmu_private;
 	request->parent = cpu_to_le64(parent->id);
-	request->period = cpu_to_le64(READ_ONCE(file->period));
+	request->period = cpu_to_le64(READ_ONCE(file->spec.period));
 	/* A family's samples come from one engine. */
-	request->engine = cpu_to_le32(file->engine);
+	request->engine = cpu_to_le32(file->spec.engine);
 }
 
 /* What perf core's attr asks for beyond counting. */
@@ -157,8 +159,7 @@ static void event_request_trace(const struct perf_event *event, struct vpmu_open
 {
 	struct vpmu_event *parent;
 
-	request->period = cpu_to_le64(event->attr.sample_period);
-	request->aux_watermark = cpu_to_le32(event->attr.aux_watermark);
+	vpmu_attr_request_trace(&event->attr, request);
 	if (!event->parent)
 		return;
 	parent = event->parent->pmu_private;
@@ -179,36 +180,8 @@ static void event_request_sampling(const struct perf_event *event, const struct 
 	request->engine = cpu_to_le32(parent->engine);
 }
 
-/*
- * Leaves a mode out, or the host's work. A clock of perf core's door cannot leave a mode out,
- * as the kernel's own cannot: it counts all, and makes samples of the other mode alone.
- */
-static int event_exclude(const struct perf_event *event, struct vpmu_event *own, u32 *flags)
-{
-	const struct perf_event_attr *attr = &event->attr;
-	u64 config = event->hw.config;
-
-	/* A device that counts the guest alone may be older than the flag. */
-	if (attr->exclude_hv && own->dev->info.count_mode == VPMU_COUNT_VCPU)
-		*flags |= VPMU_OPEN_EXCLUDE_HOST;
-	if (!attr->exclude_user && !attr->exclude_kernel)
-		return 0;
-	if (!own->file && !vpmu_request_excludes(own->dev, config)) {
-		if (vpmu_request_is_time(config))
-			return 0;
-		/* By this perf tells a user to ask for the right to count the kernel. */
-		if (own->unprivileged && attr->exclude_kernel)
-			return -EACCES;
-	}
-	if (attr->exclude_user)
-		*flags |= VPMU_OPEN_EXCLUDE_USER;
-	if (attr->exclude_kernel)
-		*flags |= VPMU_OPEN_EXCLUDE_KERNEL;
-	return 0;
-}
-
 /**
- * vpmu_event_request() - ask the device for an event
+ * vpmu_event_request() - make the request that opens an event
  * @own: the event
  * @request: filled in
  *
@@ -219,8 +192,6 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 	struct perf_event *event = own->event;
 	u64 config = event->hw.config;
 	struct vpmu_vcpu *vcpu;
-	u32 flags;
-	int err;
 
 	*request = (struct vpmu_open_request) {};
 	if (own->file)
@@ -233,21 +204,18 @@ int vpmu_event_request(struct vpmu_event *own, struct vpmu_open_request *request
 		request->flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
 	if (!own->file)
 		request->leader = cpu_to_le64(vpmu_sampling_leader(event));
-	flags = le32_to_cpu(request->flags);
 	request->kind = cpu_to_le32(config >> VPMU_CONFIG_KIND_SHIFT);
 	request->config = cpu_to_le64(config & (VPMU_CONFIG(1, 0) - 1));
 	if (own->task) {
 		request->context = cpu_to_le32(VPMU_CONTEXT_TASK);
-		flags |= VPMU_OPEN_ENABLED;
+		request->flags |= cpu_to_le32(VPMU_OPEN_ENABLED);
 	} else {
 		vcpu = *per_cpu_ptr(own->dev->cpu_vcpu, event->cpu);
 		if (!vcpu)
 			return -ENODEV;
 		request->context = cpu_to_le32(vcpu->index);
 	}
-	err = event_exclude(event, own, &flags);
-	request->flags = cpu_to_le32(flags);
-	return err;
+	return vpmu_attr_request_exclude(own, request);
 }
 
 /* Opens the device's event behind @event. */
@@ -268,9 +236,9 @@ static int event_open(struct perf_event *event, struct vpmu_event *own)
 	if (err)
 		goto uncharge;
 	if (own->file && !event->parent)
-		own->file->engine = engine;
+		own->file->spec.engine = engine;
 	own->engine = engine;
-	/* From the map on the device writes there, and its notices must not be lost. */
+	/* Before the map: the device writes there at once, and its notices must find the event. */
 	err = event_publish(own);
 	if (!err && own->sampler)
 		err = vpmu_sampling_map(own);
@@ -286,7 +254,7 @@ uncharge:
 }
 
 /**
- * vpmu_event_reopen() - open an event again that a reset has ended, from where it stands
+ * vpmu_event_reopen() - open an event again that a reset has ended, with its count
  * @own: the event, which is stopped
  *
  * Return: 0 or a negative errno.
@@ -308,7 +276,7 @@ int vpmu_event_reopen(struct vpmu_event *own)
 	return err;
 }
 
-/* A task that inherits an event says nothing of who opened it. */
+/* An inherited event is as privileged as its parent: another task may have opened that. */
 static bool event_is_unprivileged(const struct perf_event *event)
 {
 	const struct vpmu_event *parent;
@@ -329,7 +297,7 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 	own->event = event;
 	own->task = event->attach_state & PERF_ATTACH_TASK;
 	own->unprivileged = event_is_unprivileged(event);
-	if (event->pmu == &dev->trace_pmu) {
+	if (event->pmu == &dev->tracing.pmu) {
 		own->trace = vpmu_trace_alloc(own);
 		if (!own->trace) {
 			kfree(own);
@@ -337,14 +305,12 @@ static struct vpmu_event *event_alloc(struct vpmu_device *dev, struct perf_event
 		}
 	}
 	INIT_LIST_HEAD(&own->family);
-	if (is_sampling_event(event) && !own->trace &&
-	    event->overflow_handler != vpmu_file_overflow && vpmu_sampling_alloc(own)) {
+	own->file = vpmu_file_of(event);
+	if (own->file) {
+		vpmu_file_get(own->file);
+	} else if (is_sampling_event(event) && !own->trace && vpmu_sampling_alloc(own)) {
 		kfree(own);
 		return NULL;
-	}
-	if (event->overflow_handler == vpmu_file_overflow) {
-		own->file = event->overflow_handler_context;
-		vpmu_file_get(own->file);
 	}
 	vpmu_device_get(dev);
 	return own;
@@ -357,13 +323,13 @@ static int event_prepare(struct perf_event *event, struct vpmu_event *own)
 
 	/* Pairs with the barrier in device_drain(). */
 	smp_mb__after_atomic();
-	if (READ_ONCE(dev->lost))
-		return READ_ONCE(dev->lost);
+	if (READ_ONCE(dev->life.lost))
+		return READ_ONCE(dev->life.lost);
 	/* An heir relies on its parent's references: the parent outlives it. */
 	if (event->parent)
 		return 0;
 	if (own->task) {
-		err = vpmu_anchor_task_context(event->hw.target);
+		err = perf_core_anchor_task(event->hw.target);
 		if (err)
 			return err;
 		err = vpmu_switch_get();
@@ -389,14 +355,14 @@ static void event_miss(struct perf_event *parent)
 	struct vpmu_event *own = parent->pmu_private;
 	struct perf_event *child;
 
-	mutex_lock(&parent->child_mutex);
+	perf_core_lock_family(parent);
 	WRITE_ONCE(own->incomplete, true);
 	local_irq_disable();
 	vpmu_event_anchor(own);
-	list_for_each_entry(child, &parent->child_list, child_list)
+	perf_core_for_each_child(child, parent)
 		vpmu_event_anchor(child->pmu_private);
 	local_irq_enable();
-	mutex_unlock(&parent->child_mutex);
+	perf_core_unlock_family(parent);
 }
 
 /**
@@ -417,7 +383,7 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	/* A trace of perf core's never pauses: it takes room in turns. */
 	if (attr->config1 & ~(u64)VPMU_CONFIG1_PAUSED || attr->config2)
 		return -EINVAL;
-	if (attr->config1 && event->pmu != &dev->pmu)
+	if (attr->config1 && event->pmu != &dev->counting.pmu)
 		return -EINVAL;
 	if (event->cpu >= 0 && !cpu_possible(event->cpu))
 		return -ENODEV;
@@ -444,9 +410,9 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
 	event->pmu_private = own;
 	if (own->file) {
-		spin_lock_irq(&dev->notice_lock);
+		spin_lock_irq(&dev->lookup.lock);
 		list_add(&own->family, &own->file->family);
-		spin_unlock_irq(&dev->notice_lock);
+		spin_unlock_irq(&dev->lookup.lock);
 		if (event->parent)
 			vpmu_link_inherit(own);
 	}
@@ -454,8 +420,8 @@ int vpmu_event_create(struct vpmu_device *dev, struct perf_event *event)
 		own->file->event = event;
 		own->file->id = own->id;
 		own->file->label = own->id;
-		own->file->cpu = event->cpu;
-		own->file->task = event->hw.target;
+		own->file->place.cpu = event->cpu;
+		own->file->place.task = event->hw.target;
 	}
 	event->destroy = event_destroy;
 	vpmu_life_add(own);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Events without a perf event: commands on the CPU that they count on.
+ * Direct events: the device has them on or off by itself, without a perf event.
  *
- * perf core ends an event with whoever made it, so one that is persistent, or has been,
- * is none of perf core's: the device has it on or off by itself. It is alone in its
- * group for good.
+ * perf core ends an event with the program that made it. So an event that is or was persistent
+ * does not belong to perf core; commands for it go to the CPU that it counts on. It stays alone in
+ * its group.
  */
 #include <linux/perf_event.h>
 #include <linux/smp.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -43,18 +44,18 @@ static void direct_here(void *info)
 
 static int direct_call(struct direct_call *call)
 {
-	if (call->file->cpu < 0 ||
-	    smp_call_function_single(call->file->cpu, direct_here, call, 1))
+	if (call->file->place.cpu < 0 ||
+	    smp_call_function_single(call->file->place.cpu, direct_here, call, 1))
 		return -ENODEV;
 	return call->err;
 }
 
 /**
- * vpmu_direct_take() - take an event from perf core as it is
+ * vpmu_direct_take() - take an event from perf core, with its count and state
  * @file: its file, whose group is held; it is of a CPU and alone
  *
- * The device goes on with it. What perf core still does to its own part reaches the
- * device no more.
+ * The event continues on the device. What perf core still does to its own part does not reach the
+ * device.
  *
  * Return: that part, for perf_event_release_kernel().
  */
@@ -64,43 +65,41 @@ struct perf_event *vpmu_direct_take(struct vpmu_file *file)
 	struct vpmu_event *own = event->pmu_private;
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	raw_spin_lock_irq(&event->ctx->lock);
+	perf_core_lock_irq(event->ctx);
 	own->id = 0;
 	own->started = false;
-	own->spent = true;
-	raw_spin_unlock_irq(&event->ctx->lock);
+	own->limit_hit = true;
+	perf_core_unlock_irq(event->ctx);
 
-	file->direct = true;
-	file->inherits = false;
-	file->on_exec = false;
-	file->limited = false;
+	WRITE_ONCE(file->backend, &vpmu_direct_backend);
+	file->spec.inherit = false;
+	file->control.on_exec = false;
+	file->control.limited = false;
 	file->event = NULL;
 	return event;
 }
 
-/**
- * vpmu_direct_close() - end an event
- * @file: its file, which nobody finds any more by anything but the device's notices
- *
- * A persistent one is let go of because the driver goes: it stays on the device if it
- * can outlive a reset, and ends here otherwise.
+/*
+ * Ends an event, of which only the device's notices still find the file. A persistent event is
+ * closed because the driver goes: it stays on the device if it can outlive a reset, and ends
+ * here otherwise.
  */
-void vpmu_direct_close(struct vpmu_file *file)
+static void direct_close(struct vpmu_file *file)
 {
 	struct vpmu_device *dev = file->dev;
 
-	if (!file->persistent || !vpmu_ring_forget(file)) {
-		if (file->persistent)
+	if (!file->persist.active || !vpmu_ring_forget(file)) {
+		if (file->persist.active)
 			vpmu_control_attach(dev, file->id);
 		vpmu_ring_close(file);
 		if (!file->ended)
 			vpmu_control_close(dev, file->id);
 	}
 	/* Once it has ended, its id may be that of another file. */
-	xa_cmpxchg_irq(&dev->files, file->id, file, NULL, 0);
+	xa_cmpxchg_irq(&dev->lookup.files, file->id, file, NULL, 0);
 }
 
-/* The device tells on any CPU what an event has counted on one that is away. */
+/* Any CPU's queue can read an event of a CPU that is offline. */
 static void direct_call_anywhere(struct direct_call *call)
 {
 	get_cpu();
@@ -115,7 +114,7 @@ static int direct_read(struct vpmu_file *file)
 	struct direct_call call = { .file = file, .op = VPMU_COMMAND_READ };
 	int err;
 
-	if (READ_ONCE(file->dev->down))
+	if (READ_ONCE(file->dev->life.asleep))
 		return 0;
 	err = direct_call(&call);
 	if (err == -ENODEV) {
@@ -123,14 +122,14 @@ static int direct_read(struct vpmu_file *file)
 		err = call.err;
 	}
 	if (err) {
-		/* Without any CPU that has a queue it stands as it was. */
+		/* Without a queue of any CPU the last count stays. */
 		if (err != -ENODEV)
 			WRITE_ONCE(file->error, true);
 		return err;
 	}
 	if ((s32)le32_to_cpu(call.reply.state) == VPMU_STATE_ERROR)
 		WRITE_ONCE(file->error, true);
-	file->totals = (struct vpmu_totals) {
+	file->tally.totals = (struct vpmu_totals) {
 		.value = le64_to_cpu(call.reply.value),
 		.enabled = le64_to_cpu(call.reply.time_enabled),
 		.running = le64_to_cpu(call.reply.time_running),
@@ -139,38 +138,48 @@ static int direct_read(struct vpmu_file *file)
 	return 0;
 }
 
-/**
- * vpmu_direct_call() - a command for an event
- * @file: its file
- * @op: VPMU_COMMAND_*
- * @value: of the command
- *
- * Return: 0; -ENODEV while its CPU is away; or another negative errno, the device's own
- * included.
- */
-int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value)
+/* Returns -ENODEV while the CPU of the event is away. */
+static int direct_command(struct vpmu_file *file, u32 op, u64 value)
 {
 	struct direct_call call = { .file = file, .op = op, .value = value };
 
 	return direct_call(&call);
 }
 
-/**
- * vpmu_direct_group() - what vpmu_call_group() does, for an event that is a group alone
- * @file: its file, whose group is held
- * @op: as there
- *
- * Return: as there.
- */
-int vpmu_direct_group(struct vpmu_file *file, u32 op)
+/* Such an event is alone in its group. */
+static int direct_group(struct vpmu_file *file, struct vpmu_file *only, u32 op)
 {
 	switch (op) {
 	case 0:
-		return vpmu_direct_call(file, READ_ONCE(file->enabled) ? VPMU_COMMAND_ENABLE :
-									 VPMU_COMMAND_DISABLE, 0);
+		op = READ_ONCE(file->control.enabled) ? VPMU_COMMAND_ENABLE : VPMU_COMMAND_DISABLE;
+		return direct_command(file, op, 0);
 	case VPMU_COMMAND_READ:
 		return direct_read(file);
 	default:
-		return vpmu_direct_call(file, op, 0);
+		return direct_command(file, op, 0);
 	}
 }
+
+static int direct_refresh(struct vpmu_file *file, u32 overflows)
+{
+	return direct_command(file, VPMU_COMMAND_REFRESH, overflows);
+}
+
+static int direct_period(struct vpmu_file *file, u64 period)
+{
+	return direct_command(file, VPMU_COMMAND_PERIOD, period);
+}
+
+static bool direct_has_error(const struct vpmu_file *file)
+{
+	return false;
+}
+
+/* An event that the device has on or off by itself. */
+const struct vpmu_backend vpmu_direct_backend = {
+	.group		= direct_group,
+	.refresh	= direct_refresh,
+	.period		= direct_period,
+	.has_error	= direct_has_error,
+	.close		= direct_close,
+};

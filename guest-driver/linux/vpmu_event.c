@@ -2,19 +2,20 @@
 /*
  * One event between perf core and the device: what goes out, and what comes back.
  *
- * The device keeps the count; what is new in it is added to perf's.
+ * The device keeps the count; the driver adds the growth to perf's.
  */
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
 #include <linux/preempt.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_replay.h"
 #include "vpmu_view.h"
 
-/* struct vpmu_event::owed: all running time there is and will be. */
+/* struct vpmu_event::unpaid_ns: all running time there is and will be. */
 #define OWED_ALL	U64_MAX
 
 /* PERF_EVENT_IOC_PERIOD stops and starts an event that is active. */
@@ -29,7 +30,7 @@ static void event_start_sampling(struct vpmu_vcpu *vcpu, struct perf_event *even
 }
 
 /**
- * vpmu_event_start() - let the device count an event, unless its file has it off
+ * vpmu_event_start() - start counting an event, unless its file has it off
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
@@ -39,10 +40,10 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
 
-	/* Stopped in this bracket: only the answer says whether it may be started. */
-	if (own->parting)
+	/* Stopped while the PMU is disabled: only the answer says whether it may be started. */
+	if (own->stopping)
 		vpmu_vcpu_flush(vcpu);
-	if (own->started || own->spent || !own->id || READ_ONCE(own->dev->down) ||
+	if (own->started || own->limit_hit || !own->id || READ_ONCE(own->dev->life.asleep) ||
 	    !vpmu_group_allows(event))
 		return false;
 	own->started = true;
@@ -53,7 +54,7 @@ bool vpmu_event_start(struct vpmu_vcpu *vcpu, struct perf_event *event)
 }
 
 /**
- * vpmu_event_stop() - let it no longer
+ * vpmu_event_stop() - stop counting an event
  * @vcpu: this CPU's queue
  * @event: the event; its context's lock is held
  *
@@ -66,9 +67,9 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 	if (!own->started)
 		return false;
 	own->started = false;
-	/* The answer to OUT tells whether it is spent; that to DISABLE is "off" anyway. */
-	if (!own->task && own->file && own->file->limited) {
-		own->parting = true;
+	/* The answer to OUT tells whether the limit is hit; that to DISABLE is "off" anyway. */
+	if (!own->task && own->file && own->file->control.limited) {
+		own->stopping = true;
 		vpmu_vcpu_append(vcpu, event, VPMU_COMMAND_READ, 0);
 	}
 	vpmu_vcpu_append(vcpu, event, own->task ? VPMU_COMMAND_OUT : VPMU_COMMAND_DISABLE, 0);
@@ -78,16 +79,6 @@ bool vpmu_event_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 static bool is_stop(u32 op)
 {
 	return op == VPMU_COMMAND_OUT || op == VPMU_COMMAND_DISABLE;
-}
-
-/* The clock by which perf core adds up the times of @event. */
-static u64 event_time(const struct perf_event *event)
-{
-#ifdef CONFIG_CGROUP_PERF
-	if (event->cgrp)
-		return per_cpu_ptr(event->cgrp->info, event->cpu)->time;
-#endif
-	return event->ctx->time;
 }
 
 /*
@@ -101,29 +92,25 @@ static u64 event_time(const struct perf_event *event)
 static void event_settle(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 bool never)
 {
-	u64 room, fresh = 0;
+	u64 room, taken, fresh = 0;
 
-	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE) {
-		fresh = event_time(event) - event->tstamp;
-		event->tstamp += fresh;
-		event->total_time_enabled += fresh;
-	}
-	room = event->total_time_running + fresh;
-	if (!never)
-		room = min(own->owed, room);
-	event->total_time_running += fresh - room;
-	if (own->owed != OWED_ALL)
-		own->owed -= min(own->owed, room);
+	if (is_stop(op) && event->state == PERF_EVENT_STATE_ACTIVE)
+		fresh = perf_core_add_up(event);
+	room = perf_core_running(event) + fresh;
+	taken = never ? room : min(own->unpaid_ns, room);
+	perf_core_set_running(event, room - taken);
+	if (own->unpaid_ns != OWED_ALL)
+		own->unpaid_ns -= min(own->unpaid_ns, taken);
 }
 
 /* Of @time more the event did not count. */
 static void event_owe(struct vpmu_event *own, u64 time)
 {
-	if (check_add_overflow(own->owed, time, &own->owed))
-		own->owed = OWED_ALL;
+	if (check_add_overflow(own->unpaid_ns, time, &own->unpaid_ns))
+		own->unpaid_ns = OWED_ALL;
 }
 
-/* What the device told since it last did, given to whose event it is. */
+/* Adds what is new in the device's answer to perf's event, or to the file's tally. */
 static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 op,
 			 u64 count, u64 enabled, u64 running)
 {
@@ -133,20 +120,20 @@ static void event_credit(struct perf_event *event, struct vpmu_event *own, u32 o
 	else
 		local64_add(count, &event->count);
 	if (own->file) {
-		atomic64_add(enabled, &own->file->enabled_ns);
-		atomic64_add(running, &own->file->running_ns);
+		atomic64_add(enabled, &own->file->tally.enabled_ns);
+		atomic64_add(running, &own->file->tally.running_ns);
 		return;
 	}
 	if (enabled > running)
 		event_owe(own, enabled - running);
-	if (own->owed)
+	if (own->unpaid_ns)
 		event_settle(event, own, op, !running && !own->running_ns &&
 			     !local64_read(&event->count));
 	perf_event_update_userpage(event);
 }
 
 /**
- * vpmu_event_idle() - perf core must not find that an event ran which the device has not
+ * vpmu_event_idle() - take the running time off an event that the device does not have
  * @event: the event; its context's lock is held
  * @stops: perf core takes it out now
  *
@@ -159,13 +146,13 @@ void vpmu_event_idle(struct perf_event *event, bool stops)
 
 	if (own->id || own->view)
 		return;
-	own->owed = OWED_ALL;
+	own->unpaid_ns = OWED_ALL;
 	event_settle(event, own, stops ? VPMU_COMMAND_OUT : VPMU_COMMAND_READ, false);
 }
 
 /*
  * The device has lost the event, and nobody can tell since when the count falls
- * short. A file's reader is told by the end of file. perf core has no such state
+ * short. A file's reader gets the end of file. perf core has no such state
  * that could be set from here: there the event has never run, and perf shows it as
  * not counted, or its inherited part as missing, instead of a count too small.
  */
@@ -176,7 +163,7 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
 		WRITE_ONCE(own->file->error, true);
 		return;
 	}
-	own->owed = OWED_ALL;
+	own->unpaid_ns = OWED_ALL;
 	event_settle(event, own, op, false);
 	perf_event_update_userpage(event);
 }
@@ -188,9 +175,9 @@ static void event_lost(struct perf_event *event, struct vpmu_event *own, u32 op)
  */
 static bool event_is_spent(const struct vpmu_event *own, u32 op, s32 state)
 {
-	if (state != VPMU_STATE_OFF || !own->file || !own->file->limited)
+	if (state != VPMU_STATE_OFF || !own->file || !own->file->control.limited)
 		return false;
-	return own->task || (op == VPMU_COMMAND_READ && (own->started || own->parting));
+	return own->task || (op == VPMU_COMMAND_READ && (own->started || own->stopping));
 }
 
 /*
@@ -218,7 +205,7 @@ static bool event_is_anchored(const struct vpmu_event *own)
 }
 
 /**
- * vpmu_event_pin() - an event comes into its context
+ * vpmu_event_pin() - pin the context of an event that comes in
  * @event: the event; perf core holds the context's lock, which protects the count
  */
 void vpmu_event_pin(struct perf_event *event)
@@ -228,29 +215,29 @@ void vpmu_event_pin(struct perf_event *event)
 	if (!own->task || own->pinned || !(event_names_task(own) || event_is_anchored(own)))
 		return;
 	own->pinned = true;
-	event->ctx->pin_count++;
+	perf_core_pin(event);
 }
 
 /**
- * vpmu_event_anchor() - an event is anchored: should it be in its context, it is pinned now
+ * vpmu_event_anchor() - pin the context of an event that is anchored, if the event is in
  * @own: the event, which stays meanwhile; interrupts are off
  */
 void vpmu_event_anchor(struct vpmu_event *own)
 {
-	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
+	struct perf_event_context *ctx = perf_core_context(own->event);
 
 	/* One that is being made, or comes later, finds its file anchored. */
 	if (!ctx)
 		return;
-	raw_spin_lock(&ctx->lock);
+	perf_core_lock(ctx);
 	if (own->event->state == PERF_EVENT_STATE_ACTIVE)
 		vpmu_event_pin(own->event);
-	raw_spin_unlock(&ctx->lock);
+	perf_core_unlock(ctx);
 }
 
 /**
- * vpmu_event_unpin() - and leaves it
- * @event: the event, likewise
+ * vpmu_event_unpin() - unpin the context of an event that goes out
+ * @event: the event; its context is locked
  */
 void vpmu_event_unpin(struct perf_event *event)
 {
@@ -259,25 +246,32 @@ void vpmu_event_unpin(struct perf_event *event)
 	if (!own->pinned)
 		return;
 	own->pinned = false;
-	event->ctx->pin_count--;
+	perf_core_unpin(event);
+}
+
+static void event_forget(struct vpmu_event *own)
+{
+	event_lost(own->event, own, 0);
+	WRITE_ONCE(own->id, 0);
 }
 
 /**
- * vpmu_event_lose() - the device has the event no more
+ * vpmu_event_lose() - the device has lost an event, or was reset
  * @own: the event, which stays meanwhile
  */
 void vpmu_event_lose(struct vpmu_event *own)
 {
-	struct perf_event_context *ctx = READ_ONCE(own->event->ctx);
+	struct perf_event_context *ctx = perf_core_context(own->event);
 
 	vpmu_event_unpublish(own);
-	/* An event that is being made has no context yet. */
-	if (ctx)
-		raw_spin_lock_irq(&ctx->lock);
-	event_lost(own->event, own, 0);
-	WRITE_ONCE(own->id, 0);
-	if (ctx)
-		raw_spin_unlock_irq(&ctx->lock);
+	/* An event that is being made has no context yet, and nobody else looks at it. */
+	if (!ctx) {
+		event_forget(own);
+		return;
+	}
+	perf_core_lock_irq(ctx);
+	event_forget(own);
+	perf_core_unlock_irq(ctx);
 }
 
 /**
@@ -289,8 +283,8 @@ void vpmu_event_read(struct perf_event *event)
 	struct vpmu_event *own = event->pmu_private;
 	struct vpmu_vcpu *vcpu;
 
-	/* A queue's lock must not be taken from an NMI; the last count stands then. */
-	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->down))
+	/* A queue's lock must not be taken from an NMI; the last count stays then. */
+	if (in_nmi() || event->hw.state & PERF_HES_STOPPED || READ_ONCE(own->dev->life.asleep))
 		return;
 	if (own->view) {
 		vpmu_view_read(own->view);
@@ -318,7 +312,7 @@ static bool event_survives(u32 op)
 }
 
 /**
- * vpmu_event_answer() - the device has answered a command
+ * vpmu_event_answer() - handle the device's answer to a command
  * @event: for this event
  * @op: to this command
  * @reply: with this, or NULL when the queue failed
@@ -336,7 +330,7 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	err = reply ? -(int)le32_to_cpu(reply->status) : -EIO;
 	if (op == VPMU_COMMAND_FLUSH)
 		own->flushed = err;
-	/* It may have been started again within the same bracket. */
+	/* It may have been started again while the PMU is disabled. */
 	if (own->sampler && is_stop(op) && !own->started)
 		vpmu_sampling_stop(own);
 	if (err) {
@@ -348,12 +342,12 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	if (state == VPMU_STATE_ERROR)
 		event_lost(event, own, op);
 	if (event_is_spent(own, op, state))
-		own->spent = true;
+		own->limit_hit = true;
 
 	count = le64_to_cpu(reply->value);
 	enabled = le64_to_cpu(reply->time_enabled);
 	running = le64_to_cpu(reply->time_running);
-	if (!own->stray)
+	if (!own->unexpected)
 		event_credit(event, own, op, count - own->count, enabled - own->enabled_ns,
 			     running - own->running_ns);
 	own->count = count;
@@ -361,12 +355,12 @@ void vpmu_event_answer(struct perf_event *event, u32 op, const struct vpmu_reply
 	own->running_ns = running;
 	lost = le64_to_cpu(reply->lost);
 	if (own->file)
-		atomic64_add(lost - own->lost, &own->file->lost);
+		atomic64_add(lost - own->lost, &own->file->tally.lost);
 	else
-		atomic64_add(lost - own->lost, &event->lost_samples);
+		perf_core_add_lost(event, lost - own->lost);
 	own->lost = lost;
 	if (is_stop(op)) {
-		own->stray = false;
-		own->parting = false;
+		own->unexpected = false;
+		own->stopping = false;
 	}
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Events of either door, as perf core schedules them.
+ * Events by either door, as perf core schedules them.
  */
 #ifndef _VPMU_EVENT_H
 #define _VPMU_EVENT_H
@@ -22,42 +22,45 @@ struct vpmu_vcpu;
 struct vpmu_view;
 
 /**
- * struct vpmu_event - our part of a perf event (perf_event::pmu_private)
- * @dev: of which device
- * @event: perf's part
- * @id: the device's; zero for an inherited event that the device had no room for
- * @task: it is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
- * @started: the device has been told that it counts
- * @coming: started early, for a task that is being switched in; see vpmu_switch.c
- * @stray: it should not have; what it counted meanwhile is not perf's
- * @spent: its refreshes are used up, by which the device has it off
- * @parting: it is being stopped, and a READ goes before to learn whether it is spent
- * @count: as the device last told
- * @enabled_ns: time enabled, as the device last told
- * @running_ns: time running, likewise
- * @lost: overflows without a record, likewise
- * @owed: nanoseconds not counted that perf core's running time still has to lose;
- *        U64_MAX once the device has lost the event: all
- * @file: the door that it came through, NULL for perf core's
- * @family: in @file->family
- * @turn: the last call that has reached it, see vpmu_call_group()
- * @incomplete: a task has inherited it that the device had no room for
+ * struct vpmu_event - the driver's part of a perf event (perf_event::pmu_private)
+ * @dev: the device
+ * @event: perf core's part
+ * @id: the device's id; zero for an inherited event that the device had no room for
+ * @task: the event is scheduled in and out (IN, OUT), not switched (ENABLE, DISABLE)
+ * @started: the device has the command to count it
+ * @coming: it was started early, for a task that is being switched in; see vpmu_switch.c
+ * @unexpected: it should not have been started; what it counts meanwhile is not perf core's
+ * @limit_hit: its refreshes are used up, and the device has it off
+ * @stopping: it is being stopped, and a READ goes first to learn whether its refreshes are used up
+ * @count: the device's last count
+ * @enabled_ns: the device's last time enabled
+ * @running_ns: the device's last time running
+ * @lost: the device's last number of overflows without a record
+ * @unpaid_ns: time not counted that is still to be taken off perf core's running time; U64_MAX
+ *             once the device has lost the event: all time
+ * @file: the event of /dev/vpmu; NULL for an event through perf core
+ * @family: in vpmu_file::family
+ * @call_seq: the last call that has reached it, see vpmu_call_group()
+ * @incomplete: a task has inherited it, and the device had no room for that
  * @pinned: it keeps perf core from swapping its context
- * @flushed: how its last VPMU_COMMAND_FLUSH went
- * @trace: of perf core's traces: what it writes to
- * @sampler: of perf core's sampling events: the ring that is replayed, its parent's if it has one
- * @sampling: among those active on a vCPU, or just stopped there
- * @period: as the device has it
+ * @flushed: the result of its last VPMU_COMMAND_FLUSH
+ * @trace: a trace through perf core: the area that it writes to
+ * @sampler: a sampling event through perf core: the ring that is replayed, its parent's if it
+ *           has one
+ * @sampling: in the list of events that are active on a vCPU, or were just stopped there
+ * @period: the device's period
  * @freq: @period is a frequency
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up, and it was not started since
- * @engine: who makes its samples, VPMU_ENGINE_*
+ * @engine: the engine that makes its samples, VPMU_ENGINE_*
  * @view: it is persistent: perf core's part only reads it, and @id is zero
- * @tracks: of these: holds a reference on vpmu_task
- * @switches: holds a reference on vpmu_switch
- * @unprivileged: opened without CAP_PERFMON, or inherited from such an event
- * @charged: by vpmu_permission_charge()
- * @entry: in vpmu_device::events
+ * @tracks: it holds a reference on vpmu_task
+ * @switches: it holds a reference on vpmu_switch
+ * @unprivileged: it was opened without CAP_PERFMON, or inherited from such an event
+ * @charged: vpmu_permission_charge() has charged it
+ * @entry: in vpmu_life::events
  * @close: the last request about it
+ *
+ * The lock of the event's context protects what is scheduled and counted.
  */
 struct vpmu_event {
 	struct vpmu_device *dev;
@@ -66,17 +69,17 @@ struct vpmu_event {
 	bool task;
 	bool started;
 	bool coming;
-	bool stray;
-	bool spent;
-	bool parting;
+	bool unexpected;
+	bool limit_hit;
+	bool stopping;
 	u64 count;
 	u64 enabled_ns;
 	u64 running_ns;
 	u64 lost;
-	u64 owed;
+	u64 unpaid_ns;
 	struct vpmu_file *file;
 	struct list_head family;
-	u64 turn;
+	u64 call_seq;
 	bool incomplete;
 	bool pinned;
 	int flushed;
@@ -127,11 +130,9 @@ void vpmu_context_part(struct vpmu_vcpu *vcpu, struct perf_event *event);
 
 /* vpmu_switch.c */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx);
-struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu);
-void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx);
+void vpmu_switch_flush(struct vpmu_vcpu *vcpu);
 
 /* vpmu_sampling.c */
-int vpmu_sampling_check(const struct perf_event *event);
 int vpmu_sampling_alloc(struct vpmu_event *own);
 void vpmu_sampling_free(struct vpmu_event *own);
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request);

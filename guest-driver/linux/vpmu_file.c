@@ -15,7 +15,9 @@
 #include <linux/string.h>
 #include <linux/uaccess.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
@@ -33,16 +35,27 @@ void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 {
 }
 
+/**
+ * vpmu_file_of() - the file of a perf event
+ * @event: the event
+ *
+ * Return: the file that VPMU_IOC_OPEN made the event for, or NULL.
+ */
+struct vpmu_file *vpmu_file_of(const struct perf_event *event)
+{
+	return perf_core_handler_context(event, vpmu_file_overflow);
+}
+
 static void file_gone(struct irq_work *work)
 {
-	vpmu_output_gone(container_of(work, struct vpmu_file, gone));
+	vpmu_output_gone(container_of(work, struct vpmu_file, waiters.gone));
 }
 
 /**
- * vpmu_file_alloc() - state for a new file
+ * vpmu_file_alloc() - allocate a file
  * @dev: the device
  *
- * Return: it, with one reference, or NULL.
+ * Return: the file, with one reference, or NULL.
  */
 struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 {
@@ -51,24 +64,25 @@ struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev)
 	if (!file)
 		return NULL;
 	kref_init(&file->ref);
-	mutex_init(&file->group_lock);
+	mutex_init(&file->group.lock);
 	INIT_LIST_HEAD(&file->family);
-	INIT_LIST_HEAD(&file->members);
-	INIT_LIST_HEAD(&file->member);
-	INIT_LIST_HEAD(&file->writer);
-	INIT_LIST_HEAD(&file->persist);
-	address_space_init_once(&file->mapping);
-	file->mapping.a_ops = &empty_aops;
-	init_waitqueue_head(&file->waitq);
-	init_irq_work(&file->gone, file_gone);
+	INIT_LIST_HEAD(&file->group.members);
+	INIT_LIST_HEAD(&file->group.entry);
+	INIT_LIST_HEAD(&file->output.entry);
+	INIT_LIST_HEAD(&file->persist.entry);
+	address_space_init_once(&file->output.mapping);
+	file->output.mapping.a_ops = &empty_aops;
+	init_waitqueue_head(&file->waiters.queue);
+	init_irq_work(&file->waiters.gone, file_gone);
 	vpmu_link_init(&file->links);
 	vpmu_device_get(dev);
 	file->dev = dev;
+	file->backend = &vpmu_perf_backend;
 	return file;
 }
 
 /**
- * vpmu_file_get() - keep a file's state
+ * vpmu_file_get() - get a reference on a file
  * @file: the file
  */
 void vpmu_file_get(struct vpmu_file *file)
@@ -81,18 +95,18 @@ static void file_free(struct kref *ref)
 	struct vpmu_file *file = container_of(ref, struct vpmu_file, ref);
 	struct vpmu_device *dev = file->dev;
 
-	irq_work_sync(&file->gone);
+	irq_work_sync(&file->waiters.gone);
 	if (file->tracks)
 		vpmu_task_put(dev);
-	/* This goes no deeper: what has been a leader has none. */
-	if (file->leader)
-		vpmu_file_put(file->leader);
+	/* This does not recurse further: a leader has no leader. */
+	if (file->group.leader)
+		vpmu_file_put(file->group.leader);
 	kfree_rcu(file, rcu);
 	vpmu_device_put(dev);
 }
 
 /**
- * vpmu_file_put() - let it go
+ * vpmu_file_put() - put a reference on a file
  * @file: the file
  */
 void vpmu_file_put(struct vpmu_file *file)
@@ -101,7 +115,7 @@ void vpmu_file_put(struct vpmu_file *file)
 }
 
 /**
- * vpmu_file_shares_context() - whether two open events may write to one ring, as perf has it
+ * vpmu_file_shares_context() - whether perf allows two open events one ring
  * @file: the one
  * @other: the other
  *
@@ -109,12 +123,12 @@ void vpmu_file_put(struct vpmu_file *file)
  */
 bool vpmu_file_shares_context(const struct vpmu_file *file, const struct vpmu_file *other)
 {
-	return file->dev == other->dev && file->cpu == other->cpu &&
-	       (file->cpu != -1 || file->task == other->task);
+	return file->dev == other->dev && file->place.cpu == other->place.cpu &&
+	       (file->place.cpu != -1 || file->place.task == other->place.task);
 }
 
 /**
- * vpmu_file_fget() - an open event by its descriptor
+ * vpmu_file_fget() - find an open event by its descriptor
  * @fd: the descriptor
  *
  * Return: the file, for fput(); or an ERR_PTR of -EBADF if it is none of ours.
@@ -131,7 +145,7 @@ struct file *vpmu_file_fget(int fd)
 }
 
 /**
- * vpmu_file_open() - a descriptor's part of an event
+ * vpmu_file_open() - make the open file of a descriptor
  * @file: its file, with a handle that is this one's on success
  *
  * Return: it, or an ERR_PTR.
@@ -142,11 +156,11 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 
 	if (IS_ERR(filp))
 		return filp;
-	/* Nothing is read by position: f_pos is the wakeup that was told last. */
+	/* read() has no position: f_pos is the wakeup that poll() has reported last. */
 	stream_open(file_inode(filp), filp);
 	/* By which its maps are found, among those of all descriptors there are. */
-	file->mapping.host = file_inode(filp);
-	filp->f_mapping = &file->mapping;
+	file->output.mapping.host = file_inode(filp);
+	filp->f_mapping = &file->output.mapping;
 	return filp;
 }
 
@@ -157,13 +171,7 @@ struct file *vpmu_file_open(struct vpmu_file *file)
 void vpmu_file_close(struct vpmu_file *file)
 {
 	vpmu_group_leave(file);
-	if (file->direct) {
-		vpmu_direct_close(file);
-	} else {
-		/* No notice reaches its event any more when that goes. */
-		vpmu_ring_close(file);
-		perf_event_release_kernel(file->event);
-	}
+	file->backend->close(file);
 	vpmu_link_close(file);
 	vpmu_file_put(file);
 }
@@ -179,7 +187,7 @@ static ssize_t file_read(struct file *filp, char __user *buf, size_t count, loff
 	ssize_t size;
 	u64 *values;
 
-	/* End of file says that the event is in error, as perf's own do. */
+	/* End of file means an event in error, as for perf's own. */
 	size = vpmu_read(filp->private_data, &values, count);
 	if (size > 0 && copy_to_user(buf, values, size))
 		size = -EFAULT;
@@ -191,32 +199,21 @@ static bool file_has_children(struct perf_event *event)
 {
 	bool has;
 
-	mutex_lock(&event->child_mutex);
-	has = !list_empty(&event->child_list);
-	mutex_unlock(&event->child_mutex);
+	perf_core_lock_family(event);
+	has = perf_core_has_children(event);
+	perf_core_unlock_family(event);
 	return has;
-}
-
-/*
- * Whether the task has ended. perf core takes the events of one that ends off the CPU,
- * marks their context, and changes their state some time later.
- */
-static bool file_task_ended(struct perf_event *event)
-{
-	void *const tombstone = (void *)-1L;
-
-	return READ_ONCE(event->state) <= PERF_EVENT_STATE_EXIT ||
-	       READ_ONCE(event->ctx->task) == tombstone;
 }
 
 static __poll_t file_poll(struct file *filp, poll_table *wait)
 {
 	struct vpmu_file *file = filp->private_data;
 
-	poll_wait(filp, &file->waitq, wait);
+	poll_wait(filp, &file->waiters.queue, wait);
 	if (READ_ONCE(file->error))
 		return EPOLLHUP | EPOLLERR;
-	if (file->task && file_task_ended(file->event) && !file_has_children(file->event))
+	if (file->place.task && perf_core_task_ended(file->event) &&
+	    !file_has_children(file->event))
 		return EPOLLHUP;
 	return vpmu_output_poll(file, &filp->f_pos);
 }
@@ -228,16 +225,16 @@ static int file_fasync(int fd, struct file *filp, int on)
 	int ret;
 
 	inode_lock(inode);
-	ret = fasync_helper(fd, filp, on, &file->fasync);
+	ret = fasync_helper(fd, filp, on, &file->waiters.fasync);
 	inode_unlock(inode);
 	return ret < 0 ? ret : 0;
 }
 
 static long file_refresh(struct vpmu_file *file, int overflows)
 {
-	if (!file->period || file->inherits || overflows < 0)
+	if (!file->spec.period || file->spec.inherit || overflows < 0)
 		return -EINVAL;
-	/* As perf has it: no more than what is left, and for ever if nothing is. */
+	/* As in perf: up to the overflows that are left, and without a limit if none is. */
 	if (!overflows)
 		return vpmu_group_switch(file, false, true);
 	return vpmu_group_refresh(file, overflows);
@@ -249,9 +246,9 @@ static long file_period(struct vpmu_file *file, u64 __user *arg)
 
 	if (copy_from_user(&period, arg, sizeof(period)))
 		return -EFAULT;
-	if (!file->period || !period)
+	if (!file->spec.period || !period)
 		return -EINVAL;
-	if (file->freq ? period > file->dev->info.max_sample_rate : period >> 63)
+	if (file->spec.freq ? period > file->dev->info.max_sample_rate : period >> 63)
 		return -EINVAL;
 	return vpmu_group_period(file, period);
 }
@@ -303,10 +300,10 @@ static long file_modify(struct vpmu_file *file, struct perf_event_attr __user *a
 	if (err)
 		return err;
 	/* perf modifies breakpoints alone. */
-	return attr.type == file->type ? -EOPNOTSUPP : -EINVAL;
+	return attr.type == file->spec.type ? -EOPNOTSUPP : -EINVAL;
 }
 
-/* Filters are for tracepoints and traces of instructions: none fits. */
+/* Filters are for tracepoints and instruction traces. */
 static long file_set_filter(const char __user *arg)
 {
 	char *filter = strndup_user(arg, PAGE_SIZE);
@@ -334,7 +331,7 @@ static long file_detach(struct vpmu_file *file, struct vpmu_detach __user *arg)
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* Its id will be what it is, and nothing has happened where this cannot be told. */
+	/* The id does not change. Write it first, so that a fault changes nothing. */
 	if (put_user(file->id, &arg->id))
 		return -EFAULT;
 	return vpmu_persistent_detach(file, detach.name);
@@ -373,14 +370,14 @@ static long file_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 	case PERF_EVENT_IOC_SET_BPF:
 		return file_set_bpf(arg);
 	case PERF_EVENT_IOC_QUERY_BPF:
-		/* As perf has it for what is no tracepoint. */
+		/* As in perf for an event other than a tracepoint. */
 		return perfmon_capable() ? -EINVAL : -EPERM;
 	case VPMU_IOC_DETACH:
 		return file_detach(file, user);
 	case VPMU_IOC_ATTACH:
 		return vpmu_persistent_attach(file);
 	case VPMU_IOC_ENGINE:
-		return put_user(file->engine, (u32 __user *)user);
+		return put_user(file->spec.engine, (u32 __user *)user);
 	case VPMU_IOC_WAKEUP:
 		return file_wakeup(file, user);
 	case VPMU_IOC_SET_STARTER:

@@ -24,14 +24,92 @@ struct vpmu_device;
 struct vpmu_event;
 struct vpmu_ring;
 
+/* How one event acts on another when it overflows. */
+enum vpmu_role {
+	VPMU_STARTER,
+	VPMU_STOPPER,
+	VPMU_ROLES,
+};
+
 /**
- * struct vpmu_totals - what an event and those that inherit it have counted
+ * struct vpmu_links - the events that start and stop an event, and those that it starts and stops
+ * @actor: the event that starts, or stops, this one; by role, NULL for none
+ * @entry: in the @targets of that event
+ * @targets: the events that this one starts, or stops; by role
+ * @anchored: the event has been linked; the contexts of its tasks are not swapped
+ *
+ * vpmu_device::link_lock protects all but a look at @anchored.
+ */
+struct vpmu_links {
+	struct vpmu_file *actor[VPMU_ROLES];
+	struct list_head entry[VPMU_ROLES];
+	struct list_head targets[VPMU_ROLES];
+	bool anchored;
+};
+
+/**
+ * struct vpmu_place - where an event counts
+ * @cpu: the CPU, or -1 for any
+ * @task: the task, which is only compared; NULL for all tasks on @cpu
+ *
+ * Set as the event is opened; @cpu of a persistent event is -1 while no CPU is known for it,
+ * and is set with vpmu_device::persistent.lock held.
+ */
+struct vpmu_place {
+	int cpu;
+	const struct task_struct *task;
+};
+
+/**
+ * struct vpmu_spec - what an event was opened as
+ * @type: perf_event_attr::type
+ * @config: the same in the config of the vpmu PMU
+ * @request: the device's request: samples, packets and their output
+ * @engine: the engine that makes the samples, VPMU_ENGINE_*
+ * @period: a sample for every so many, or so many per second with @freq; zero for none
+ * @freq: @period is a frequency
+ * @read_format: perf_event_attr::read_format
+ * @trace: the event writes packets to an AUX area, and has no samples
+ * @inherit: perf_event_attr::inherit; false for an event that is made persistent
+ *
+ * Set as the event is opened. The group's lock protects changes of @period.
+ */
+struct vpmu_spec {
+	u32 type;
+	u64 config;
+	struct vpmu_open_request request;
+	u32 engine;
+	u64 period;
+	bool freq;
+	u64 read_format;
+	bool trace;
+	bool inherit;
+};
+
+/**
+ * struct vpmu_switch - whether a program has an event on
+ * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on, because it
+ *           exports none that reaches inherited events
+ * @on_exec: the exception: until the task's exec, perf core's switch counts; see
+ *           vpmu_group_switch()
+ * @limited: PERF_EVENT_IOC_REFRESH has been used
+ *
+ * The group's lock protects changes.
+ */
+struct vpmu_switch {
+	bool enabled;
+	bool on_exec;
+	bool limited;
+};
+
+/**
+ * struct vpmu_totals - the last reading of an event and those that inherit it
  * @value: the count
- * @enabled: time enabled, by the device's account
+ * @enabled: time enabled, as the device counts it
  * @running: time running, likewise
  * @lost: overflows without a record
  * @missed: time in which perf core wanted to count and could not
- * @behind: @missed grows as this is read
+ * @behind: @missed grows while this is read
  */
 struct vpmu_totals {
 	u64 value;
@@ -42,163 +120,163 @@ struct vpmu_totals {
 	bool behind;
 };
 
-/* How one event acts on another when it overflows. */
-enum vpmu_role {
-	VPMU_STARTER,
-	VPMU_STOPPER,
-	VPMU_ROLES,
-};
-
 /**
- * struct vpmu_links - what starts and stops an event, and what it starts and stops
- * @actor: by role; NULL: nobody
- * @entry: in the @targets of that
- * @targets: the files that it acts on, by role
- * @anchored: it has been linked; its tasks' contexts are not swapped
- */
-struct vpmu_links {
-	struct vpmu_file *actor[VPMU_ROLES];
-	struct list_head entry[VPMU_ROLES];
-	struct list_head targets[VPMU_ROLES];
-	bool anchored;
-};
-
-/**
- * struct vpmu_file - an event opened through /dev/vpmu
- * @dev: of which device
- * @ref: held by each fd, by each event, children included, by each sibling and by the list
- *       of persistent events
- * @rcu: notices look it up without a lock
- * @event: the event opened; its children point to it. NULL with @direct; of events of a
- *         CPU looked at with their group held
- * @id: the device's, of @event
- * @label: the id that programs know it by: the first that it had
- * @failure: how what is asked of it fails, a negative errno; 0 while the device has it
- * @cpu: of @event, -1 for any
- * @task: of @event, for nothing but comparing; NULL for all on @cpu
- * @waitq: whoever polls
- * @fasync: whoever wants a signal
- * @type: perf_event_attr::type as opened
- * @config: as for perf_event_attr::config of our PMU
- * @wanted: what the device is asked for besides: sampling and its output
- * @engine: who makes the samples, VPMU_ENGINE_*
- * @period: a sample every so many, or so many a second with @freq; zero for none
- * @freq: @period is a frequency
- * @read_format: what read(2) gives
- * @trace: it writes to an AUX area, and no samples
- * @inherits: perf_event_attr::inherit as opened
- * @enabled: PERF_EVENT_IOC_ENABLE or _DISABLE; perf core's own switch stays on,
- *           because it exports none that reaches inherited events
- * @on_exec: but for this event, until the task's exec; see vpmu_group_switch()
- * @limited: PERF_EVENT_IOC_REFRESH has been used
- * @tracks: holds a reference on vpmu_task
- * @error: the event is in VPMU_STATE_ERROR
- * @closed: the fd is; nothing is done to the event for others any more
- * @enabled_ns: time enabled of all its events, by the device's account
+ * struct vpmu_tally - what an event and those that inherit it have counted
+ * @enabled_ns: time enabled, as the device counts it
  * @running_ns: time running, likewise
- * @lost: overflows of all its events without a record
- * @family: its vpmu_events, children included
- * @leader: NULL if it is one, is alone, or its leader was closed; see
+ * @lost: overflows without a record
+ * @totals: of the group's last reading; the group's lock protects it
+ */
+struct vpmu_tally {
+	atomic64_t enabled_ns;
+	atomic64_t running_ns;
+	atomic64_t lost;
+	struct vpmu_totals totals;
+};
+
+/**
+ * struct vpmu_group - a file's part in a group
+ * @leader: NULL for a leader, for an event alone, and once the leader was closed; see
  *          vpmu_group_leader()
- * @group_lock: of a leader: protects what follows in it and in its siblings
- * @siblings: how many it leads
- * @members: they, in the order opened
- * @member: in the leader's @members
- * @totals: of the group's last reading
- * @links: what starts and stops it; link_lock protects all but a look at @anchored
- * @ring: that its records go to, if any: its own or that of another
- * @maps: how many there are of @ring through this fd
- * @writer: in the ring's writers
- * @gone: wakes whoever polls when the task or an inheriting one ends
- * @mapping: all maps through it, of its ring and its area
- * @handles: fds and perf core's views; with vpmu_device::persistent_lock
- * @views: how many perf core has of it; with vpmu_device::notice_lock
- * @direct: persistent or has been: no perf event is behind it
- * @persistent: it outlives its handles; written with vpmu_device::output_lock, too
- * @operator: the host's own
- * @ended: by the host
- * @persist: in vpmu_device::persistent
- * @seen: the last turn in which the device had it
- * @name: under which sysfs lists it
- * @entry: there
- * @shown: it is there
+ * @lock: of a leader: protects @siblings, @members and @entry of its group, and the events
+ *        of the group's files
+ * @siblings: how many files it leads
+ * @members: these files, in the order opened
+ * @entry: in the leader's @members
+ */
+struct vpmu_group {
+	struct vpmu_file *leader;
+	struct mutex lock; /* the group of a leader */
+	unsigned int siblings;
+	struct list_head members;
+	struct list_head entry;
+};
+
+/**
+ * struct vpmu_output - where the records of an event go
+ * @ring: the ring, its own or that of another event; NULL for none
+ * @maps: how many maps of @ring there are through this file
+ * @entry: in vpmu_ring::writers
+ * @mapping: all maps through this file, of the ring and of its AUX area
+ *
+ * vpmu_device::output_lock protects all. What notices look at, @ring and @entry, is changed with
+ * vpmu_device::lookup.lock held as well.
+ */
+struct vpmu_output {
+	struct vpmu_ring *ring;
+	unsigned int maps;
+	struct list_head entry;
+	struct address_space mapping;
+};
+
+/**
+ * struct vpmu_waiters - programs that wait for an event
+ * @queue: pollers
+ * @fasync: owners that get a signal
+ * @gone: wakes @queue when a task of the event has ended
+ *
+ * vpmu_device::lookup.lock is held where they are woken.
+ */
+struct vpmu_waiters {
+	wait_queue_head_t queue;
+	struct fasync_struct *fasync;
+	struct irq_work gone;
+};
+
+/**
+ * struct vpmu_persistence - an event's life beyond its descriptors
+ * @handles: descriptors and perf core's views
+ * @views: how many of these are views; vpmu_device::lookup.lock protects it
+ * @active: the event outlives its handles; written with vpmu_device::output_lock held, too
+ * @operator: the event is the host's own
+ * @entry: in vpmu_device::persistent.files
+ * @generation: the last refresh of the list in which the device had the event
+ * @name: the event's name in sysfs
+ * @attr: its file there
+ * @shown: the file is there
+ *
+ * vpmu_device::persistent.lock protects all but @views.
+ */
+struct vpmu_persistence {
+	unsigned int handles;
+	unsigned int views;
+	bool active;
+	bool operator;
+	struct list_head entry;
+	u64 generation;
+	char name[VPMU_PERSISTENT_NAME + 1];
+	struct device_attribute attr;
+	bool shown;
+};
+
+/**
+ * struct vpmu_backend - who schedules the event of a file: perf core, or the device by itself
+ * @group: see vpmu_call_group()
+ * @refresh: as PERF_EVENT_IOC_REFRESH, for so many overflows; the group is locked
+ * @period: as PERF_EVENT_IOC_PERIOD; the group is locked
+ * @has_error: whether the event is in error, besides vpmu_file::error; the group is locked
+ * @close: end the event of a file that nobody has open
+ */
+struct vpmu_backend {
+	int (*group)(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
+	int (*refresh)(struct vpmu_file *file, u32 overflows);
+	int (*period)(struct vpmu_file *file, u64 period);
+	bool (*has_error)(const struct vpmu_file *file);
+	void (*close)(struct vpmu_file *file);
+};
+
+/**
+ * struct vpmu_file - an event of /dev/vpmu
+ * @dev: the device
+ * @ref: held by each descriptor, by each event, inherited ones included, by each sibling and by
+ *       the list of persistent events
+ * @rcu: frees the file after a grace period: notices look it up without a lock
+ * @backend: who schedules the event: vpmu_perf_backend, or vpmu_direct_backend for an event that
+ *           is or was persistent; changed with the group locked
+ * @event: the perf event that was opened, which its children point to; NULL without one. The
+ *         group's lock protects it for events of a CPU
+ * @family: its vpmu_events, inherited ones included; vpmu_device::lookup.lock protects it
+ * @id: the device's id of @event
+ * @label: the id that programs know: the first that the event had
+ * @failure: the negative errno of all requests about it; 0 while the device has the event
+ * @error: the event is in VPMU_STATE_ERROR
+ * @ended: the host has ended the event, or a reset has
+ * @closed: the last descriptor is closed; nothing is done to the event for others any more
+ * @tracks: the file holds a reference on vpmu_task
+ * @place: where it counts
+ * @spec: what it was opened as
+ * @control: whether it is on
+ * @tally: what it has counted
+ * @group: its part in a group
+ * @links: which events start and stop it
+ * @output: where its records go
+ * @waiters: who waits for it
+ * @persist: how it outlives its descriptors
  */
 struct vpmu_file {
 	struct vpmu_device *dev;
 	struct kref ref;
 	struct rcu_head rcu;
+	const struct vpmu_backend *backend;
 	struct perf_event *event;
+	struct list_head family;
 	u64 id;
 	u64 label;
 	int failure;
-	int cpu;
-	const struct task_struct *task;
-	wait_queue_head_t waitq;
-	struct fasync_struct *fasync;
-	u32 type;
-	u64 config;
-	struct vpmu_open_request wanted;
-	u32 engine;
-	u64 period;
-	bool freq;
-	u64 read_format;
-	bool trace;
-	bool inherits;
-	bool enabled;
-	bool on_exec;
-	bool limited;
-	bool tracks;
 	bool error;
-	bool closed;
-	atomic64_t enabled_ns;
-	atomic64_t running_ns;
-	atomic64_t lost;
-	struct list_head family;
-
-	struct vpmu_file *leader;
-	struct mutex group_lock; /* the group of a leader */
-	unsigned int siblings;
-	struct list_head members;
-	struct list_head member;
-	struct vpmu_totals totals;
-
-	struct vpmu_links links;
-
-	struct vpmu_ring *ring;
-	unsigned int maps;
-	struct list_head writer;
-	struct irq_work gone;
-
-	struct address_space mapping;
-	unsigned int handles;
-	unsigned int views;
-	bool direct;
-	bool persistent;
-	bool operator;
 	bool ended;
-	struct list_head persist;
-	u64 seen;
-	char name[VPMU_PERSISTENT_NAME + 1];
-	struct device_attribute entry;
-	bool shown;
+	bool closed;
+	bool tracks;
+	struct vpmu_place place;
+	struct vpmu_spec spec;
+	struct vpmu_switch control;
+	struct vpmu_tally tally;
+	struct vpmu_group group;
+	struct vpmu_links links;
+	struct vpmu_output output;
+	struct vpmu_waiters waiters;
+	struct vpmu_persistence persist;
 };
-
-/* vpmu_attr.c */
-int vpmu_attr_copy(struct perf_event_attr *attr, struct perf_event_attr __user *user);
-int vpmu_attr_check(const struct perf_event_attr *attr, u32 max_rate, bool trace);
-void vpmu_attr_request(const struct perf_event_attr *attr, bool trace,
-		       struct vpmu_open_request *request);
-
-/* vpmu_request.c */
-u32 vpmu_request_type(const struct vpmu_device *dev, const struct vpmu_open_request *request,
-		      u64 *config);
-int vpmu_request_config(u32 type, u64 config, u64 *own);
-bool vpmu_request_excludes(const struct vpmu_device *dev, u64 config);
-bool vpmu_request_is_time(u64 config);
-bool vpmu_request_names_tasks(const struct vpmu_open_request *request, bool trace);
-bool vpmu_request_tells_registers(const struct vpmu_open_request *request, u64 config);
-void vpmu_request_attr(const struct vpmu_device *dev, const struct vpmu_open_request *request,
-		       struct perf_event_attr *attr);
 
 /* vpmu_open.c */
 int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
@@ -207,6 +285,7 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args);
 extern const struct file_operations vpmu_file_fops;
 void vpmu_file_overflow(struct perf_event *event, struct perf_sample_data *data,
 			struct pt_regs *regs);
+struct vpmu_file *vpmu_file_of(const struct perf_event *event);
 struct vpmu_file *vpmu_file_alloc(struct vpmu_device *dev);
 void vpmu_file_get(struct vpmu_file *file);
 void vpmu_file_put(struct vpmu_file *file);
@@ -217,12 +296,13 @@ struct file *vpmu_file_fget(int fd);
 
 static inline struct vpmu_file *vpmu_group_next(struct vpmu_file *file, struct vpmu_file *leader)
 {
-	struct list_head *next = file == leader ? leader->members.next : file->member.next;
+	struct list_head *head = &leader->group.members;
+	struct list_head *next = file == leader ? head->next : file->group.entry.next;
 
-	return next == &leader->members ? NULL : list_entry(next, struct vpmu_file, member);
+	return next == head ? NULL : list_entry(next, struct vpmu_file, group.entry);
 }
 
-/* The leader first; its group_lock is held. */
+/* The leader first; its group's lock is held. */
 #define vpmu_group_for_each(file, leader) \
 	for ((file) = (leader); (file); (file) = vpmu_group_next(file, leader))
 
@@ -242,14 +322,34 @@ int vpmu_group_refresh(struct vpmu_file *file, u32 overflows);
 int vpmu_group_period(struct vpmu_file *file, u64 period);
 
 /* vpmu_call.c */
-int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op);
+extern const struct vpmu_backend vpmu_perf_backend;
 int vpmu_call_event(struct perf_event *event, u32 op, u64 value);
 
+/**
+ * vpmu_call_group() - send a command for all events of a group
+ * @leader: the leader, whose group is locked, so its files stay open
+ * @only: the file whose event is meant, with those that inherit it; NULL for all
+ * @op: VPMU_COMMAND_RESET; VPMU_COMMAND_FLUSH; VPMU_COMMAND_READ, which sets vpmu_tally::totals
+ *      of the files meant; or zero to start and stop all that runs as the files have it
+ *
+ * The events of one task are read and written at one moment.
+ *
+ * Return: 0 or the first negative errno; the command is sent for the others, too.
+ */
+static inline int vpmu_call_group(struct vpmu_file *leader, struct vpmu_file *only, u32 op)
+{
+	lockdep_assert_held(&leader->group.lock);
+	return leader->backend->group(leader, only, op);
+}
+
 /* vpmu_direct.c */
+extern const struct vpmu_backend vpmu_direct_backend;
 struct perf_event *vpmu_direct_take(struct vpmu_file *file);
-void vpmu_direct_close(struct vpmu_file *file);
-int vpmu_direct_call(struct vpmu_file *file, u32 op, u64 value);
-int vpmu_direct_group(struct vpmu_file *file, u32 op);
+
+static inline bool vpmu_file_is_direct(const struct vpmu_file *file)
+{
+	return READ_ONCE(file->backend) == &vpmu_direct_backend;
+}
 
 /* vpmu_read.c */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Flush: what was produced stands where programs look for it, and they know.
+ * Flush: make samples and packets visible to programs, and wake these.
  *
- * The device writes it before the command is answered, and what it has to tell of that
- * stands in the event queue then. Its interrupt comes at any later time, so what is told
- * is taken here.
+ * The device writes them, and puts notices about them into the event queue, before it answers the
+ * command. The queue's interrupt may come later, so the notices are taken here.
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
@@ -27,7 +26,7 @@ static void flush_wake(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_flush() - of an event, with those that inherit it
+ * vpmu_flush() - flush an event, with those that inherit it
  * @file: whose
  * @whole: with all of its group
  *
@@ -65,7 +64,7 @@ static void flush_here(void *info)
 }
 
 /**
- * vpmu_flush_all() - of all persistent events
+ * vpmu_flush_all() - flush all persistent events
  * @dev: the device
  *
  * Return: as vpmu_flush().

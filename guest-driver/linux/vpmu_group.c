@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Groups: which events of /dev/vpmu act as one.
+ * Groups: events of /dev/vpmu that act as one.
  *
- * perf core makes no groups of events that the kernel opened, so to it each of ours is
- * alone. A group is a leader's file and its siblings' here, and a leader on the device,
- * where samples read it. A sibling counts only while its leader is enabled: it is
- * started and stopped with it. An event alone is a group of one.
+ * perf core makes no groups of in-kernel events, so for perf core each event of /dev/vpmu is
+ * alone. A group consists of the files of a leader and its siblings here, and of a leader on
+ * the device, where samples read the group. A sibling counts only while its leader is enabled:
+ * it is started and stopped with the leader. An event alone is a group of one.
  */
 #include <linux/perf_event.h>
 #include <linux/rcupdate.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 
 /**
- * vpmu_group_leader() - who leads a file's group
+ * vpmu_group_leader() - find the leader of a file's group
  * @file: the file
  *
  * It is freed at the earliest an RCU grace period after it has let go of @file.
@@ -25,7 +26,7 @@
 struct vpmu_file *vpmu_group_leader(struct vpmu_file *file)
 {
 	/* Nothing here but the address is looked at: it may be freed unless kept. */
-	return READ_ONCE(file->leader) ?: file;
+	return READ_ONCE(file->group.leader) ?: file;
 }
 
 /* Keeps what vpmu_group_leader() gives; for vpmu_file_put(). */
@@ -43,17 +44,17 @@ static struct vpmu_file *group_leader_get(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_unlock() - let a group change again
+ * vpmu_group_unlock() - unlock a group
  * @leader: from vpmu_group_lock()
  */
 void vpmu_group_unlock(struct vpmu_file *leader)
 {
-	mutex_unlock(&leader->group_lock);
+	mutex_unlock(&leader->group.lock);
 	vpmu_file_put(leader);
 }
 
 /**
- * vpmu_group_lock() - hold the group of an open file as it is
+ * vpmu_group_lock() - lock the group of an open file
  * @file: the file
  *
  * Until vpmu_group_unlock() nobody joins or leaves, and the events of its files stay.
@@ -66,7 +67,7 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 
 	for (;;) {
 		leader = group_leader_get(file);
-		mutex_lock(&leader->group_lock);
+		mutex_lock(&leader->group.lock);
 		if (vpmu_group_leader(file) == leader)
 			return leader;
 		vpmu_group_unlock(leader);
@@ -74,8 +75,8 @@ struct vpmu_file *vpmu_group_lock(struct vpmu_file *file)
 }
 
 /**
- * vpmu_group_admits() - whether a new event may join a group, as perf has it
- * @leader: an open file; its group_lock is held
+ * vpmu_group_admits() - whether perf allows a new event in a group
+ * @leader: an open file; its group is locked
  * @file: of the new event
  * @attr: as asked for
  * @cpu: its CPU or -1
@@ -88,39 +89,40 @@ int vpmu_group_admits(struct vpmu_file *leader, const struct vpmu_file *file,
 {
 	struct perf_event *event = leader->event;
 
-	lockdep_assert_held(&leader->group_lock);
+	lockdep_assert_held(&leader->group.lock);
 	if (READ_ONCE(leader->failure))
 		return READ_ONCE(leader->failure);
-	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev || leader->direct)
+	if (vpmu_group_leader(leader) != leader || leader->dev != file->dev ||
+	    vpmu_file_is_direct(leader))
 		return -EINVAL;
 	if (event->cpu != cpu || event->hw.target != task)
 		return -EINVAL;
 	if (attr->pinned || (task && event->attr.inherit != attr->inherit))
 		return -EINVAL;
-	return leader->siblings + 1 < VPMU_GROUP ? 0 : -E2BIG;
+	return leader->group.siblings + 1 < VPMU_GROUP ? 0 : -E2BIG;
 }
 
 /**
- * vpmu_group_join() - a new event joins
- * @file: with its event and its leader, whose group_lock is held
+ * vpmu_group_join() - add a new event to its group
+ * @file: with its event and its leader, whose group is locked
  *
  * Return: 0 or -EINVAL.
  */
 int vpmu_group_join(struct vpmu_file *file)
 {
-	struct vpmu_file *leader = file->leader;
+	struct vpmu_file *leader = file->group.leader;
 
-	lockdep_assert_held(&leader->group_lock);
+	lockdep_assert_held(&leader->group.lock);
 	/* They part when perf core swaps the contexts of tasks that inherited the leader. */
-	if (leader->event->ctx != file->event->ctx)
+	if (perf_core_context(leader->event) != perf_core_context(file->event))
 		return -EINVAL;
-	list_add_tail(&file->member, &leader->members);
-	leader->siblings++;
+	list_add_tail(&file->group.entry, &leader->group.members);
+	leader->group.siblings++;
 	return 0;
 }
 
 /**
- * vpmu_group_leave() - a file is closed; those that it leads are alone then
+ * vpmu_group_leave() - take a file that is closed out of its group
  * @file: the file; nobody else closes it
  */
 void vpmu_group_leave(struct vpmu_file *file)
@@ -129,30 +131,30 @@ void vpmu_group_leave(struct vpmu_file *file)
 	bool held;
 
 	if (leader != file) {
-		list_del_init(&file->member);
-		leader->siblings--;
+		list_del_init(&file->group.entry);
+		leader->group.siblings--;
 	}
 	vpmu_group_unlock(leader);
 
-	mutex_lock(&file->group_lock);
+	mutex_lock(&file->group.lock);
 	WRITE_ONCE(file->closed, true);
-	file->siblings = 0;
-	held = !READ_ONCE(file->enabled) || file->on_exec;
-	while (!list_empty(&file->members)) {
-		sibling = list_first_entry(&file->members, struct vpmu_file, member);
+	file->group.siblings = 0;
+	held = !READ_ONCE(file->control.enabled) || file->control.on_exec;
+	while (!list_empty(&file->group.members)) {
+		sibling = list_first_entry(&file->group.members, struct vpmu_file, group.entry);
 		/* From here on it can be closed without this one's lock. */
 		vpmu_file_get(sibling);
-		mutex_lock_nested(&sibling->group_lock, SINGLE_DEPTH_NESTING);
-		list_del_init(&sibling->member);
-		WRITE_ONCE(sibling->leader, NULL);
+		mutex_lock_nested(&sibling->group.lock, SINGLE_DEPTH_NESTING);
+		list_del_init(&sibling->group.entry);
+		WRITE_ONCE(sibling->group.leader, NULL);
 		vpmu_file_put(file);
 		/* What their leader held back counts from now on. */
 		if (held)
 			vpmu_call_group(sibling, NULL, 0);
-		mutex_unlock(&sibling->group_lock);
+		mutex_unlock(&sibling->group.lock);
 		vpmu_file_put(sibling);
 	}
-	mutex_unlock(&file->group_lock);
+	mutex_unlock(&file->group.lock);
 }
 
 /*
@@ -164,7 +166,7 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 	const struct vpmu_event *own;
 	struct perf_event *other;
 
-	list_for_each_entry(other, &event->ctx->event_list, event_entry) {
+	perf_core_for_each_event(other, event->ctx) {
 		if (other->pmu != event->pmu)
 			continue;
 		own = other->pmu_private;
@@ -175,7 +177,7 @@ static bool group_leader_is_on(const struct perf_event *event, const struct vpmu
 }
 
 /**
- * vpmu_group_allows() - whether an event may count, as far as files say
+ * vpmu_group_allows() - whether an event's file and its leader's have it on
  * @event: the event; its context's lock is held
  *
  * Return: true if its own and its leader's have it on.
@@ -187,17 +189,17 @@ bool vpmu_group_allows(const struct perf_event *event)
 
 	if (!file)
 		return true;
-	if (!READ_ONCE(file->enabled))
+	if (!READ_ONCE(file->control.enabled))
 		return false;
 	leader = vpmu_group_leader(file);
 	if (leader == file)
 		return true;
-	return READ_ONCE(leader->enabled) &&
-	       (!leader->on_exec || group_leader_is_on(event, leader));
+	return READ_ONCE(leader->control.enabled) &&
+	       (!leader->control.on_exec || group_leader_is_on(event, leader));
 }
 
 /**
- * vpmu_group_leader_id() - the leader that the device is told of
+ * vpmu_group_leader_id() - find the device's id of a leader
  * @file: whose event is being opened
  * @task: for this task, NULL for a CPU
  *
@@ -210,11 +212,11 @@ u64 vpmu_group_leader_id(struct vpmu_file *file, const struct task_struct *task)
 	u64 id = 0;
 
 	if (leader != file) {
-		spin_lock_irq(&file->dev->notice_lock);
+		spin_lock_irq(&file->dev->lookup.lock);
 		list_for_each_entry(own, &leader->family, family)
 			if (own->event->hw.target == task)
 				id = own->id;
-		spin_unlock_irq(&file->dev->notice_lock);
+		spin_unlock_irq(&file->dev->lookup.lock);
 	}
 	vpmu_file_put(leader);
 	return id;
@@ -225,17 +227,17 @@ static bool group_child_is_off(struct vpmu_file *file)
 	struct perf_event *child;
 	bool off = false;
 
-	mutex_lock(&file->event->child_mutex);
-	list_for_each_entry(child, &file->event->child_list, child_list)
+	perf_core_lock_family(file->event);
+	perf_core_for_each_child(child, file->event)
 		off |= READ_ONCE(child->state) == PERF_EVENT_STATE_OFF;
-	mutex_unlock(&file->event->child_mutex);
+	perf_core_unlock_family(file->event);
 	return off;
 }
 
 /* Whether the task's exec is still to come. */
 static bool group_awaits_exec(struct vpmu_file *file)
 {
-	return file->on_exec && file->event->attr.enable_on_exec;
+	return file->control.on_exec && file->event->attr.enable_on_exec;
 }
 
 static int group_switch_file(struct vpmu_file *file, bool enable)
@@ -246,21 +248,21 @@ static int group_switch_file(struct vpmu_file *file, bool enable)
 	 * Before the exec perf core's switch is the one that counts, because the exec
 	 * turns it. It reaches no inherited event.
 	 */
-	if (!enable && group_awaits_exec(file) && list_empty(&file->event->child_list)) {
+	if (!enable && group_awaits_exec(file) && !perf_core_has_children(file->event)) {
 		perf_event_disable(file->event);
 		return 0;
 	}
-	WRITE_ONCE(file->enabled, enable);
-	if (enable && file->on_exec)
+	WRITE_ONCE(file->control.enabled, enable);
+	if (enable && file->control.on_exec)
 		perf_event_enable(file->event);
 	/* The device has one off that has used up its refreshes. */
-	if (enable && file->limited)
+	if (enable && file->control.limited)
 		err = vpmu_call_event(file->event, VPMU_COMMAND_ENABLE, 0);
 	return err;
 }
 
 /**
- * vpmu_group_switch() - as PERF_EVENT_IOC_ENABLE and _DISABLE do
+ * vpmu_group_switch() - PERF_EVENT_IOC_ENABLE and PERF_EVENT_IOC_DISABLE
  * @file: whose event, with those that inherit it
  * @whole: with all of its group
  * @enable: on
@@ -274,7 +276,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 	int err = 0, ret;
 
 	vpmu_group_for_each(other, leader)
-		if ((whole || other == file) && enable && other->on_exec &&
+		if ((whole || other == file) && enable && other->control.on_exec &&
 		    group_child_is_off(other))
 			err = -EOPNOTSUPP;
 	if (!err) {
@@ -292,7 +294,7 @@ int vpmu_group_switch(struct vpmu_file *file, bool whole, bool enable)
 }
 
 /**
- * vpmu_group_reset() - set counts to zero, as PERF_EVENT_IOC_RESET does
+ * vpmu_group_reset() - PERF_EVENT_IOC_RESET: set counts to zero
  * @file: whose event, with those that inherit it
  * @whole: with all of its group
  *
@@ -308,51 +310,35 @@ int vpmu_group_reset(struct vpmu_file *file, bool whole)
 }
 
 /**
- * vpmu_group_refresh() - on for so many overflows more, as PERF_EVENT_IOC_REFRESH
+ * vpmu_group_refresh() - PERF_EVENT_IOC_REFRESH: enable for a number of overflows
  * @file: of an event that samples and is not inherited
- * @overflows: so many
+ * @overflows: how many
  *
  * Return: 0 or a negative errno.
  */
 int vpmu_group_refresh(struct vpmu_file *file, u32 overflows)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file);
-	int err;
+	int err = file->backend->refresh(file, overflows);
 
-	if (file->direct) {
-		err = vpmu_direct_call(file, VPMU_COMMAND_REFRESH, overflows);
-		goto unlock;
-	}
-	WRITE_ONCE(file->limited, true);
-	WRITE_ONCE(file->enabled, true);
-	if (file->on_exec)
-		perf_event_enable(file->event);
-	err = vpmu_call_event(file->event, VPMU_COMMAND_REFRESH, overflows);
-	if (!err)
-		err = vpmu_call_group(leader, NULL, 0);
-unlock:
 	vpmu_group_unlock(leader);
 	return err;
 }
 
 /**
- * vpmu_group_period() - a new period or frequency, as PERF_EVENT_IOC_PERIOD
+ * vpmu_group_period() - PERF_EVENT_IOC_PERIOD: set the period or frequency
  * @file: of an event that samples
- * @period: so many
+ * @period: the period or frequency
  *
  * Return: 0 or a negative errno.
  */
 int vpmu_group_period(struct vpmu_file *file, u64 period)
 {
 	struct vpmu_file *leader = vpmu_group_lock(file);
-	int err;
+	int err = file->backend->period(file, period);
 
-	if (file->direct)
-		err = vpmu_direct_call(file, VPMU_COMMAND_PERIOD, period);
-	else
-		err = vpmu_call_event(file->event, VPMU_COMMAND_PERIOD, period);
 	if (!err)
-		WRITE_ONCE(file->period, period);
+		WRITE_ONCE(file->spec.period, period);
 	vpmu_group_unlock(leader);
 	return err;
 }

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The device goes, or the machine sleeps: what becomes of the events that are open.
+ * Open events when the device goes, or the machine sleeps.
  *
- * A reset takes all from the device but persistent events. Where the device does not come
- * back for its users, because it does not answer or its transport went, open events end:
- * no program waits for the device any more, and the memory of its rings stays until it is
- * unmapped. Where the machine slept, events that only count are opened again and go on.
- *
- * Whoever waits for an answer may hold any lock. So the device is closed without one, by
- * which all waits end, and locks are taken afterwards.
- *
- * Lock order: events_lock, then a context's or output_lock, which goes before notice_lock.
+ * A reset takes everything from the device but persistent events. If the device does not come
+ * back for its users, because it does not answer or its transport was unbound, open events end:
+ * no program waits for the device any more, and the memory of rings stays until it is unmapped.
+ * If the machine slept, events that only count are opened again and continue.
  */
 #include <linux/fs.h>
 #include <linux/kref.h>
@@ -18,13 +13,14 @@
 #include <linux/rcupdate.h>
 #include <linux/virtio_config.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_ring.h"
 
 /**
- * vpmu_life_close() - reset the device, and leave it alone from then on
+ * vpmu_life_close() - reset the device, and stop using it
  * @dev: the device
  * @err: how requests fail then, those that wait included: a negative errno
  *
@@ -36,9 +32,9 @@ void vpmu_life_close(struct vpmu_device *dev, int err)
 
 	for (i = 0; i < dev->info.vcpus; i++)
 		vpmu_vcpu_close(&dev->vcpus[i]);
-	spin_lock_irq(&dev->event_lock);
-	dev->event_closed = true;
-	spin_unlock_irq(&dev->event_lock);
+	spin_lock_irq(&dev->notices.lock);
+	dev->notices.closed = true;
+	spin_unlock_irq(&dev->notices.lock);
 	/* Before the requests fail: their senders free what the device could write to. */
 	virtio_reset_device(dev->vdev);
 	/*
@@ -59,9 +55,9 @@ static void file_lose(struct vpmu_file *file, int err)
 	mutex_lock(&dev->output_lock);
 	WRITE_ONCE(file->failure, err);
 	file->ended = true;
-	if (list_empty(&file->persist))
-		file->persistent = false;
-	ring = file->ring;
+	if (list_empty(&file->persist.entry))
+		file->persist.active = false;
+	ring = file->output.ring;
 	if (ring) {
 		ring->ended = true;
 		if (ring->id == file->id)
@@ -70,10 +66,10 @@ static void file_lose(struct vpmu_file *file, int err)
 	mutex_unlock(&dev->output_lock);
 
 	WRITE_ONCE(file->error, true);
-	spin_lock_irq(&dev->notice_lock);
-	wake_up_all(&file->waitq);
-	kill_fasync(&file->fasync, SIGIO, POLL_HUP);
-	spin_unlock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
+	wake_up_all(&file->waiters.queue);
+	kill_fasync(&file->waiters.fasync, SIGIO, POLL_HUP);
+	spin_unlock_irq(&dev->lookup.lock);
 }
 
 /* The file of the next id from *@id on that there is, for vpmu_file_put(); or NULL. */
@@ -82,17 +78,17 @@ static struct vpmu_file *file_next(struct vpmu_device *dev, unsigned long *id)
 	struct vpmu_file *file;
 
 	rcu_read_lock();
-	file = xa_find(&dev->files, id, ULONG_MAX, XA_PRESENT);
+	file = xa_find(&dev->lookup.files, id, ULONG_MAX, XA_PRESENT);
 	while (file && !kref_get_unless_zero(&file->ref))
-		file = xa_find_after(&dev->files, id, ULONG_MAX, XA_PRESENT);
+		file = xa_find_after(&dev->lookup.files, id, ULONG_MAX, XA_PRESENT);
 	rcu_read_unlock();
 	return file;
 }
 
 /**
- * vpmu_life_end() - all open events end
+ * vpmu_life_end() - end all open events
  * @dev: the device, closed
- * @err: how what is asked of them fails from now on
+ * @err: the negative errno of later requests about them
  */
 void vpmu_life_end(struct vpmu_device *dev, int err)
 {
@@ -102,39 +98,39 @@ void vpmu_life_end(struct vpmu_device *dev, int err)
 
 	for (id = 0; (file = file_next(dev, &id)); id++) {
 		file_lose(file, err);
-		xa_erase_irq(&dev->files, id);
+		xa_erase_irq(&dev->lookup.files, id);
 		vpmu_file_put(file);
 	}
-	mutex_lock(&dev->events_lock);
-	list_for_each_entry(own, &dev->events, entry)
+	mutex_lock(&dev->life.lock);
+	list_for_each_entry(own, &dev->life.events, entry)
 		vpmu_event_lose(own);
-	mutex_unlock(&dev->events_lock);
+	mutex_unlock(&dev->life.lock);
 }
 
 /**
- * vpmu_life_add() - an event is known to perf core
+ * vpmu_life_add() - add an event to the list of all
  * @own: the event
  */
 void vpmu_life_add(struct vpmu_event *own)
 {
 	struct vpmu_device *dev = own->dev;
 
-	mutex_lock(&dev->events_lock);
-	list_add_tail(&own->entry, &dev->events);
-	if (READ_ONCE(dev->lost))
+	mutex_lock(&dev->life.lock);
+	list_add_tail(&own->entry, &dev->life.events);
+	if (READ_ONCE(dev->life.lost))
 		vpmu_event_lose(own);
-	mutex_unlock(&dev->events_lock);
+	mutex_unlock(&dev->life.lock);
 }
 
 /**
- * vpmu_life_remove() - it is no more
+ * vpmu_life_remove() - take an event out of the list of all
  * @own: the event
  */
 void vpmu_life_remove(struct vpmu_event *own)
 {
-	mutex_lock(&own->dev->events_lock);
+	mutex_lock(&own->dev->life.lock);
 	list_del(&own->entry);
-	mutex_unlock(&own->dev->events_lock);
+	mutex_unlock(&own->dev->life.lock);
 }
 
 /* Has what counts stopped, or started, on the CPUs where it is. */
@@ -142,25 +138,25 @@ static void events_switch(struct vpmu_device *dev)
 {
 	struct vpmu_event *own;
 
-	lockdep_assert_held(&dev->events_lock);
-	list_for_each_entry(own, &dev->events, entry)
-		if (own->id && !own->trace && own->event->ctx &&
+	lockdep_assert_held(&dev->life.lock);
+	list_for_each_entry(own, &dev->life.events, entry)
+		if (own->id && !own->trace && perf_core_context(own->event) &&
 		    READ_ONCE(own->event->state) == PERF_EVENT_STATE_ACTIVE)
 			vpmu_call_switch(own->event);
 }
 
 /**
- * vpmu_life_pause() - the machine is about to sleep
+ * vpmu_life_pause() - stop all events, and close the device
  * @dev: the device, which is closed when this returns
  *
- * Programs are stopped already. What was counted until now is perf core's.
+ * Programs are frozen already. perf core has all counts when this returns.
  */
 void vpmu_life_pause(struct vpmu_device *dev)
 {
-	WRITE_ONCE(dev->down, true);
-	mutex_lock(&dev->events_lock);
+	WRITE_ONCE(dev->life.asleep, true);
+	mutex_lock(&dev->life.lock);
 	events_switch(dev);
-	mutex_unlock(&dev->events_lock);
+	mutex_unlock(&dev->life.lock);
 	vpmu_life_close(dev, -ENODEV);
 }
 
@@ -176,8 +172,9 @@ static bool event_can_go_on(const struct vpmu_event *own)
 		return false;
 	if (!file)
 		return true;
-	return !file->period && !file->trace && !file->ring && !file->links.anchored &&
-	       !file->links.actor[VPMU_STARTER] && !file->links.actor[VPMU_STOPPER];
+	return !file->spec.period && !file->spec.trace && !file->output.ring &&
+	       !file->links.anchored && !file->links.actor[VPMU_STARTER] &&
+	       !file->links.actor[VPMU_STOPPER];
 }
 
 /* Ends events without a perf event that are attached again: a reset has ended them. */
@@ -187,32 +184,32 @@ static void files_end(struct vpmu_device *dev)
 	unsigned long id;
 
 	for (id = 0; (file = file_next(dev, &id)); id++) {
-		if (file->direct && !file->persistent) {
+		if (vpmu_file_is_direct(file) && !file->persist.active) {
 			file_lose(file, -EIO);
-			xa_erase_irq(&dev->files, id);
+			xa_erase_irq(&dev->lookup.files, id);
 		}
 		vpmu_file_put(file);
 	}
 }
 
 /**
- * vpmu_life_resume() - the machine has slept
+ * vpmu_life_resume() - open events again, and start them
  * @dev: the device, with new queues
  */
 void vpmu_life_resume(struct vpmu_device *dev)
 {
 	struct vpmu_event *own;
 
-	mutex_lock(&dev->events_lock);
-	list_for_each_entry(own, &dev->events, entry) {
+	mutex_lock(&dev->life.lock);
+	list_for_each_entry(own, &dev->life.events, entry) {
 		if (!own->id || (event_can_go_on(own) && !vpmu_event_reopen(own)))
 			continue;
 		if (own->file)
 			file_lose(own->file, -EIO);
 		vpmu_event_lose(own);
 	}
-	WRITE_ONCE(dev->down, false);
+	WRITE_ONCE(dev->life.asleep, false);
 	events_switch(dev);
-	mutex_unlock(&dev->events_lock);
+	mutex_unlock(&dev->life.lock);
 	files_end(dev);
 }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Links: which events start and stop which when they overflow.
+ * Links: events that start and stop others when they overflow.
  *
- * The device acts on them. What a program links are files; what the device is told of
- * are pairs of events that are scheduled together, one of either file: those opened, and
- * those of each task that inherited both. Links of a file are set once and go with
- * either end, here as in the device.
+ * The device acts on links. A program links files; the device gets a link for each pair of
+ * events, one of either file, that are scheduled together: those that were opened, and those of
+ * each task that inherited both. Links of a file are set once and go with either end, here as in
+ * the device.
  */
 #include <linux/mutex.h>
 #include <linux/overflow.h>
 #include <linux/perf_event.h>
 #include <linux/slab.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -39,7 +40,7 @@ struct link_ends {
 };
 
 /**
- * vpmu_link_init() - a new file has no links
+ * vpmu_link_init() - prepare the links of a new file
  * @links: its part
  */
 void vpmu_link_init(struct vpmu_links *links)
@@ -101,7 +102,7 @@ static struct link_end link_look(const struct vpmu_event *own)
 	return (struct link_end) {
 		.id = own->id,
 		.task = own->event->hw.target,
-		.ctx = READ_ONCE(own->event->ctx),
+		.ctx = perf_core_context(own->event),
 		.inherited = own->event->parent,
 	};
 }
@@ -113,23 +114,23 @@ static int link_collect(struct vpmu_file *file, struct link_ends *all)
 	struct vpmu_event *own;
 	size_t room = 0;
 
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	list_for_each_entry(own, &file->family, family)
 		room++;
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 
 	all->count = 0;
 	all->ends = kvmalloc_array(room, sizeof(*all->ends), GFP_KERNEL);
 	if (!all->ends)
 		return -ENOMEM;
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	list_for_each_entry(own, &file->family, family) {
 		if (all->count == room)
 			break;
 		if (own->id)
 			all->ends[all->count++] = link_look(own);
 	}
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 	return 0;
 }
 
@@ -143,10 +144,10 @@ static void link_anchor(struct vpmu_file *file)
 	struct vpmu_event *own;
 
 	WRITE_ONCE(file->links.anchored, true);
-	spin_lock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
 	list_for_each_entry(own, &file->family, family)
 		vpmu_event_anchor(own);
-	spin_unlock_irq(&dev->notice_lock);
+	spin_unlock_irq(&dev->lookup.lock);
 }
 
 /* With an inherited one in it, a pair may be linked already, or one have ended meanwhile. */
@@ -196,7 +197,7 @@ static int link_files(struct vpmu_file *file, struct vpmu_file *target, unsigned
 	int err;
 
 	/* Nobody inherits those of a CPU, and what outlives its descriptors is not perf core's. */
-	if (!file->task) {
+	if (!file->place.task) {
 		err = vpmu_link_ids(file->dev, file->id, target->id, role);
 		if (!err)
 			link_list(file, target, role);
@@ -221,7 +222,7 @@ free:
 }
 
 /**
- * vpmu_link_set() - overflows of an event start, or stop, another
+ * vpmu_link_set() - have overflows of an event start, or stop, another
  * @file: whose
  * @target: the other
  * @role: VPMU_STARTER or VPMU_STOPPER
@@ -238,7 +239,7 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 
 	if (file == target || file->dev != target->dev)
 		return -EINVAL;
-	if (file->cpu != target->cpu || file->task != target->task)
+	if (file->place.cpu != target->place.cpu || file->place.task != target->place.task)
 		return -EINVAL;
 
 	mutex_lock(&file->dev->link_lock);
@@ -251,7 +252,7 @@ int vpmu_link_set(struct vpmu_file *file, struct vpmu_file *target, enum vpmu_ro
 	return err;
 }
 
-/* The event of @file that the same fork makes as @own; zero if there is none yet. */
+/* The event of @file that the same fork makes as @own; zero if it is not made yet. */
 static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 {
 	const struct link_end end = link_look(own);
@@ -259,13 +260,13 @@ static u64 link_twin(struct vpmu_file *file, const struct vpmu_event *own)
 	struct vpmu_event *twin;
 	u64 id = 0;
 
-	spin_lock_irq(&file->dev->notice_lock);
+	spin_lock_irq(&file->dev->lookup.lock);
 	list_for_each_entry(twin, &file->family, family) {
 		other = link_look(twin);
 		if (other.inherited && link_paired(&end, &other))
 			id = other.id;
 	}
-	spin_unlock_irq(&file->dev->notice_lock);
+	spin_unlock_irq(&file->dev->lookup.lock);
 	return id;
 }
 
@@ -319,7 +320,7 @@ void vpmu_link_inherit(struct vpmu_event *own)
 }
 
 /**
- * vpmu_link_close() - a file's event has ended: nothing starts or stops it, nor it others
+ * vpmu_link_close() - remove all links of a file
  * @file: the file
  */
 void vpmu_link_close(struct vpmu_file *file)

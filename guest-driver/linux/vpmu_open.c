@@ -19,34 +19,10 @@
 #include <linux/virtio_config.h>
 
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
-
-static bool open_is_trace(const struct vpmu_device *dev, const struct perf_event_attr *attr)
-{
-	/* Of the PMU that has traces alone, or of the one that has all kinds here. */
-	return (attr->type == dev->pmu.type ||
-		(dev->trace_pmu.type && attr->type == dev->trace_pmu.type)) &&
-	       vpmu_config_is_trace(attr->config);
-}
-
-/* The config of our own PMU that means the same. */
-static int open_config(struct vpmu_device *dev, const struct perf_event_attr *attr, u64 *config)
-{
-	if (attr->type == dev->pmu.type || open_is_trace(dev, attr)) {
-		*config = attr->config;
-		return 0;
-	}
-	return vpmu_request_config(attr->type, attr->config, config);
-}
-
-/* Whether it would tell registers, by which what the kernel keeps secret. */
-static bool open_tells_registers(const struct perf_event_attr *attr, bool trace)
-{
-	return attr->sample_type & PERF_SAMPLE_REGS_INTR ||
-	       (trace && vpmu_config_tells_registers(attr->config));
-}
 
 static struct task_struct *open_task(pid_t pid)
 {
@@ -69,28 +45,28 @@ static struct vpmu_file *open_file(struct vpmu_device *dev, const struct perf_ev
 	file = vpmu_file_alloc(dev);
 	if (!file)
 		return ERR_PTR(-ENOMEM);
-	err = open_config(dev, attr, &file->config);
+	err = vpmu_attr_config(dev, attr, &file->spec.config);
 	if (err)
 		goto put;
-	file->handles = 1;
-	file->type = attr->type;
-	file->inherits = attr->inherit;
-	file->read_format = attr->read_format;
-	file->on_exec = attr->enable_on_exec;
-	file->enabled = !attr->disabled || attr->enable_on_exec;
-	file->period = attr->sample_period;
-	file->freq = attr->freq;
-	file->trace = open_is_trace(dev, attr);
-	vpmu_attr_request(attr, file->trace, &file->wanted);
+	file->persist.handles = 1;
+	file->spec.type = attr->type;
+	file->spec.inherit = attr->inherit;
+	file->spec.read_format = attr->read_format;
+	file->control.on_exec = attr->enable_on_exec;
+	file->control.enabled = !attr->disabled || attr->enable_on_exec;
+	file->spec.period = attr->sample_period;
+	file->spec.freq = attr->freq;
+	file->spec.trace = vpmu_attr_is_trace(dev, attr);
+	vpmu_attr_request(attr, file->spec.trace, &file->spec.request);
 	if (args->flags & VPMU_FLAG_ENABLE_ON_STARTER)
-		file->wanted.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
-	if (file->period) {
-		file->wanted.engine = cpu_to_le32(args->engine);
+		file->spec.request.flags |= cpu_to_le32(VPMU_OPEN_PAUSED);
+	if (file->spec.period) {
+		file->spec.request.engine = cpu_to_le32(args->engine);
 		err = vpmu_has_feature(dev, VPMU_F_RING) ? 0 : -EOPNOTSUPP;
 	}
-	if (file->trace && !vpmu_has_feature(dev, VPMU_F_AUX))
+	if (file->spec.trace && !vpmu_has_feature(dev, VPMU_F_AUX))
 		err = -EOPNOTSUPP;
-	if (!err && vpmu_request_names_tasks(&file->wanted, file->trace)) {
+	if (!err && vpmu_attr_needs_task(&file->spec.request, file->spec.trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
 	}
@@ -106,9 +82,9 @@ static int open_event(struct vpmu_file *file, const struct perf_event_attr *want
 		      struct task_struct *task)
 {
 	struct perf_event_attr attr = {
-		.type = file->dev->pmu.type,
+		.type = file->dev->counting.pmu.type,
 		.size = sizeof(attr),
-		.config = file->config,
+		.config = file->spec.config,
 		.disabled = wanted->disabled && wanted->enable_on_exec,
 		.inherit = wanted->inherit,
 		.pinned = wanted->pinned,
@@ -147,11 +123,11 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 		return open_event(file, attr, cpu, task);
 
 	/* The one that was asked for, not its own leader: a sibling leads nobody. */
-	mutex_lock(&leader->group_lock);
+	mutex_lock(&leader->group.lock);
 	err = vpmu_group_admits(leader, file, attr, cpu, task);
 	if (!err) {
 		vpmu_file_get(leader);
-		file->leader = leader;
+		file->group.leader = leader;
 		err = open_event(file, attr, cpu, task);
 	}
 	if (!err) {
@@ -159,7 +135,7 @@ static int open_in_group(struct vpmu_file *file, const struct perf_event_attr *a
 		if (err)
 			perf_event_release_kernel(file->event);
 	}
-	mutex_unlock(&leader->group_lock);
+	mutex_unlock(&leader->group.lock);
 	return err;
 }
 
@@ -279,16 +255,16 @@ int vpmu_open(struct vpmu_device *dev, struct vpmu_open *args)
 		return ret;
 	if (args->flags & PERF_FLAG_PID_CGROUP)
 		return -EOPNOTSUPP;
-	if (attr.type == dev->persistent_pmu.type)
+	if (attr.type == dev->persistent.pmu.type)
 		return open_persistent(dev, args, &attr);
 	if (args->cpu < -1 || (args->pid == -1 && args->cpu == -1))
 		return -EINVAL;
-	trace = open_is_trace(dev, &attr);
+	trace = vpmu_attr_is_trace(dev, &attr);
 	ret = vpmu_attr_check(&attr, dev->info.max_sample_rate, trace);
 	if (ret)
 		return ret;
 	/* From everybody, where the kernel is locked down. */
-	if (open_tells_registers(&attr, trace)) {
+	if (vpmu_attr_has_registers(&attr, trace)) {
 		ret = security_locked_down(LOCKDOWN_PERF);
 		if (ret)
 			return ret;

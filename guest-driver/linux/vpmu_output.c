@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Output: which ring an event writes to, and who is woken for it.
+ * Output: which ring an event writes to, and which programs are woken.
  *
- * An event writes to its own ring or, redirected, to that of another. The device
- * writes; it says of which event the record was with which a ring crossed the mark.
- * Whoever polls an event that writes to this ring is woken, and the owner of that
- * event alone gets a signal.
+ * An event writes to its own ring or, redirected, to that of another event. The device writes;
+ * its notice names the event whose record crossed the watermark of the ring. Pollers of all
+ * events that write to this ring are woken, and the owner of that event alone gets a signal.
  */
 #include <linux/fs.h>
 #include <linux/minmax.h>
@@ -20,26 +19,26 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_output_attach() - an event writes to another ring from now on
+ * vpmu_output_attach() - change the ring that an event writes to
  * @file: its file; the device's output_lock is held
  * @ring: the ring, NULL for none
  */
 void vpmu_output_attach(struct vpmu_file *file, struct vpmu_ring *ring)
 {
 	lockdep_assert_held(&file->dev->output_lock);
-	spin_lock_irq(&file->dev->notice_lock);
-	list_del_init(&file->writer);
-	/* Who waits for the one looks at the other, or learns that there is none. */
-	if (file->ring)
-		wake_up_all(&file->waitq);
-	file->ring = ring;
+	spin_lock_irq(&file->dev->lookup.lock);
+	list_del_init(&file->output.entry);
+	/* Pollers of the old ring look at the new one, or find that there is none. */
+	if (file->output.ring)
+		wake_up_all(&file->waiters.queue);
+	file->output.ring = ring;
 	if (ring)
-		list_add_tail(&file->writer, &ring->writers);
-	spin_unlock_irq(&file->dev->notice_lock);
+		list_add_tail(&file->output.entry, &ring->writers);
+	spin_unlock_irq(&file->dev->lookup.lock);
 }
 
 /**
- * vpmu_output_abandon() - a ring is no more: who wrote there writes nowhere
+ * vpmu_output_abandon() - take the ring from all events that write there
  * @dev: the device; its output_lock is held
  * @ring: the ring
  */
@@ -48,12 +47,12 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
 	struct vpmu_file *file, *next;
 
 	lockdep_assert_held(&dev->output_lock);
-	list_for_each_entry_safe(file, next, &ring->writers, writer)
+	list_for_each_entry_safe(file, next, &ring->writers, output.entry)
 		vpmu_output_attach(file, NULL);
 }
 
 /**
- * vpmu_output_unmapped() - the last map through an event has gone, the ring has not
+ * vpmu_output_unmapped() - take a ring from an event without maps of it
  * @file: its file; the device's output_lock is held
  *
  * perf takes the event from the ring then. So does this, unless the ring is its own:
@@ -61,26 +60,26 @@ void vpmu_output_abandon(struct vpmu_device *dev, struct vpmu_ring *ring)
  */
 void vpmu_output_unmapped(struct vpmu_file *file)
 {
-	if (file->ring->id == file->id)
+	if (file->output.ring->id == file->id)
 		return;
-	if (!file->ring->ended && vpmu_control_redirect(file->dev, file->id, 0))
+	if (!file->output.ring->ended && vpmu_control_redirect(file->dev, file->id, 0))
 		dev_err(&file->dev->vdev->dev, "event %llu still writes to the ring of %llu\n",
-			file->id, file->ring->id);
+			file->id, file->output.ring->id);
 	vpmu_output_attach(file, NULL);
 }
 
 static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 {
-	struct vpmu_ring *ring = target ? target->ring : NULL;
+	struct vpmu_ring *ring = target ? target->output.ring : NULL;
 	int err;
 
 	lockdep_assert_held(&file->dev->output_lock);
 	/* What is mapped stays; its own ring may be so through another event. */
-	if (file->maps || (file->ring && file->ring->id == file->id))
+	if (file->output.maps || (file->output.ring && file->output.ring->id == file->id))
 		return -EINVAL;
 	if (target && !ring)
 		return -EINVAL;
-	if (file->ring == ring)
+	if (file->output.ring == ring)
 		return 0;
 	err = vpmu_control_redirect(file->dev, file->id, target ? target->id : 0);
 	if (!err)
@@ -89,7 +88,7 @@ static int output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 }
 
 /**
- * vpmu_output_redirect() - as PERF_EVENT_IOC_SET_OUTPUT does
+ * vpmu_output_redirect() - PERF_EVENT_IOC_SET_OUTPUT
  * @file: the event to redirect, with the events that inherit it
  * @target: the event whose ring gets their records; NULL to end the redirection, after
  *          which @file has no ring until it is mapped itself
@@ -106,12 +105,12 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 	if (target && READ_ONCE(target->failure))
 		return READ_ONCE(target->failure);
 	/* Those are not the guest's to change, whatever else is wrong. */
-	if (file->operator || (target && target->operator))
+	if (file->persist.operator || (target && target->persist.operator))
 		return -EPERM;
 	if (target) {
 		if (target == file || !vpmu_file_shares_context(file, target))
 			return -EINVAL;
-		if ((target->wanted.flags ^ file->wanted.flags) & backward)
+		if ((target->spec.request.flags ^ file->spec.request.flags) & backward)
 			return -EINVAL;
 	}
 	mutex_lock(&file->dev->output_lock);
@@ -121,7 +120,7 @@ int vpmu_output_redirect(struct vpmu_file *file, struct vpmu_file *target)
 }
 
 /**
- * vpmu_output_pause() - as PERF_EVENT_IOC_PAUSE_OUTPUT does
+ * vpmu_output_pause() - PERF_EVENT_IOC_PAUSE_OUTPUT
  * @file: whose ring
  * @paused: stop writing there, or resume
  *
@@ -132,7 +131,7 @@ int vpmu_output_pause(struct vpmu_file *file, bool paused)
 	int err = -EINVAL;
 
 	mutex_lock(&file->dev->output_lock);
-	if (file->ring && file->ring->count > 1)
+	if (file->output.ring && file->output.ring->count > 1)
 		err = vpmu_control_pause(file->dev, file->id, paused);
 	mutex_unlock(&file->dev->output_lock);
 	return err;
@@ -160,23 +159,23 @@ int vpmu_output_interval(struct vpmu_file *file, const struct vpmu_wakeup *wakeu
 }
 
 /**
- * vpmu_output_ended() - the host has ended an event: whoever waits for it learns so
+ * vpmu_output_ended() - wake pollers of an event that the host has ended
  * @file: the event's
  */
 void vpmu_output_ended(struct vpmu_file *file)
 {
 	vpmu_ring_ended(file);
 	WRITE_ONCE(file->error, true);
-	spin_lock_irq(&file->dev->notice_lock);
-	wake_up_all(&file->waitq);
-	kill_fasync(&file->fasync, SIGIO, POLL_HUP);
-	spin_unlock_irq(&file->dev->notice_lock);
+	spin_lock_irq(&file->dev->lookup.lock);
+	wake_up_all(&file->waiters.queue);
+	kill_fasync(&file->waiters.fasync, SIGIO, POLL_HUP);
+	spin_unlock_irq(&file->dev->lookup.lock);
 }
 
 /**
- * vpmu_output_poll() - whether a ring has crossed the mark since it was last asked
+ * vpmu_output_poll() - whether a ring has crossed its watermark since the last poll
  * @file: the file polled
- * @told: the wakeup that this descriptor was told of last; each has its own
+ * @told: the last wakeup that this descriptor has reported; each has its own
  *
  * Return: EPOLLIN, nothing, or EPOLLHUP without a ring.
  */
@@ -184,17 +183,17 @@ __poll_t vpmu_output_poll(struct vpmu_file *file, loff_t *told)
 {
 	__poll_t events = EPOLLHUP;
 
-	spin_lock_irq(&file->dev->notice_lock);
-	if (file->ring) {
-		events = file->ring->wakeup > *told ? EPOLLIN : 0;
-		*told = max(*told, file->ring->wakeup);
+	spin_lock_irq(&file->dev->lookup.lock);
+	if (file->output.ring) {
+		events = file->output.ring->wakeup > *told ? EPOLLIN : 0;
+		*told = max(*told, file->output.ring->wakeup);
 	}
-	spin_unlock_irq(&file->dev->notice_lock);
+	spin_unlock_irq(&file->dev->lookup.lock);
 	return events;
 }
 
 /**
- * vpmu_output_gone() - a task of an event has ended: poll(2) has an answer
+ * vpmu_output_gone() - wake pollers of an event that a task of it has ended
  * @file: the event's
  *
  * perf core wakes only who polls events with a ring of its own.
@@ -203,10 +202,10 @@ void vpmu_output_gone(struct vpmu_file *file)
 {
 	unsigned long flags;
 
-	spin_lock_irqsave(&file->dev->notice_lock, flags);
+	spin_lock_irqsave(&file->dev->lookup.lock, flags);
 	if (!READ_ONCE(file->closed))
-		wake_up_all(&file->waitq);
-	spin_unlock_irqrestore(&file->dev->notice_lock, flags);
+		wake_up_all(&file->waiters.queue);
+	spin_unlock_irqrestore(&file->dev->lookup.lock, flags);
 }
 
 /*
@@ -215,23 +214,24 @@ void vpmu_output_gone(struct vpmu_file *file)
  */
 static void output_wakeup(struct vpmu_file *file, int reason, u32 count)
 {
-	struct vpmu_ring *ring = file->ring;
+	struct vpmu_ring *ring = file->output.ring;
 	struct vpmu_file *writer;
 
 	if (ring) {
-		ring->wakeup = ++file->dev->wakeups;
-		list_for_each_entry(writer, &ring->writers, writer)
-			wake_up_all(&writer->waitq);
+		ring->wakeup = ++file->dev->lookup.wakeups;
+		list_for_each_entry(writer, &ring->writers, output.entry)
+			wake_up_all(&writer->waiters.queue);
 	}
 	/* Interrupts are off, so a device that lies has no more. */
-	for (count = clamp_t(u32, count, 1, VPMU_NOTICE_COUNT); count && file->fasync; count--)
-		kill_fasync(&file->fasync, SIGIO, reason);
+	count = clamp_t(u32, count, 1, VPMU_NOTICE_COUNT);
+	for (; count && file->waiters.fasync; count--)
+		kill_fasync(&file->waiters.fasync, SIGIO, reason);
 }
 
 /**
- * vpmu_output_notice() - the device tells something of an event
+ * vpmu_output_notice() - handle a notice of the device
  * @dev: the device
- * @notice: what
+ * @notice: the notice
  *
  * Called with interrupts off.
  */
@@ -253,26 +253,26 @@ void vpmu_output_notice(struct vpmu_device *dev, const struct vpmu_notice *notic
 		return;
 	/* A file is looked up here until its last event is destroyed, and freed later. */
 	rcu_read_lock();
-	spin_lock_irqsave(&dev->notice_lock, flags);
-	file = xa_load(&dev->files, le64_to_cpu(notice->event));
+	spin_lock_irqsave(&dev->lookup.lock, flags);
+	file = xa_load(&dev->lookup.files, le64_to_cpu(notice->event));
 	if (!file || READ_ONCE(file->closed))
 		goto unlock;
 	switch (le32_to_cpu(notice->kind)) {
 	case VPMU_NOTICE_WAKEUP:
 		output_wakeup(file, POLL_IN, le32_to_cpu(notice->value));
-		if (file->views && file->cpu >= 0)
-			vpmu_sampling_call(dev, file->cpu);
+		if (file->persist.views && file->place.cpu >= 0)
+			vpmu_sampling_call(dev, file->place.cpu);
 		break;
 	case VPMU_NOTICE_LIMIT:
 		output_wakeup(file, POLL_HUP, le32_to_cpu(notice->value));
 		break;
 	case VPMU_NOTICE_ERROR:
 		WRITE_ONCE(file->error, true);
-		wake_up_all(&file->waitq);
-		kill_fasync(&file->fasync, SIGIO, POLL_ERR);
+		wake_up_all(&file->waiters.queue);
+		kill_fasync(&file->waiters.fasync, SIGIO, POLL_ERR);
 		break;
 	}
 unlock:
-	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	rcu_read_unlock();
 }

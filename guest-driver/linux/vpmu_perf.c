@@ -17,6 +17,7 @@
 #include <linux/string.h>
 #include <linux/uaccess.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
@@ -24,7 +25,7 @@
 #include "vpmu_view.h"
 
 /*
- * perf core does not export what tells its files apart. But they are anonymous inodes of
+ * perf core does not export its file operations. But its files are anonymous inodes of
  * a name that the kernel alone gives.
  */
 static bool file_is_perf(const struct file *filp)
@@ -43,8 +44,8 @@ static struct file *perf_fget(const struct vpmu_device *dev, int fd)
 		return ERR_PTR(-EBADF);
 	if (file_is_perf(filp)) {
 		event = filp->private_data;
-		if (event->pmu == &dev->pmu || event->pmu == &dev->persistent_pmu ||
-		    (dev->trace_pmu.type && event->pmu == &dev->trace_pmu))
+		if (event->pmu == &dev->counting.pmu || event->pmu == &dev->persistent.pmu ||
+		    (dev->tracing.pmu.type && event->pmu == &dev->tracing.pmu))
 			return filp;
 	}
 	fput(filp);
@@ -56,7 +57,7 @@ static struct vpmu_view *perf_view(const struct vpmu_device *dev, const struct p
 {
 	const struct vpmu_event *own = event->pmu_private;
 
-	return event->pmu == &dev->persistent_pmu ? event->pmu_private : own->view;
+	return event->pmu == &dev->persistent.pmu ? event->pmu_private : own->view;
 }
 
 /* Shows what the traces of an event and of those that inherit it have written so far. */
@@ -64,11 +65,11 @@ static void perf_flush_trace(struct perf_event *event)
 {
 	struct perf_event *child;
 
-	mutex_lock(&event->child_mutex);
+	perf_core_lock_family(event);
 	vpmu_trace_flush(event->pmu_private);
-	list_for_each_entry(child, &event->child_list, child_list)
+	perf_core_for_each_child(child, event)
 		vpmu_trace_flush(child->pmu_private);
-	mutex_unlock(&event->child_mutex);
+	perf_core_unlock_family(event);
 }
 
 /* Reading replays the samples that came before, on the CPU of each event of the family. */
@@ -88,7 +89,7 @@ static int perf_flush(const struct vpmu_device *dev, struct perf_event *event)
 		perf_flush_trace(event);
 	else
 		perf_event_read_value(event, &enabled, &running);
-	return own->owed == U64_MAX ? -EIO : 0;
+	return own->unpaid_ns == U64_MAX ? -EIO : 0;
 }
 
 /* The device's id of an event, persistent or not. */
@@ -108,7 +109,7 @@ static int perf_detach(const struct vpmu_device *dev, struct perf_event *event,
 
 	if (copy_from_user(&detach, arg, sizeof(detach)))
 		return -EFAULT;
-	/* Its id will be what it is, and nothing has happened where this cannot be told. */
+	/* The id does not change. Write it first, so that a fault changes nothing. */
 	if (put_user(perf_id(dev, event), &arg->id))
 		return -EFAULT;
 	if (view)

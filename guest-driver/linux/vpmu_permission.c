@@ -74,7 +74,7 @@ void vpmu_permission_init(struct vpmu_device *dev)
 			 PTR_ERR(file));
 		return;
 	}
-	dev->paranoid = file;
+	dev->permission.paranoid = file;
 }
 
 /**
@@ -83,18 +83,19 @@ void vpmu_permission_init(struct vpmu_device *dev)
  */
 void vpmu_permission_exit(struct vpmu_device *dev)
 {
-	if (dev->paranoid)
-		fput(dev->paranoid);
-	dev->paranoid = NULL;
+	if (dev->permission.paranoid)
+		fput(dev->permission.paranoid);
+	dev->permission.paranoid = NULL;
 }
 
 static int permission_sysctl(struct vpmu_device *dev)
 {
+	struct file *sysctl = dev->permission.paranoid;
 	char text[16] = {};
 	loff_t pos = 0;
 	int level;
 
-	if (!dev->paranoid || kernel_read(dev->paranoid, text, sizeof(text) - 1, &pos) <= 0 ||
+	if (!sysctl || kernel_read(sysctl, text, sizeof(text) - 1, &pos) <= 0 ||
 	    kstrtoint(text, 10, &level))
 		return PARANOID_UNKNOWN;
 	return level;
@@ -173,9 +174,9 @@ int vpmu_permission_charge(struct vpmu_device *dev)
 	unsigned int percent = min(READ_ONCE(unprivileged_percent), 100U);
 	u32 most = mult_frac(dev->info.max_events, percent, 100U);
 
-	if (atomic_inc_return(&dev->unprivileged) <= most)
+	if (atomic_inc_return(&dev->permission.unprivileged) <= most)
 		return 0;
-	atomic_dec(&dev->unprivileged);
+	atomic_dec(&dev->permission.unprivileged);
 	return -ENOSPC;
 }
 
@@ -185,5 +186,5 @@ int vpmu_permission_charge(struct vpmu_device *dev)
  */
 void vpmu_permission_uncharge(struct vpmu_device *dev)
 {
-	atomic_dec(&dev->unprivileged);
+	atomic_dec(&dev->permission.unprivileged);
 }

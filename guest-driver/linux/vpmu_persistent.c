@@ -11,7 +11,9 @@
 #include <linux/string.h>
 #include <linux/workqueue.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
@@ -21,7 +23,7 @@
 static const char no_name[VPMU_PERSISTENT_NAME];
 
 /**
- * vpmu_persistent_get() - a handle more of a persistent event
+ * vpmu_persistent_get() - get a handle of a persistent event
  * @dev: the device
  * @id: the event's
  *
@@ -33,8 +35,8 @@ struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 	struct vpmu_file *file;
 	int err = -ENODEV;
 
-	mutex_lock(&dev->persistent_lock);
-	if (dev->persistent_closed)
+	mutex_lock(&dev->persistent.lock);
+	if (dev->persistent.closed)
 		goto unlock;
 	file = vpmu_persistent_find(dev, id);
 	/* The notice of it may be on its way. */
@@ -48,18 +50,18 @@ struct vpmu_file *vpmu_persistent_get(struct vpmu_device *dev, u64 id)
 	if (!file)
 		goto unlock;
 	/* Its CPU may have come since. */
-	if (file->cpu < 0)
-		file->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(file->wanted.context));
+	if (file->place.cpu < 0)
+		file->place.cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(file->spec.request.context));
 	vpmu_file_get(file);
-	file->handles++;
+	file->persist.handles++;
 	err = 0;
 unlock:
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 	return err ? ERR_PTR(err) : file;
 }
 
 /**
- * vpmu_persistent_put() - a handle less of an event, persistent or not
+ * vpmu_persistent_put() - put a handle of an event, persistent or not
  * @file: the event's; it ends with the last, unless it is persistent
  */
 void vpmu_persistent_put(struct vpmu_file *file)
@@ -67,9 +69,9 @@ void vpmu_persistent_put(struct vpmu_file *file)
 	struct vpmu_device *dev = file->dev;
 	bool ends;
 
-	mutex_lock(&dev->persistent_lock);
-	ends = !--file->handles && (!file->persistent || dev->persistent_closed);
-	mutex_unlock(&dev->persistent_lock);
+	mutex_lock(&dev->persistent.lock);
+	ends = !--file->persist.handles && (!file->persist.active || dev->persistent.closed);
+	mutex_unlock(&dev->persistent.lock);
 	if (ends)
 		vpmu_file_close(file);
 	else
@@ -102,10 +104,10 @@ struct vpmu_file *vpmu_persistent_open(struct vpmu_device *dev, const struct vpm
 	file = vpmu_persistent_get(dev, attr->config);
 	if (IS_ERR(file))
 		return file;
-	if (file->cpu != args->cpu)
+	if (file->place.cpu != args->cpu)
 		goto put;
 	err = 0;
-	if (vpmu_request_tells_registers(&file->wanted, file->config))
+	if (vpmu_attr_opens_registers(&file->spec.request, file->spec.config))
 		err = security_locked_down(LOCKDOWN_PERF);
 	if (!err)
 		return file;
@@ -114,10 +116,10 @@ put:
 	return ERR_PTR(err);
 }
 
-/* What the device need not be asked. */
+/* Conditions that need no request to the device. */
 static bool persistent_fits(const struct vpmu_file *file, const struct vpmu_file *leader)
 {
-	return !file->task && leader == file && !file->siblings;
+	return !file->place.task && leader == file && !file->group.siblings;
 }
 
 /* Makes an event persistent on the device; one that is may get another name. */
@@ -132,18 +134,18 @@ static int persistent_detach(struct vpmu_file *file, const char *name)
 		goto unlock;
 	mutex_lock(&dev->output_lock);
 	/* Its output outlives no other event. */
-	if (!file->ring || file->ring->id == file->id)
+	if (!file->output.ring || file->output.ring->id == file->id)
 		err = vpmu_control_detach(dev, file->id, name);
 	if (!err)
-		file->persistent = true;
-	if (!err && file->ring)
-		file->ring->kept = true;
+		file->persist.active = true;
+	if (!err && file->output.ring)
+		file->output.ring->kept = true;
 	mutex_unlock(&dev->output_lock);
 	if (err)
 		goto unlock;
-	if (!file->direct)
+	if (!vpmu_file_is_direct(file))
 		event = vpmu_direct_take(file);
-	if (list_empty(&file->persist))
+	if (list_empty(&file->persist.entry))
 		vpmu_persistent_add(file);
 unlock:
 	vpmu_group_unlock(leader);
@@ -156,11 +158,11 @@ unlock:
 static void persistent_name(struct vpmu_device *dev)
 {
 	if (vpmu_persistent_refresh(dev))
-		schedule_work(&dev->persistent_work);
+		schedule_work(&dev->persistent.work);
 }
 
 /**
- * vpmu_persistent_detach() - as VPMU_IOC_DETACH does
+ * vpmu_persistent_detach() - VPMU_IOC_DETACH
  * @file: whose event lives on from now
  * @name: VPMU_PERSISTENT_NAME bytes; NULL or all zero for the device's choice
  *
@@ -174,12 +176,12 @@ int vpmu_persistent_detach(struct vpmu_file *file, const char *name)
 
 	if (!perfmon_capable())
 		return -EPERM;
-	mutex_lock(&dev->persistent_lock);
-	if (!dev->persistent_closed)
+	mutex_lock(&dev->persistent.lock);
+	if (!dev->persistent.closed)
 		err = persistent_detach(file, name ?: no_name);
 	if (!err)
 		persistent_name(dev);
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 	return err;
 }
 
@@ -218,7 +220,7 @@ static int persistent_take(struct perf_event *event, const char *name)
 		vpmu_ring_attach(file, ring);
 	vpmu_persistent_add(file);
 	/* The view holds the reference. It opens for any event with a ring of perf core's. */
-	file->handles = 1;
+	file->persist.handles = 1;
 	vpmu_view_open(view, file);
 	vpmu_view_take(view);
 	return 0;
@@ -236,10 +238,9 @@ static int persistent_detach_perf(struct perf_event *event, const char *name)
 
 	if (own->view)
 		return persistent_detach(own->view->file, name);
-	if (event->cpu < 0 || own->task || own->event->group_leader != event ||
-	    event->nr_siblings)
+	if (event->cpu < 0 || own->task || !perf_core_is_alone(event))
 		return -EINVAL;
-	/* Such samples are made of what is there right after them. */
+	/* Such samples need a replay right after them. */
 	if (own->trace || event->attr.sample_type & VPMU_SAMPLE_PROMPT)
 		return -EOPNOTSUPP;
 	return persistent_take(event, name);
@@ -262,17 +263,17 @@ int vpmu_persistent_detach_perf(struct perf_event *event, const char *name)
 
 	if (!perfmon_capable())
 		return -EPERM;
-	mutex_lock(&dev->persistent_lock);
-	if (!dev->persistent_closed)
+	mutex_lock(&dev->persistent.lock);
+	if (!dev->persistent.closed)
 		err = persistent_detach_perf(event, name);
 	if (!err)
 		persistent_name(dev);
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 	return err;
 }
 
 /**
- * vpmu_persistent_attach() - as VPMU_IOC_ATTACH does
+ * vpmu_persistent_attach() - VPMU_IOC_ATTACH
  * @file: whose event ends with its last handle from now on
  *
  * Return: 0; -EPERM without CAP_PERFMON, or if it is the host's; -EINVAL if it is not
@@ -285,22 +286,22 @@ int vpmu_persistent_attach(struct vpmu_file *file)
 
 	if (!perfmon_capable())
 		return -EPERM;
-	mutex_lock(&dev->persistent_lock);
+	mutex_lock(&dev->persistent.lock);
 	if (file->ended)
 		err = -ENOENT;
-	if (!file->persistent || dev->persistent_closed)
+	if (!file->persist.active || dev->persistent.closed)
 		goto unlock;
 	err = vpmu_control_attach(dev, file->id);
 	if (err)
 		goto unlock;
 	vpmu_persistent_remove(file);
 	mutex_lock(&dev->output_lock);
-	file->persistent = false;
-	if (file->ring)
-		file->ring->kept = false;
+	file->persist.active = false;
+	if (file->output.ring)
+		file->output.ring->kept = false;
 	mutex_unlock(&dev->output_lock);
 	vpmu_file_put(file);
 unlock:
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 	return err;
 }

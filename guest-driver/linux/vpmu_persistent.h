@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Events that outlive their descriptors, and the driver.
+ * Persistent events: they outlive their descriptors, and some outlive the driver.
  */
 #ifndef _VPMU_PERSISTENT_H
 #define _VPMU_PERSISTENT_H

@@ -10,7 +10,7 @@
 #include <linux/uaccess.h>
 
 #include "vpmu.h"
-#include "vpmu_file.h"
+#include "vpmu_attr.h"
 #include "vpmu_persistent.h"
 
 /* Events asked for in one request. */
@@ -35,7 +35,7 @@ static void list_entry_fill(struct vpmu_device *dev, const struct vpmu_persisten
 		entry->flags |= VPMU_PERSISTENT_WINDOW;
 	if (entry->pages && !(map & VPMU_MAP_WRITABLE))
 		entry->flags |= VPMU_PERSISTENT_OVERWRITE;
-	vpmu_request_attr(dev, &event->open, &attr);
+	vpmu_attr_from_request(dev, &event->open, &attr);
 	memcpy(entry->attr, &attr, sizeof(entry->attr));
 }
 
@@ -46,7 +46,7 @@ static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 	int got, i;
 
 	got = vpmu_control_persistent(dev, *after, events, min_t(u32, count, LIST_STEP));
-	/* A device that has none need not know the request. */
+	/* A device without persistent events may refuse the request. */
 	if (got == -EOPNOTSUPP)
 		return 0;
 	for (i = 0; i < got; i++) {
@@ -57,7 +57,7 @@ static int list_step(struct vpmu_device *dev, u64 *after, u32 count,
 }
 
 /**
- * vpmu_persistent_list() - as VPMU_IOC_PERSISTENT does
+ * vpmu_persistent_list() - VPMU_IOC_PERSISTENT
  * @dev: the device
  * @arg: which are wanted, and where to
  *

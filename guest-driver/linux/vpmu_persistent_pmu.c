@@ -10,7 +10,7 @@
 #include <linux/sysfs.h>
 
 #include "vpmu.h"
-#include "vpmu_event.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_view.h"
@@ -45,7 +45,7 @@ static const struct attribute_group *persistent_groups[] = {
 
 static ssize_t event_show(struct device *device, struct device_attribute *attr, char *buf)
 {
-	const struct vpmu_file *file = container_of(attr, struct vpmu_file, entry);
+	const struct vpmu_file *file = container_of(attr, struct vpmu_file, persist.attr);
 
 	return sysfs_emit(buf, "id=0x%llx\n", file->id);
 }
@@ -59,31 +59,31 @@ void vpmu_persistent_show(struct vpmu_file *file)
 	struct vpmu_device *dev = file->dev;
 	int err;
 
-	if (file->shown)
+	if (file->persist.shown)
 		return;
-	sysfs_attr_init(&file->entry.attr);
-	file->entry.attr.name = file->name;
-	file->entry.attr.mode = 0444;
-	file->entry.show = event_show;
-	err = sysfs_add_file_to_group(&dev->persistent_pmu.dev->kobj, &file->entry.attr,
+	sysfs_attr_init(&file->persist.attr.attr);
+	file->persist.attr.attr.name = file->persist.name;
+	file->persist.attr.attr.mode = 0444;
+	file->persist.attr.show = event_show;
+	err = sysfs_add_file_to_group(&dev->persistent.pmu.dev->kobj, &file->persist.attr.attr,
 				      events_group.name);
-	file->shown = !err;
+	file->persist.shown = !err;
 	if (err)
 		dev_warn(&dev->vdev->dev, "persistent event %llu is not in sysfs (%d)\n", file->id,
 			 err);
 }
 
 /**
- * vpmu_persistent_hide() - list it no longer; nobody reads the entry any more
+ * vpmu_persistent_hide() - take an event out of sysfs, and wait for its readers
  * @file: the event's
  */
 void vpmu_persistent_hide(struct vpmu_file *file)
 {
-	if (!file->shown)
+	if (!file->persist.shown)
 		return;
-	sysfs_remove_file_from_group(&file->dev->persistent_pmu.dev->kobj, &file->entry.attr,
+	sysfs_remove_file_from_group(&file->dev->persistent.pmu.dev->kobj, &file->persist.attr.attr,
 				     events_group.name);
-	file->shown = false;
+	file->persist.shown = false;
 }
 
 static struct vpmu_vcpu *view_vcpu(const struct perf_event *event)
@@ -143,7 +143,7 @@ static void view_destroy(struct perf_event *event)
 
 static int view_event_init(struct perf_event *event)
 {
-	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, persistent_pmu);
+	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, persistent.pmu);
 	struct perf_event_attr *attr = &event->attr;
 	struct vpmu_file *file;
 	struct vpmu_view *view;
@@ -153,7 +153,7 @@ static int view_event_init(struct perf_event *event)
 		return -ENOENT;
 	if (attr->precise_ip || has_branch_stack(event))
 		return -EOPNOTSUPP;
-	err = vpmu_sampling_check(event);
+	err = vpmu_attr_check_replay(event);
 	if (err)
 		return err;
 	if (event->cpu < 0 || event->attach_state & PERF_ATTACH_TASK)
@@ -167,7 +167,7 @@ static int view_event_init(struct perf_event *event)
 	if (IS_ERR(file))
 		return PTR_ERR(file);
 	err = -EINVAL;
-	if (file->cpu != event->cpu)
+	if (file->place.cpu != event->cpu)
 		goto put;
 	err = -ENOMEM;
 	view = vpmu_view_alloc(event);
@@ -178,7 +178,7 @@ static int view_event_init(struct perf_event *event)
 		vpmu_view_close(view);
 		goto put;
 	}
-	/* The period is the event's own: perf core has none to adapt. */
+	/* The event has its own period: perf core must not adapt it. */
 	attr->freq = 0;
 	event->pmu_private = view;
 	event->destroy = view_destroy;
@@ -189,7 +189,7 @@ put:
 }
 
 /**
- * vpmu_persistent_pmu_register() - make persistent events a PMU
+ * vpmu_persistent_pmu_register() - register the PMU of persistent events
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -198,7 +198,7 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 {
 	int err;
 
-	dev->persistent_pmu = (struct pmu) {
+	dev->persistent.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
 		.attr_groups	= persistent_groups,
 		/* They are of CPUs: perf core refuses tasks. */
@@ -211,17 +211,17 @@ int vpmu_persistent_pmu_register(struct vpmu_device *dev)
 		.stop		= view_stop,
 		.read		= view_read,
 	};
-	err = perf_pmu_register(&dev->persistent_pmu, "persistent", -1);
+	err = perf_pmu_register(&dev->persistent.pmu, "persistent", -1);
 	if (!err)
-		dev->info.persistent_type = dev->persistent_pmu.type;
+		dev->info.persistent_type = dev->persistent.pmu.type;
 	return err;
 }
 
 /**
- * vpmu_persistent_pmu_unregister() - they are none any more; no view may be left
+ * vpmu_persistent_pmu_unregister() - unregister the PMU; all views are closed
  * @dev: the device
  */
 void vpmu_persistent_pmu_unregister(struct vpmu_device *dev)
 {
-	perf_pmu_unregister(&dev->persistent_pmu);
+	perf_pmu_unregister(&dev->persistent.pmu);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Persistent events: which there are.
+ * The list of persistent events.
  *
  * The device has the list, for the host makes and ends some of them and all outlive this
  * driver. Here is a file for each, whether or not anybody has it open: it holds the ring,
@@ -12,6 +12,7 @@
 #include <linux/workqueue.h>
 
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_file.h"
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
@@ -19,7 +20,7 @@
 /* Events asked for in one request. */
 #define PERSISTENT_STEP	64
 
-/* What must be so of a name for sysfs and perf, whatever the device says. */
+/* Whether sysfs and perf accept a name of the device's. */
 static bool name_fits(const char *name)
 {
 	if (!islower(*name))
@@ -31,8 +32,8 @@ static bool name_fits(const char *name)
 }
 
 /**
- * vpmu_persistent_find() - a persistent event's file
- * @dev: the device; its persistent_lock is held
+ * vpmu_persistent_find() - find a persistent event's file
+ * @dev: the device; its persistent.lock is held
  * @id: the event's
  *
  * Return: it, or NULL.
@@ -41,36 +42,36 @@ struct vpmu_file *vpmu_persistent_find(struct vpmu_device *dev, u64 id)
 {
 	struct vpmu_file *file;
 
-	lockdep_assert_held(&dev->persistent_lock);
-	list_for_each_entry(file, &dev->persistent, persist)
+	lockdep_assert_held(&dev->persistent.lock);
+	list_for_each_entry(file, &dev->persistent.files, persist.entry)
 		if (file->id == id)
 			return file;
 	return NULL;
 }
 
 /**
- * vpmu_persistent_add() - put a file in the list, which has a reference of its own
- * @file: the file; the device's persistent_lock is held
+ * vpmu_persistent_add() - add a file to the list, with a reference
+ * @file: the file; the device's persistent.lock is held
  */
 void vpmu_persistent_add(struct vpmu_file *file)
 {
 	vpmu_file_get(file);
-	list_add_tail(&file->persist, &file->dev->persistent);
+	list_add_tail(&file->persist.entry, &file->dev->persistent.files);
 }
 
 /**
- * vpmu_persistent_remove() - take it out; the list's reference is the caller's then
- * @file: the file; the device's persistent_lock is held
+ * vpmu_persistent_remove() - take a file out of the list, and hand its reference to the caller
+ * @file: the file; the device's persistent.lock is held
  */
 void vpmu_persistent_remove(struct vpmu_file *file)
 {
 	vpmu_persistent_hide(file);
-	list_del_init(&file->persist);
+	list_del_init(&file->persist.entry);
 }
 
 /**
- * vpmu_persistent_adopt() - a file for an event that none was opened with
- * @dev: the device; its persistent_lock is held
+ * vpmu_persistent_adopt() - make a file for an event on the device
+ * @dev: the device; its persistent.lock is held
  * @event: as the device lists it; the name is left out
  *
  * Return: the file, for vpmu_persistent_add() and vpmu_file_put(); or an ERR_PTR.
@@ -85,23 +86,23 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	file = vpmu_file_alloc(dev);
 	if (!file)
 		return ERR_PTR(-ENOMEM);
-	file->direct = true;
-	file->persistent = true;
+	file->backend = &vpmu_direct_backend;
+	file->persist.active = true;
 	file->id = le64_to_cpu(event->id);
 	file->label = file->id;
-	file->cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
-	file->operator = le32_to_cpu(event->flags) & VPMU_PERSISTENT_OPERATOR;
-	file->wanted = event->open;
-	file->type = vpmu_request_type(dev, &event->open, &file->config);
-	file->trace = vpmu_config_is_trace(file->config);
-	file->read_format = le64_to_cpu(event->open.read_format);
-	file->engine = le32_to_cpu(event->open.engine);
-	file->period = le64_to_cpu(event->open.period);
-	file->freq = flags & VPMU_OPEN_FREQ;
-	file->enabled = flags & VPMU_OPEN_ENABLED;
+	file->place.cpu = vpmu_vcpu_cpu(dev, le32_to_cpu(event->open.context));
+	file->persist.operator = le32_to_cpu(event->flags) & VPMU_PERSISTENT_OPERATOR;
+	file->spec.request = event->open;
+	file->spec.type = vpmu_attr_type(dev, &event->open, &file->spec.config);
+	file->spec.trace = vpmu_config_is_trace(file->spec.config);
+	file->spec.read_format = le64_to_cpu(event->open.read_format);
+	file->spec.engine = le32_to_cpu(event->open.engine);
+	file->spec.period = le64_to_cpu(event->open.period);
+	file->spec.freq = flags & VPMU_OPEN_FREQ;
+	file->control.enabled = flags & VPMU_OPEN_ENABLED;
 
-	/* Records name tasks as long as somebody tells the device who runs. */
-	if (vpmu_request_names_tasks(&event->open, file->trace)) {
+	/* Records name tasks while vpmu_task reports them to the device. */
+	if (vpmu_attr_needs_task(&event->open, file->spec.trace)) {
 		err = vpmu_task_get(dev);
 		file->tracks = !err;
 		if (err && err != -EOPNOTSUPP)
@@ -111,7 +112,7 @@ struct vpmu_file *vpmu_persistent_adopt(struct vpmu_device *dev,
 	if (err)
 		goto put;
 	/* -EBUSY: the device calls an event of ours, which nobody made persistent, by that id. */
-	err = xa_insert_irq(&dev->files, file->id, file, GFP_KERNEL);
+	err = xa_insert_irq(&dev->lookup.files, file->id, file, GFP_KERNEL);
 	if (!err)
 		return file;
 	vpmu_ring_forget(file);
@@ -126,7 +127,7 @@ static void persistent_gone(struct vpmu_file *file)
 	vpmu_persistent_remove(file);
 	vpmu_output_ended(file);
 	vpmu_link_close(file);
-	if (!file->handles) {
+	if (!file->persist.handles) {
 		vpmu_file_get(file);
 		vpmu_file_close(file);
 	}
@@ -139,14 +140,14 @@ static void see_known(struct vpmu_device *dev, const struct vpmu_persistent_even
 	char name[VPMU_PERSISTENT_NAME + 1] = {};
 
 	if (!file) {
-		dev->persistent_news = true;
+		dev->persistent.has_new = true;
 		return;
 	}
-	file->seen = dev->persistent_turn;
+	file->persist.generation = dev->persistent.generation;
 	memcpy(name, event->name, sizeof(event->name));
-	if (strcmp(name, file->name)) {
+	if (strcmp(name, file->persist.name)) {
 		vpmu_persistent_hide(file);
-		memcpy(file->name, name, sizeof(name));
+		memcpy(file->persist.name, name, sizeof(name));
 	}
 }
 
@@ -164,10 +165,10 @@ static void see_new(struct vpmu_device *dev, const struct vpmu_persistent_event 
 	}
 	vpmu_persistent_add(file);
 	vpmu_file_put(file);
-	memcpy(file->name, event->name, sizeof(event->name));
+	memcpy(file->persist.name, event->name, sizeof(event->name));
 }
 
-/* Shows each that the device has. */
+/* Calls @see for each event of the device's list. */
 static int persistent_see(struct vpmu_device *dev,
 			  void (*see)(struct vpmu_device *dev,
 				      const struct vpmu_persistent_event *event))
@@ -185,15 +186,15 @@ static int persistent_see(struct vpmu_device *dev,
 		after = le64_to_cpu(events[got - 1].id);
 	}
 	kfree(events);
-	/* A device that has none need not know the request. */
+	/* A device without persistent events may refuse the request. */
 	return got == -EOPNOTSUPP ? 0 : got;
 }
 
 /**
- * vpmu_persistent_refresh() - make the list what the device's is
- * @dev: the device; its persistent_lock is held
+ * vpmu_persistent_refresh() - compare the list with the device's
+ * @dev: the device; its persistent.lock is held
  *
- * What has gone goes first: what is new may have its name.
+ * Events that have ended are removed first: a new one may have the same name.
  *
  * Return: 0 or a negative errno.
  */
@@ -202,45 +203,45 @@ int vpmu_persistent_refresh(struct vpmu_device *dev)
 	struct vpmu_file *file, *next;
 	int err;
 
-	lockdep_assert_held(&dev->persistent_lock);
-	dev->persistent_turn++;
-	dev->persistent_news = false;
+	lockdep_assert_held(&dev->persistent.lock);
+	dev->persistent.generation++;
+	dev->persistent.has_new = false;
 	err = persistent_see(dev, see_known);
 	if (err)
 		return err;
-	list_for_each_entry_safe(file, next, &dev->persistent, persist)
-		if (file->seen != dev->persistent_turn)
+	list_for_each_entry_safe(file, next, &dev->persistent.files, persist.entry)
+		if (file->persist.generation != dev->persistent.generation)
 			persistent_gone(file);
-	if (dev->persistent_news)
+	if (dev->persistent.has_new)
 		err = persistent_see(dev, see_new);
-	list_for_each_entry(file, &dev->persistent, persist)
-		if (name_fits(file->name))
+	list_for_each_entry(file, &dev->persistent.files, persist.entry)
+		if (name_fits(file->persist.name))
 			vpmu_persistent_show(file);
 	return err;
 }
 
 static void persistent_work(struct work_struct *work)
 {
-	struct vpmu_device *dev = container_of(work, struct vpmu_device, persistent_work);
+	struct vpmu_device *dev = container_of(work, struct vpmu_device, persistent.work);
 	int err = 0;
 
-	mutex_lock(&dev->persistent_lock);
-	if (!dev->persistent_closed)
+	mutex_lock(&dev->persistent.lock);
+	if (!dev->persistent.closed)
 		err = vpmu_persistent_refresh(dev);
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 	if (err)
 		dev_err(&dev->vdev->dev, "persistent events cannot be listed (%d)\n", err);
 }
 
 /**
- * vpmu_persistent_notice() - the host has started or ended some
+ * vpmu_persistent_notice() - have the list compared, after the host has changed it
  * @dev: the device
  *
  * Called from the interrupt.
  */
 void vpmu_persistent_notice(struct vpmu_device *dev)
 {
-	schedule_work(&dev->persistent_work);
+	schedule_work(&dev->persistent.work);
 }
 
 /**
@@ -253,15 +254,15 @@ int vpmu_persistent_resume(struct vpmu_device *dev)
 {
 	int err;
 
-	mutex_lock(&dev->persistent_lock);
-	dev->persistent_closed = false;
+	mutex_lock(&dev->persistent.lock);
+	dev->persistent.closed = false;
 	err = vpmu_persistent_refresh(dev);
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 	return err;
 }
 
 /**
- * vpmu_persistent_register() - find what persistent events there are
+ * vpmu_persistent_register() - register the PMU and read the list
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -282,31 +283,31 @@ int vpmu_persistent_register(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_close() - forget them; those that outlive a reset go on
+ * vpmu_persistent_close() - empty the list; events that outlive a reset continue
  * @dev: the device, which nobody opens any more
  *
- * The others end here, while the device can still be told. Files that are open stay
+ * The others end here, while the device still takes requests. Files that are open stay
  * until they are closed.
  */
 void vpmu_persistent_close(struct vpmu_device *dev)
 {
 	struct vpmu_file *file, *next;
 
-	mutex_lock(&dev->persistent_lock);
-	dev->persistent_closed = true;
-	list_for_each_entry_safe(file, next, &dev->persistent, persist) {
+	mutex_lock(&dev->persistent.lock);
+	dev->persistent.closed = true;
+	list_for_each_entry_safe(file, next, &dev->persistent.files, persist.entry) {
 		vpmu_persistent_remove(file);
-		if (!file->handles) {
+		if (!file->persist.handles) {
 			vpmu_file_get(file);
 			vpmu_file_close(file);
 		}
 		vpmu_file_put(file);
 	}
-	mutex_unlock(&dev->persistent_lock);
+	mutex_unlock(&dev->persistent.lock);
 }
 
 /**
- * vpmu_persistent_unregister() - what is left to do once no file is left
+ * vpmu_persistent_unregister() - unregister the PMU, after the last file is gone
  * @dev: the device
  */
 void vpmu_persistent_unregister(struct vpmu_device *dev)
@@ -315,22 +316,22 @@ void vpmu_persistent_unregister(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_persistent_init() - prepare for notices
+ * vpmu_persistent_init() - prepare the list
  * @dev: the device
  */
 void vpmu_persistent_init(struct vpmu_device *dev)
 {
-	mutex_init(&dev->persistent_lock);
-	INIT_LIST_HEAD(&dev->persistent);
-	INIT_WORK(&dev->persistent_work, persistent_work);
-	dev->persistent_closed = true;
+	mutex_init(&dev->persistent.lock);
+	INIT_LIST_HEAD(&dev->persistent.files);
+	INIT_WORK(&dev->persistent.work, persistent_work);
+	dev->persistent.closed = true;
 }
 
 /**
- * vpmu_persistent_exit() - nothing is under way any more, after the device was reset
+ * vpmu_persistent_exit() - wait for a comparison, after the device was reset
  * @dev: the device
  */
 void vpmu_persistent_exit(struct vpmu_device *dev)
 {
-	cancel_work_sync(&dev->persistent_work);
+	cancel_work_sync(&dev->persistent.work);
 }

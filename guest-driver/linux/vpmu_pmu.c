@@ -11,14 +11,16 @@
 #include <linux/perf_event.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_file.h"
 #include "vpmu_view.h"
 
 static struct vpmu_device *to_vpmu(const struct pmu *pmu)
 {
-	return container_of(pmu, struct vpmu_device, pmu);
+	return container_of(pmu, struct vpmu_device, counting.pmu);
 }
 
 static void vpmu_pmu_enable(struct pmu *pmu)
@@ -27,7 +29,7 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 
 	if (!vcpu)
 		return;
-	vcpu->bracket = false;
+	vcpu->pmu_disabled = false;
 	vcpu->group_read = NULL;
 	vpmu_vcpu_flush(vcpu);
 	vpmu_sampling_settle(vcpu);
@@ -38,7 +40,7 @@ static void vpmu_pmu_disable(struct pmu *pmu)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(to_vpmu(pmu));
 
 	if (vcpu)
-		vcpu->bracket = true;
+		vcpu->pmu_disabled = true;
 }
 
 static void vpmu_pmu_start_txn(struct pmu *pmu, unsigned int flags)
@@ -89,7 +91,7 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 		vpmu_context_enter(vcpu, event);
 }
 
-/* Returns whether that needed a command. */
+/* Returns true if that needed a command. */
 static bool pmu_stop(struct vpmu_vcpu *vcpu, struct perf_event *event)
 {
 	struct vpmu_event *own = event->pmu_private;
@@ -112,7 +114,7 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 		return;
 	if (pmu_stop(vcpu, event) && !VPMU_CONTEXT_IS_BRACKETED)
 		vpmu_context_leave(vcpu, event);
-	if (!vcpu->bracket)
+	if (!vcpu->pmu_disabled)
 		vpmu_sampling_settle(vcpu);
 }
 
@@ -141,7 +143,7 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 	vpmu_event_idle(event, true);
 	/* The last time that a task's event is heard of; later than the context's lock is held. */
 	if (own->task && own->file && !event->parent && current->flags & PF_EXITING)
-		irq_work_queue(&own->file->gone);
+		irq_work_queue(&own->file->waiters.gone);
 }
 
 static void vpmu_pmu_event_mapped(struct perf_event *event, struct mm_struct *mm)
@@ -158,20 +160,15 @@ static bool type_is_generic(u32 type)
 	return type == PERF_TYPE_HARDWARE || type == PERF_TYPE_HW_CACHE || type == PERF_TYPE_RAW;
 }
 
-/* The event in the words of our own config, which perf core leaves to us in perf_event::hw. */
+/* Sets perf_event::hw::config, which perf core leaves to the PMU, to the config of our own. */
 static int pmu_config(struct perf_event *event)
 {
-	const struct perf_event_attr *attr = &event->attr;
-	u64 config = attr->config;
-	int err = 0;
+	const struct vpmu_device *dev = to_vpmu(event->pmu);
+	u32 type = event->attr.type;
 
-	if (attr->type != event->pmu->type) {
-		if (!type_is_generic(attr->type) || !to_vpmu(event->pmu)->generic)
-			return -ENOENT;
-		err = vpmu_request_config(attr->type, attr->config, &config);
-	}
-	event->hw.config = config;
-	return err;
+	if (type != event->pmu->type && !(dev->generic && type_is_generic(type)))
+		return -ENOENT;
+	return vpmu_attr_config(dev, &event->attr, &event->hw.config);
 }
 
 static int vpmu_pmu_event_init(struct perf_event *event)
@@ -182,13 +179,13 @@ static int vpmu_pmu_event_init(struct perf_event *event)
 	if (err)
 		return err;
 	/* perf core's own traces are those of another PMU, which can have AUX areas. */
-	if (vpmu_config_is_trace(event->hw.config) && event->overflow_handler != vpmu_file_overflow)
+	if (vpmu_config_is_trace(event->hw.config) && !vpmu_file_of(event))
 		return -ENOENT;
 	/* As perf core's other PMUs refuse it; perf then asks for less. */
 	if (attr->precise_ip)
 		return -EOPNOTSUPP;
-	if (is_sampling_event(event) && event->overflow_handler != vpmu_file_overflow) {
-		err = vpmu_sampling_check(event);
+	if (is_sampling_event(event) && !vpmu_file_of(event)) {
+		err = vpmu_attr_check_replay(event);
 		if (err)
 			return err;
 	}
@@ -218,7 +215,7 @@ static bool cpu_pmu_exists(void)
 }
 
 /**
- * vpmu_pmu_register() - make the device a PMU
+ * vpmu_pmu_register() - register the PMU vpmu
  * @dev: the device
  *
  * Return: 0 or a negative errno.
@@ -228,12 +225,12 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 	int err;
 
 	dev->generic = !cpu_pmu_exists();
-	err = vpmu_sysfs_init(dev, &dev->sysfs, false);
+	err = vpmu_sysfs_init(dev, &dev->counting.sysfs, false);
 	if (err)
 		return err;
-	dev->pmu = (struct pmu) {
+	dev->counting.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
-		.attr_groups	= dev->sysfs.groups,
+		.attr_groups	= dev->counting.sysfs.groups,
 		/* The hardware context takes one PMU, and a CPU's own goes first. */
 		.task_ctx_nr	= perf_sw_context,
 		.pmu_enable	= vpmu_pmu_enable,
@@ -249,21 +246,21 @@ int vpmu_pmu_register(struct vpmu_device *dev)
 		.commit_txn	= vpmu_pmu_commit_txn,
 		.cancel_txn	= vpmu_pmu_cancel_txn,
 	};
-	err = perf_pmu_register(&dev->pmu, "vpmu", -1);
+	err = perf_pmu_register(&dev->counting.pmu, "vpmu", -1);
 	if (err) {
-		vpmu_sysfs_exit(&dev->sysfs);
+		vpmu_sysfs_exit(&dev->counting.sysfs);
 		return err;
 	}
-	dev->info.pmu_type = dev->pmu.type;
+	dev->info.pmu_type = dev->counting.pmu.type;
 	return 0;
 }
 
 /**
- * vpmu_pmu_unregister() - the device is a PMU no more; no event may be left
+ * vpmu_pmu_unregister() - unregister the PMU; all events are closed
  * @dev: the device
  */
 void vpmu_pmu_unregister(struct vpmu_device *dev)
 {
-	perf_pmu_unregister(&dev->pmu);
-	vpmu_sysfs_exit(&dev->sysfs);
+	perf_pmu_unregister(&dev->counting.pmu);
+	vpmu_sysfs_exit(&dev->counting.sysfs);
 }

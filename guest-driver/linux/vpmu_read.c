@@ -9,21 +9,20 @@
 #include "vpmu.h"
 #include "vpmu_file.h"
 
-/* Whether nothing is told any more of a count, because it was lost. */
-static bool read_has_error(struct vpmu_file *file)
+/* Whether the count was lost. */
+static bool read_has_error(const struct vpmu_file *file)
 {
-	return READ_ONCE(file->error) || (!file->direct &&
-	       READ_ONCE(file->event->state) == PERF_EVENT_STATE_ERROR);
+	return READ_ONCE(file->error) || file->backend->has_error(file);
 }
 
 static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *leader)
 {
-	u64 format = file->read_format;
+	u64 format = file->spec.read_format;
 	size_t each = 1 + !!(format & PERF_FORMAT_ID) + !!(format & PERF_FORMAT_LOST);
 	size_t times = !!(format & PERF_FORMAT_TOTAL_TIME_ENABLED) +
 		       !!(format & PERF_FORMAT_TOTAL_TIME_RUNNING);
 
-	return format & PERF_FORMAT_GROUP ? 1 + times + (1 + leader->siblings) * each :
+	return format & PERF_FORMAT_GROUP ? 1 + times + (1 + leader->group.siblings) * each :
 					    times + each;
 }
 
@@ -33,17 +32,17 @@ static size_t read_values(const struct vpmu_file *file, const struct vpmu_file *
  */
 static size_t read_put_times(struct vpmu_file *file, u64 format, u64 *values)
 {
-	u64 enabled = 0, running = 0, missed = file->totals.missed;
+	u64 enabled = 0, running = 0, missed = file->tally.totals.missed;
 	size_t n = 0;
 
-	if (file->totals.behind) {
+	if (file->tally.totals.behind) {
 		perf_event_read_value(file->event, &enabled, &running);
 		missed = enabled > running ? enabled - running : 0;
 	}
 	if (format & PERF_FORMAT_TOTAL_TIME_ENABLED)
-		values[n++] = file->totals.enabled + missed;
+		values[n++] = file->tally.totals.enabled + missed;
 	if (format & PERF_FORMAT_TOTAL_TIME_RUNNING)
-		values[n++] = file->totals.running;
+		values[n++] = file->tally.totals.running;
 	return n;
 }
 
@@ -54,31 +53,31 @@ static size_t read_put_rest(const struct vpmu_file *file, u64 format, u64 *value
 	if (format & PERF_FORMAT_ID)
 		values[n++] = file->label;
 	if (format & PERF_FORMAT_LOST)
-		values[n++] = file->totals.lost;
+		values[n++] = file->tally.totals.lost;
 	return n;
 }
 
 static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *values)
 {
-	u64 format = file->read_format;
+	u64 format = file->spec.read_format;
 	struct vpmu_file *other;
 
 	if (!(format & PERF_FORMAT_GROUP)) {
-		*values++ = file->totals.value;
+		*values++ = file->tally.totals.value;
 		values += read_put_times(file, format, values);
 		read_put_rest(file, format, values);
 		return;
 	}
-	*values++ = 1 + leader->siblings;
+	*values++ = 1 + leader->group.siblings;
 	values += read_put_times(leader, format, values);
 	vpmu_group_for_each(other, leader) {
-		*values++ = other->totals.value;
+		*values++ = other->tally.totals.value;
 		values += read_put_rest(other, format, values);
 	}
 }
 
 /**
- * vpmu_read() - what read(2) gives
+ * vpmu_read() - read(2)
  * @file: read from; with PERF_FORMAT_GROUP all of its group is read at one moment
  * @values: set to an array for the caller to free, on success
  * @room: bytes that there is room for
@@ -88,7 +87,7 @@ static void read_put(struct vpmu_file *file, struct vpmu_file *leader, u64 *valu
  */
 ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)
 {
-	bool whole = file->read_format & PERF_FORMAT_GROUP;
+	bool whole = file->spec.read_format & PERF_FORMAT_GROUP;
 	struct vpmu_file *leader = vpmu_group_lock(file), *other;
 	size_t size = read_values(file, leader) * sizeof(u64);
 	ssize_t ret = 0;
@@ -99,7 +98,7 @@ ssize_t vpmu_read(struct vpmu_file *file, u64 **values, size_t room)
 	ret = -ENOSPC;
 	if (room < size)
 		goto unlock;
-	/* What cannot be reached any more, because its CPU has gone, stands as it is. */
+	/* An event whose CPU is offline keeps its last count. */
 	vpmu_call_group(leader, whole ? NULL : file, VPMU_COMMAND_READ);
 	ret = 0;
 	vpmu_group_for_each(other, leader)

@@ -23,6 +23,7 @@
 #include <asm/ptrace.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_arch.h"
 #include "vpmu_event.h"
@@ -107,15 +108,14 @@ static u64 device_clock(const struct vpmu_device *dev)
 /* As perf core numbers a task in the records of an event; @nr is of the first namespace. */
 static u32 replay_pid(const struct perf_event *event, u32 nr)
 {
+	struct pid_namespace *ns = perf_core_namespace(event);
 	struct pid *pid;
 
-	if (event->parent)
-		event = event->parent;
-	if (event->ns == &init_pid_ns || !nr)
+	if (ns == &init_pid_ns || !nr)
 		return nr;
 	rcu_read_lock();
 	pid = find_pid_ns(nr, &init_pid_ns);
-	nr = pid ? pid_nr_ns(pid, event->ns) : -1;
+	nr = pid ? pid_nr_ns(pid, ns) : -1;
 	rcu_read_unlock();
 	return nr;
 }
@@ -135,7 +135,7 @@ static bool replay_is_late(struct vpmu_replay *replay)
 	return user_mode(&replay->regs) && !current->mm;
 }
 
-/* The next @count words of the record; NULL if it has no more so many. */
+/* The next @count words of the record; NULL if it has fewer. */
 static const u64 *replay_words(struct vpmu_replay *replay, u64 count)
 {
 	const u64 *words = replay->next;
@@ -180,7 +180,7 @@ static void replay_time(struct vpmu_replay *replay, u64 time)
 		return;
 	now = device_clock(replay->dev);
 	age = now > time ? now - time : 0;
-	data->time = replay->event->clock() - age;
+	data->time = perf_core_event_clock(replay->event) - age;
 	data->sample_flags |= PERF_SAMPLE_TIME;
 }
 
@@ -242,25 +242,7 @@ static bool replay_parse(struct vpmu_replay *replay, size_t len)
 	return !replay->bad;
 }
 
-/* Sends signals and counts down the limit of REFRESH, as perf core does after a handler. */
-static void replay_account(const struct vpmu_replay *replay)
-{
-	struct perf_event *event = replay->event;
-	struct fasync_struct **fasync = &(event->parent ?: event)->fasync;
-
-	event->pending_kill = POLL_IN;
-	if (atomic_read(&event->event_limit) && atomic_dec_and_test(&event->event_limit)) {
-		event->pending_kill = POLL_HUP;
-		*replay->ended = true;
-		vpmu_aux_disable(event);
-	} else if (!READ_ONCE(*fasync)) {
-		return;
-	}
-	event->pending_wakeup = 1;
-	irq_work_queue(&event->pending_irq);
-}
-
-/* Of an event that the device cannot keep out of a mode. */
+/* Whether a sample is of a mode that its event excludes and the device cannot exclude. */
 static bool replay_is_excluded(struct vpmu_replay *replay)
 {
 	const struct perf_event_attr *attr = &replay->event->attr;
@@ -316,16 +298,16 @@ static void replay_sample(struct vpmu_replay *replay, size_t len)
 	bool passes;
 
 	if (!replay_parse(replay, len) || replay_is_late(replay)) {
-		atomic64_inc(&event->lost_samples);
+		perf_core_add_lost(event, 1);
 		return;
 	}
 	if (*replay->ended || replay_is_excluded(replay))
 		return;
 	replay_turn_group(replay, true);
-	passes = vpmu_overflow(event, &replay->data, &replay->regs);
+	passes = perf_core_overflow(event, &replay->data, &replay->regs);
 	replay_turn_group(replay, false);
-	if (passes)
-		replay_account(replay);
+	if (passes && perf_core_signal(event))
+		*replay->ended = true;
 }
 
 /* The record of @size bytes at position @from. */
@@ -335,7 +317,7 @@ static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 si
 
 	if (size > sizeof(replay->record)) {
 		if (type == PERF_RECORD_SAMPLE)
-			atomic64_inc(&event->lost_samples);
+			perf_core_add_lost(event, 1);
 		return;
 	}
 	records_copy(replay->records, from, replay->record, size);
@@ -343,7 +325,7 @@ static void replay_record(struct vpmu_replay *replay, u32 type, u64 from, u16 si
 		replay_sample(replay, size / sizeof(u64));
 	/* After the header an id, then how many. */
 	else if (type == PERF_RECORD_LOST && replay->records->shared && size >= 3 * sizeof(u64))
-		atomic64_add(replay->record[2], &event->lost_samples);
+		perf_core_add_lost(event, replay->record[2]);
 }
 
 /* Replays what lies between two positions of the ring, or some of it; returns where it ended. */
@@ -458,7 +440,7 @@ void vpmu_records_end(struct vpmu_records *records)
 }
 
 /**
- * vpmu_replay_init() - prepare a queue's part
+ * vpmu_replay_init() - allocate a queue's state
  * @vcpu: the queue
  *
  * Return: 0 or -ENOMEM; vpmu_replay_exit() undoes either.
@@ -470,7 +452,7 @@ int vpmu_replay_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_replay_exit() - free it; no event is left
+ * vpmu_replay_exit() - free a queue's state; all events are closed
  * @vcpu: the queue
  */
 void vpmu_replay_exit(struct vpmu_vcpu *vcpu)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Records of the device, replayed to perf core.
+ * Replays: records of the device become records of perf core.
  */
 #ifndef _VPMU_REPLAY_H
 #define _VPMU_REPLAY_H
@@ -13,14 +13,14 @@
 struct vpmu_vcpu;
 
 /**
- * struct vpmu_records - a ring of the device's as a replay reads it
- * @lock: held by a CPU that replays; only tried, but by vpmu_records_end()
- * @type: PERF_SAMPLE_* of its samples, out of VPMU_REPLAYED
- * @period: of its samples, where they do not hold it
- * @shared: programs and other perf events read it, too, and it alone counts what is lost
- * @size: bytes of its data; zero once the device has the pages no more
+ * struct vpmu_records - a ring of the device's, as a replay reads it
+ * @lock: held by the CPU that replays; replays only try it, vpmu_records_end() waits for it
+ * @type: PERF_SAMPLE_* of the samples, out of VPMU_REPLAYED
+ * @period: the period of samples without PERF_SAMPLE_PERIOD
+ * @shared: programs and other perf events read the ring, too, and only the ring counts losses
+ * @size: bytes of data; zero once the device may reuse the pages
  * @pages: the metadata page, then the data; NULL with @window
- * @window: address of the metadata page, which the data follow
+ * @window: the address of the metadata page, which the data follow
  */
 struct vpmu_records {
 	raw_spinlock_t lock;
@@ -38,11 +38,11 @@ struct vpmu_records {
 	 PERF_SAMPLE_ADDR | PERF_SAMPLE_ID | PERF_SAMPLE_STREAM_ID | PERF_SAMPLE_CPU | \
 	 PERF_SAMPLE_PERIOD | PERF_SAMPLE_READ | PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
-/* Fields that are right only right after the sample, or are its group's. */
+/* Fields that are read at the replay, which must follow the sample at once, and counts. */
 #define VPMU_SAMPLE_PROMPT \
 	(PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_USER | PERF_SAMPLE_READ)
 
-/* A CPU replays so many pages at a time, with interrupts off. */
+/* Limit on pages that are replayed at a time, with interrupts off. */
 #define VPMU_REPLAY_PAGES	16
 
 bool vpmu_replay(struct vpmu_vcpu *vcpu, struct perf_event *event, struct vpmu_records *records,

@@ -17,7 +17,7 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_ring_free() - free a ring that the device does not have
+ * vpmu_ring_free() - free a ring that the device does not write to
  * @ring: the ring, without maps
  */
 void vpmu_ring_free(struct vpmu_ring *ring)
@@ -75,7 +75,7 @@ static struct vpmu_ring *ring_alloc(u32 count)
 }
 
 /**
- * vpmu_ring_alloc_shared() - a ring of pages that others have, too
+ * vpmu_ring_alloc_shared() - make a ring of pages with other users
  * @pages: the pages, each of which gets another user
  * @count: how many
  *
@@ -99,7 +99,7 @@ struct vpmu_ring *vpmu_ring_alloc_shared(struct page *const *pages, u32 count)
 }
 
 /**
- * vpmu_ring_attach() - know a ring that the device has already
+ * vpmu_ring_attach() - give a file a ring that the device has already
  * @file: the file of its event, which is persistent and has no ring
  * @ring: the ring, which is the file's then
  */
@@ -131,28 +131,28 @@ static void ring_destroy(struct vpmu_device *dev, struct vpmu_ring *ring)
 }
 
 /**
- * vpmu_ring_mapped() - a map more of an event's ring, or of the AUX area beside it
+ * vpmu_ring_mapped() - count a new map of an event's ring or of its AUX area
  * @file: the event's; the device's output_lock is held
  */
 void vpmu_ring_mapped(struct vpmu_file *file)
 {
-	file->maps++;
-	file->ring->mapped++;
+	file->output.maps++;
+	file->output.ring->mapped++;
 }
 
 /**
- * vpmu_ring_unmapped() - a map less; with the last the ring goes
+ * vpmu_ring_unmapped() - count a map that is gone; with the last the ring goes
  * @file: the event's; the device's output_lock is held
  */
 void vpmu_ring_unmapped(struct vpmu_file *file)
 {
 	/* What has maps keeps its ring. */
-	struct vpmu_ring *ring = file->ring;
+	struct vpmu_ring *ring = file->output.ring;
 
-	file->maps--;
+	file->output.maps--;
 	if (!--ring->mapped && !ring->kept)
 		ring_destroy(file->dev, ring);
-	else if (!file->maps)
+	else if (!file->output.maps)
 		vpmu_output_unmapped(file);
 }
 
@@ -174,7 +174,7 @@ static void ring_vm_close(struct vm_area_struct *vma)
 	mutex_unlock(&file->dev->output_lock);
 }
 
-/* A part of a ring is none. */
+/* A ring is mapped as a whole. */
 static int ring_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
@@ -197,7 +197,7 @@ static vm_fault_t ring_vm_fault(struct vm_fault *vmf)
 
 	mutex_lock(&file->dev->output_lock);
 	/* What has maps keeps its ring. */
-	ret = vpmu_window_fault(file->ring, vmf);
+	ret = vpmu_window_fault(file->output.ring, vmf);
 	mutex_unlock(&file->dev->output_lock);
 	return ret;
 }
@@ -220,7 +220,7 @@ static int ring_insert(struct vpmu_ring *ring, struct vm_area_struct *vma)
 	return vm_insert_pages(vma, vma->vm_start, ring->pages, &left);
 }
 
-/* Gives a ring to the device, which says where one in the window lies. */
+/* Gives a ring to the device, which chooses the place of a ring in the window. */
 static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
 {
 	u32 page;
@@ -244,7 +244,7 @@ static int ring_give(struct vpmu_device *dev, struct vpmu_ring *ring, u32 flags)
  */
 static bool ring_outlives(const struct vpmu_file *file)
 {
-	return file->persistent && !file->trace && file->dev->window_pages;
+	return file->persist.active && !file->spec.trace && file->dev->window.pages;
 }
 
 /* The first map of an event that writes to no other's ring. */
@@ -257,9 +257,9 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 	if (IS_ERR(ring))
 		return PTR_ERR(ring);
 	ring->id = file->id;
-	ring->kept = file->persistent;
+	ring->kept = file->persist.active;
 	ring->overwrites = !(vma->vm_flags & VM_WRITE);
-	/* From the map on the device writes there, and its notices must not be lost. */
+	/* Before the map: the device writes there at once, and its notices must find the ring. */
 	vpmu_output_attach(file, ring);
 	err = ring_give(file->dev, ring, vma->vm_flags & VM_WRITE ? VPMU_MAP_WRITABLE : 0);
 	if (err) {
@@ -274,7 +274,7 @@ static int ring_create(struct vpmu_file *file, struct vm_area_struct *vma, u32 c
 }
 
 /**
- * vpmu_ring_adopt() - know the ring that an event of the device's list has
+ * vpmu_ring_adopt() - give a file the ring that the device has for its event
  * @file: the event's, new
  * @event: of the list
  *
@@ -306,7 +306,7 @@ int vpmu_ring_adopt(struct vpmu_file *file, const struct vpmu_persistent_event *
 }
 
 /**
- * vpmu_ring_forget() - know an event's ring no longer, while the device goes on with it
+ * vpmu_ring_forget() - free the driver's part of a ring that the device keeps
  * @file: the event's, without maps
  *
  * Return: false if that cannot be, for the ring is in the guest's memory or others have it
@@ -319,7 +319,7 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 	bool goes = true;
 
 	mutex_lock(&dev->output_lock);
-	ring = file->ring;
+	ring = file->output.ring;
 	if (ring)
 		goes = ring->window && !ring->mapped;
 	if (ring && goes) {
@@ -331,10 +331,10 @@ bool vpmu_ring_forget(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_ended() - the host has ended the event that a ring is of
+ * vpmu_ring_ended() - end the ring of an event that the host has ended
  * @file: the event's
  *
- * Nobody writes there any more. What lies in the guest's memory can still be read.
+ * A ring in the guest's memory can still be read.
  */
 void vpmu_ring_ended(struct vpmu_file *file)
 {
@@ -344,8 +344,8 @@ void vpmu_ring_ended(struct vpmu_file *file)
 
 	mutex_lock(&dev->output_lock);
 	file->ended = true;
-	file->persistent = false;
-	ring = file->ring;
+	file->persist.active = false;
+	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
 		if (ring->aux)
@@ -360,7 +360,7 @@ void vpmu_ring_ended(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_close() - an event is closed; what it wrote to lives on in the maps of others
+ * vpmu_ring_close() - take the ring from an event that is closed; other maps keep it
  * @file: the event's
  */
 void vpmu_ring_close(struct vpmu_file *file)
@@ -369,10 +369,10 @@ void vpmu_ring_close(struct vpmu_file *file)
 	struct vpmu_ring *ring;
 
 	/* No descriptor is left through which it could get one: do not wait for others. */
-	if (!READ_ONCE(file->ring))
+	if (!READ_ONCE(file->output.ring))
 		return;
 	mutex_lock(&dev->output_lock);
-	ring = file->ring;
+	ring = file->output.ring;
 	if (ring && ring->id == file->id) {
 		ring->kept = false;
 		/* A persistent event's has stayed without maps. */
@@ -384,7 +384,7 @@ void vpmu_ring_close(struct vpmu_file *file)
 }
 
 /**
- * vpmu_ring_vma() - make a map of pages that the host writes what it is
+ * vpmu_ring_vma() - set the flags and operations of a map
  * @vma: with its pages
  * @ops: that know of it
  */
@@ -429,17 +429,17 @@ int vpmu_ring_mmap(struct file *filp, struct vm_area_struct *vma)
 		err = file->failure;
 	else if (file->ended)
 		err = -ENOENT;
-	else if (file->operator && vma->vm_flags & VM_WRITE)
+	else if (file->persist.operator && vma->vm_flags & VM_WRITE)
 		err = -EPERM;
-	else if (!file->ring)
+	else if (!file->output.ring)
 		err = ring_create(file, vma, count);
-	else if (file->ring->count != count)
+	else if (file->output.ring->count != count)
 		err = -EINVAL;
 	else
-		err = ring_insert(file->ring, vma);
+		err = ring_insert(file->output.ring, vma);
 	if (!err)
 		vpmu_ring_mapped(file);
-	window = !err && file->ring->window;
+	window = !err && file->output.ring->window;
 	mutex_unlock(&file->dev->output_lock);
 	if (!err)
 		vpmu_ring_vma(vma, window ? &window_vm_ops : &ring_vm_ops);

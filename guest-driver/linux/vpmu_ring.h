@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Where events of /dev/vpmu write to: rings, the areas beside them, and whose pages they are.
+ * The memory that events of /dev/vpmu write to: rings, the AUX areas beside them, and who is
+ * charged for their pages.
  */
 #ifndef _VPMU_RING_H
 #define _VPMU_RING_H
@@ -22,11 +23,11 @@ struct vpmu_persistent_event;
 struct vpmu_wakeup;
 
 /**
- * struct vpmu_charge - on whose account pages are
+ * struct vpmu_charge - the account that pages are charged to
  * @user: the user, up to the module's mlock_kb
- * @mm: has the rest of them
- * @extra: so many
- * @count: all of them
+ * @mm: the address space that is charged for the rest
+ * @extra: how many pages @mm is charged for
+ * @count: how many pages there are
  */
 struct vpmu_charge {
 	struct user_struct *user;
@@ -36,12 +37,12 @@ struct vpmu_charge {
 };
 
 /**
- * struct vpmu_aux - pages beside a ring that the host writes traces to
- * @mapped: how many maps there are, through whichever event
- * @pgoff: where, behind the ring
- * @charge: on whose account they are
- * @count: how many
- * @pages: they
+ * struct vpmu_aux - an AUX area: pages beside a ring that the host writes traces to
+ * @mapped: how many maps there are, through any event
+ * @pgoff: its offset, behind the ring
+ * @charge: the account of its pages
+ * @count: how many pages
+ * @pages: the pages
  */
 struct vpmu_aux {
 	unsigned int mapped;
@@ -53,20 +54,23 @@ struct vpmu_aux {
 
 /**
  * struct vpmu_ring - pages that the host writes and programs map
- * @mapped: how many maps there are, of @aux too, through whichever event
- * @id: of the event that it was first mapped with, for the device
+ * @mapped: how many maps there are, through any event, those of @aux included
+ * @id: the device's id of the event that it was first mapped with
  * @writers: the files whose records go there
- * @wakeup: which of vpmu_device::wakeups was its last
- * @kept: it stays without maps, for its event is persistent
+ * @wakeup: the number of its last wakeup, out of vpmu_lookup::wakeups
+ * @kept: it stays without maps, because its event is persistent
  * @window: it lies in the window, from @pfn on
- * @overwrites: no reader empties it
- * @ended: the device has it no more
- * @pfn: of its first page there; 0 once the device may give it to others
- * @aux: the AUX area, while anybody maps it
- * @records: as they are replayed to views
- * @charge: on whose account the pages are
+ * @overwrites: new records overwrite old ones: no reader moves the tail
+ * @ended: the device does not write there any more
+ * @pfn: its first page in the window; 0 once the device may give that to others
+ * @aux: the AUX area while it is mapped, or NULL
+ * @records: the state of replays to views
+ * @charge: the account of its pages
  * @count: how many pages
- * @pages: the metadata page, then the data pages; none of the window
+ * @pages: the metadata page, then the data pages; none in the window
+ *
+ * vpmu_device::output_lock protects it; @writers and @wakeup are changed with
+ * vpmu_device::lookup.lock held as well.
  */
 struct vpmu_ring {
 	unsigned int mapped;

@@ -22,8 +22,9 @@
 #include <linux/smp.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
-#include "vpmu_arch.h"
+#include "vpmu_attr.h"
 #include "vpmu_event.h"
 #include "vpmu_replay.h"
 #include "vpmu_ring.h"
@@ -33,17 +34,8 @@
 #define RING_PAGES	16
 #define RING_SIZE	(RING_PAGES * PAGE_SIZE)
 
-/* No sample of an event in use waits longer. */
+/* Limit on the delay of a sample of an active event. */
 #define REPLAY_NS	(100 * NSEC_PER_MSEC)
-
-/* Fields that the device reports and that are passed on; perf core makes the others. */
-#define SAMPLE_TYPE	(PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_TIME | \
-			 PERF_SAMPLE_ADDR | PERF_SAMPLE_PERIOD)
-
-/* Fields that perf core reads from the current task or CPU, which need not be the sample's. */
-#define SAMPLE_REFUSED	(PERF_SAMPLE_PHYS_ADDR | PERF_SAMPLE_DATA_PAGE_SIZE | \
-			 PERF_SAMPLE_CODE_PAGE_SIZE | PERF_SAMPLE_CGROUP | PERF_SAMPLE_AUX | \
-			 PERF_SAMPLE_BRANCH_STACK)
 
 /**
  * struct vpmu_sampler - the ring of an event and of those that inherit it
@@ -63,31 +55,6 @@ static bool sampler_is_of(const struct vpmu_event *own)
 	return !own->event->parent;
 }
 
-/**
- * vpmu_sampling_check() - refuse what a replay could not do
- * @event: being opened, a sampling event
- *
- * Return: 0 or -EOPNOTSUPP.
- */
-int vpmu_sampling_check(const struct perf_event *event)
-{
-	const struct perf_event_attr *attr = &event->attr;
-
-	if (attr->sample_type & SAMPLE_REFUSED || attr->aux_output || attr->aux_sample_size)
-		return -EOPNOTSUPP;
-	/* The device has no such samples of events that have a parent. */
-	if (attr->inherit && attr->sample_type & PERF_SAMPLE_READ)
-		return -EOPNOTSUPP;
-	/* The signal must come before the program's next instruction. */
-	if (attr->sigtrap)
-		return -EOPNOTSUPP;
-	/* Vector registers are not the device's to read. */
-	if (attr->sample_type & (PERF_SAMPLE_REGS_USER | PERF_SAMPLE_REGS_INTR) &&
-	    (attr->sample_regs_user | attr->sample_regs_intr) & PERF_REG_EXTENDED_MASK)
-		return -EOPNOTSUPP;
-	return 0;
-}
-
 static void sampler_free(struct vpmu_sampler *sampler)
 {
 	unsigned int i;
@@ -99,7 +66,6 @@ static void sampler_free(struct vpmu_sampler *sampler)
 
 static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
 {
-	const u64 regs = PERF_SAMPLE_REGS_USER | PERF_SAMPLE_STACK_USER | PERF_SAMPLE_REGS_INTR;
 	struct vpmu_sampler *sampler = kzalloc(sizeof(*sampler), GFP_KERNEL);
 	unsigned int i;
 
@@ -108,10 +74,7 @@ static struct vpmu_sampler *sampler_alloc(const struct perf_event_attr *attr)
 	vpmu_records_init(&sampler->records);
 	sampler->records.pages = sampler->pages;
 	sampler->records.size = RING_SIZE;
-	sampler->records.type = SAMPLE_TYPE | (attr->sample_type & PERF_SAMPLE_CALLCHAIN);
-	if (attr->sample_type & regs)
-		sampler->records.type |= PERF_SAMPLE_REGS_INTR;
-	sampler->records.type |= attr->sample_type & PERF_SAMPLE_READ;
+	sampler->records.type = vpmu_attr_replayed(attr);
 	sampler->prompt = attr->sample_type & VPMU_SAMPLE_PROMPT;
 	for (i = 0; i < ARRAY_SIZE(sampler->pages); i++) {
 		sampler->pages[i] = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
@@ -156,7 +119,7 @@ int vpmu_sampling_alloc(struct vpmu_event *own)
 
 /**
  * vpmu_sampling_free() - free an event's sampler, unless it is that of a parent
- * @own: the event; the device writes there no more
+ * @own: the event; the device does not write there any more
  *
  * Called with interrupts off or on.
  */
@@ -174,36 +137,23 @@ void vpmu_sampling_free(struct vpmu_event *own)
  */
 void vpmu_sampling_request(const struct vpmu_event *own, struct vpmu_open_request *request)
 {
-	const struct perf_event_attr *attr = &own->event->attr;
-	const struct vpmu_sampler *sampler = own->sampler;
 	u32 flags = 0;
 
+	vpmu_attr_request_replay(&own->event->attr, request);
 	request->period = cpu_to_le64(own->period);
-	request->sample_type = cpu_to_le64(sampler->records.type);
 	if (own->freq)
 		flags |= VPMU_OPEN_FREQ;
-	if (sampler->prompt) {
+	if (own->sampler->prompt) {
 		request->wakeup = cpu_to_le32(1);
 	} else {
 		request->wakeup = cpu_to_le32(RING_SIZE / 2);
 		flags |= VPMU_OPEN_WATERMARK;
 	}
-	if (sampler->records.type & PERF_SAMPLE_READ)
-		request->read_format = cpu_to_le64(PERF_FORMAT_ID | PERF_FORMAT_GROUP);
-	if (sampler->records.type & PERF_SAMPLE_CALLCHAIN)
-		request->max_stack = cpu_to_le32(min_t(u32, attr->sample_max_stack,
-						       VPMU_MAX_STACK));
-	if (sampler->records.type & PERF_SAMPLE_REGS_INTR)
-		request->regs_intr = cpu_to_le64(VPMU_ARCH_REGS);
-	if (attr->exclude_callchain_kernel)
-		flags |= VPMU_OPEN_EXCLUDE_CHAIN_KERNEL;
-	if (attr->exclude_callchain_user)
-		flags |= VPMU_OPEN_EXCLUDE_CHAIN_USER;
 	request->flags |= cpu_to_le32(flags);
 }
 
 /**
- * vpmu_sampling_leader() - the group that samples have the counts of
+ * vpmu_sampling_leader() - find the leader of the group whose counts samples have
  * @event: perf core's, being opened; inherited ones have no such samples
  *
  * Return: the device's id of the leader; zero for an event without, or whose leader does
@@ -241,7 +191,7 @@ int vpmu_sampling_map(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_ring() - an event's ring as one that outlives it
+ * vpmu_sampling_ring() - make a ring of an event's pages that outlives the event
  * @own: the event
  *
  * Return: a ring of the same pages, for vpmu_ring_free(); or NULL.
@@ -281,24 +231,18 @@ void vpmu_sampling_arm(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_start() - an event becomes active
+ * vpmu_sampling_start() - add an event to those that are replayed here
  * @vcpu: this CPU's queue; interrupts are off
  * @own: the event
  */
 void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 {
-	struct perf_event *event = own->event;
-
 	/*
 	 * The limit was found to be used up as the event left its CPU: what disables it then
 	 * waits until it is back.
 	 */
-	if (event->pending_disable) {
-		vpmu_aux_disable(event);
-		irq_work_queue(&event->pending_irq);
-	} else {
+	if (!perf_core_disable_again(own->event))
 		own->ended = false;
-	}
 	/* One that is stopped and started at once may not have been settled. */
 	list_move(&own->sampling, &vcpu->sampling);
 	if (!own->sampler->prompt)
@@ -306,7 +250,7 @@ void vpmu_sampling_start(struct vpmu_vcpu *vcpu, struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_stop() - the device has stopped an event
+ * vpmu_sampling_stop() - take an event from those that are replayed here
  * @own: the event, on the CPU where it was active; interrupts are off
  *
  * Its last samples are replayed by vpmu_sampling_settle(): a queue's lock is held here.
@@ -319,7 +263,7 @@ void vpmu_sampling_stop(struct vpmu_event *own)
 }
 
 /**
- * vpmu_sampling_forget() - an event that was started early is not active after all
+ * vpmu_sampling_forget() - forget an event that was started early, and is not active
  * @own: the event, on the CPU where it would be; interrupts are off
  */
 void vpmu_sampling_forget(struct vpmu_event *own)
@@ -386,7 +330,7 @@ void vpmu_sampling_call(struct vpmu_device *dev, int cpu)
 
 	if (!vcpu)
 		return;
-	/* The call uses the device until it is over, by which it does not outlive it. */
+	/* The call is a user of the device, which so outlives it. */
 	vpmu_device_get(dev);
 	if (smp_call_function_single_async(cpu, &vcpu->replay_call))
 		vpmu_device_put(dev);
@@ -410,16 +354,16 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 	unsigned long flags;
 	int cpu = -1;
 
-	spin_lock_irqsave(&dev->notice_lock, flags);
-	own = xa_load(&dev->sampled, id);
+	spin_lock_irqsave(&dev->lookup.lock, flags);
+	own = xa_load(&dev->lookup.sampled, id);
 	if (own) {
 		event = own->event;
 		everywhere = event->cpu < 0 && event->attr.inherit;
-		cpu = event->cpu < 0 ? READ_ONCE(event->oncpu) : event->cpu;
+		cpu = event->cpu < 0 ? perf_core_cpu(event) : event->cpu;
 		/* Until the lock is released there is the event, another user. */
 		vpmu_device_get(dev);
 	}
-	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	if (!own)
 		return false;
 	if (everywhere)
@@ -432,7 +376,7 @@ bool vpmu_sampling_notice(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_sampling_init() - prepare a queue's part
+ * vpmu_sampling_init() - prepare a queue's state
  * @vcpu: the queue
  *
  * Return: 0 or -ENOMEM; vpmu_sampling_exit() undoes either.
@@ -448,7 +392,7 @@ int vpmu_sampling_init(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_sampling_exit() - free it; no event is left
+ * vpmu_sampling_exit() - free a queue's state; all events are closed
  * @vcpu: the queue
  */
 void vpmu_sampling_exit(struct vpmu_vcpu *vcpu)

@@ -2,19 +2,16 @@
 /*
  * One kick for a switch between two tasks that both have events.
  *
- * perf core schedules the events of the task that goes out before the switch, and
- * those of the task that comes in after it. The kick that takes the first out takes
- * the others in: both contexts are locked meanwhile, and no event is marked as off its
- * CPU yet, so every reader finds counts that are whole.
+ * perf core schedules the events of the task that goes out before the switch, and those of the
+ * task that comes in after it. The kick that takes the first out takes the others in: both
+ * contexts are locked meanwhile, and no event is marked as off its CPU yet, so every reader finds
+ * complete counts.
  *
- * An event that was taken in is "coming" until perf core adds it. Interrupts stay off
- * from the kick until then, and only groups are taken in that perf core is sure to
- * add: those of our events alone, because perf core finds room for any number of
- * events of a software context. Other CPUs see a coming event as inactive. perf core's
- * own calls to it wait there, because the task runs on a CPU already; ours wait in
- * vpmu_call.c.
- *
- * Lock order: the context that goes, then the one that comes, which is only tried.
+ * An event that was taken in is "coming" until perf core adds it. Interrupts stay off from the
+ * kick until then. Only groups are taken in that perf core is sure to add: groups of events of
+ * this driver alone, because perf core finds room for any number of events of a software context.
+ * Other CPUs see a coming event as inactive. perf core's own calls to the event wait on that CPU,
+ * because the task already runs on it; this driver's calls wait in vpmu_call.c.
  */
 #include <linux/mutex.h>
 #include <linux/percpu.h>
@@ -25,6 +22,7 @@
 #include <linux/tracepoint.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 
@@ -168,7 +166,8 @@ static void group_take(struct vpmu_vcpu *vcpu, struct perf_event *leader)
  */
 bool vpmu_switch_is_from(const struct perf_event_context *ctx)
 {
-	return this_cpu_read(task_switches.prev) == current && ctx == vpmu_task_context(current);
+	return this_cpu_read(task_switches.prev) == current &&
+	       ctx == perf_core_task_context(current);
 }
 
 /* Whether the commands that have gathered are those of @ctx, scheduled out. */
@@ -177,58 +176,67 @@ static bool switch_takes_out(const struct vpmu_vcpu *vcpu, const struct perf_eve
 	return vcpu->pending && vcpu->events[vcpu->pending - 1]->ctx == ctx;
 }
 
-/**
- * vpmu_switch_take() - add the commands for the events of the task that comes
- * @vcpu: this CPU's queue, within perf core's bracket; interrupts are off
- *
- * If the commands that have gathered are for the events of a task that is being switched
- * out, perf core holds the lock of their context and has decided not to swap it.
- *
- * Return: the context of the task that comes, locked, for vpmu_switch_taken() once the
- * commands are answered; NULL if none were added.
+/*
+ * The context of the task that comes, if the commands that have gathered are for the events
+ * of a task that is being switched out: perf core holds the lock of their context then and
+ * has decided not to swap it.
  */
-struct perf_event_context *vpmu_switch_take(struct vpmu_vcpu *vcpu)
+static struct perf_event_context *switch_next(const struct vpmu_vcpu *vcpu)
 {
 	const struct task_switch *now = this_cpu_ptr(&task_switches);
-	struct perf_event_context *ctx;
-	struct perf_event *event;
 
-	if (now->prev != current || !switch_takes_out(vcpu, vpmu_task_context(current)))
+	if (now->prev != current || !switch_takes_out(vcpu, perf_core_task_context(current)))
 		return NULL;
-	ctx = vpmu_task_context(now->next);
-	if (!ctx || vcpu->broken || !raw_spin_trylock(&ctx->lock))
-		return NULL;
-	list_for_each_entry(event, &ctx->event_list, event_entry)
-		if (event->group_leader == event && event->pmu == &vcpu->dev->pmu &&
-		    group_comes(event))
-			group_take(vcpu, event);
-	return ctx;
+	return perf_core_task_context(now->next);
 }
 
-/**
- * vpmu_switch_taken() - the commands are answered
- * @vcpu: the queue
- * @ctx: from vpmu_switch_take()
- */
-void vpmu_switch_taken(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
+/* Adds the commands for the events of the task that comes. */
+static void context_take(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
+{
+	struct perf_event *event;
+
+	perf_core_assert_locked(ctx);
+	perf_core_for_each_event(event, ctx)
+		if (event->group_leader == event && event->pmu == &vcpu->dev->counting.pmu &&
+		    group_comes(event))
+			group_take(vcpu, event);
+}
+
+/* The queue broke: perf core finds that no event can be added. */
+static void context_drop(struct vpmu_vcpu *vcpu, struct perf_event_context *ctx)
 {
 	struct perf_event *event;
 	struct vpmu_event *own;
 
-	lockdep_assert_held(&ctx->lock);
-	/* perf core finds that nothing can be added then. */
-	if (vcpu->broken) {
-		list_for_each_entry(event, &ctx->event_list, event_entry) {
-			if (event->pmu != &vcpu->dev->pmu)
-				continue;
-			own = event->pmu_private;
-			if (own->coming) {
-				own->started = false;
-				if (own->sampler)
-					vpmu_sampling_forget(own);
-			}
-			own->coming = false;
+	perf_core_assert_locked(ctx);
+	perf_core_for_each_event(event, ctx) {
+		if (event->pmu != &vcpu->dev->counting.pmu)
+			continue;
+		own = event->pmu_private;
+		if (own->coming) {
+			own->started = false;
+			if (own->sampler)
+				vpmu_sampling_forget(own);
 		}
+		own->coming = false;
 	}
-	raw_spin_unlock(&ctx->lock);
+}
+
+/**
+ * vpmu_switch_flush() - send gathered commands, and those of the task that comes
+ * @vcpu: this CPU's queue, the PMU is disabled; interrupts are off
+ */
+void vpmu_switch_flush(struct vpmu_vcpu *vcpu)
+{
+	struct perf_event_context *ctx = switch_next(vcpu);
+
+	if (!ctx || vcpu->broken || !perf_core_trylock(ctx)) {
+		vpmu_vcpu_flush(vcpu);
+		return;
+	}
+	context_take(vcpu, ctx);
+	vpmu_vcpu_flush(vcpu);
+	if (vcpu->broken)
+		context_drop(vcpu, ctx);
+	perf_core_unlock(ctx);
 }

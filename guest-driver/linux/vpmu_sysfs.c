@@ -124,8 +124,8 @@ int vpmu_sysfs_init(struct vpmu_device *dev, struct vpmu_sysfs *sysfs, bool trac
 }
 
 /**
- * vpmu_sysfs_exit() - free them, after the PMU was unregistered
- * @sysfs: they
+ * vpmu_sysfs_exit() - free attribute groups, after the PMU was unregistered
+ * @sysfs: the groups
  */
 void vpmu_sysfs_exit(struct vpmu_sysfs *sysfs)
 {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Who runs: a page per CPU that the device reads when it writes a sample.
+ * The current task: a page per CPU that the device reads when it writes a sample.
  *
- * It says who runs now, for samples of this moment; where the task's user registers
- * are, for those taken in the kernel; and who ran when, for samples that the device
- * learns of later. Costs a few stores per task switch while somebody samples, and
- * nothing otherwise.
+ * The page has the current task, for samples of this moment; the place of the task's user
+ * registers, for samples taken in the kernel; and a history of tasks, for samples that the device
+ * gets later.
+ * It costs a few stores per task switch while an event needs it, and nothing otherwise.
  */
 #include <linux/cpu.h>
 #include <linux/irqflags.h>
@@ -92,7 +92,7 @@ static int task_tell(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
- * vpmu_task_get() - start telling who runs
+ * vpmu_task_get() - start reporting the current task
  * @dev: the device
  *
  * Sleeps. Paired with vpmu_task_put().
@@ -138,7 +138,7 @@ unlock:
 }
 
 /**
- * vpmu_task_put() - stop telling, when nobody else wants to know
+ * vpmu_task_put() - stop reporting the current task, with the last user
  * @dev: the device
  */
 void vpmu_task_put(struct vpmu_device *dev)
@@ -154,7 +154,7 @@ void vpmu_task_put(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_task_online() - a CPU has come
+ * vpmu_task_online() - report the current task of a CPU that has come
  * @dev: the device
  * @cpu: which; the caller runs on it
  */
@@ -176,7 +176,7 @@ void vpmu_task_online(struct vpmu_device *dev, unsigned int cpu)
 }
 
 /**
- * vpmu_task_forgotten() - the device was reset, by which it knows of no page
+ * vpmu_task_forgotten() - note that the device was reset, and knows no page
  * @dev: the device
  */
 void vpmu_task_forgotten(struct vpmu_device *dev)
@@ -190,7 +190,7 @@ void vpmu_task_forgotten(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_task_resume() - tell a device that was reset of the pages
+ * vpmu_task_resume() - give the pages to a device that was reset
  * @dev: the device
  *
  * Return: 0 or a negative errno.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * AUX areas through the perf core door: a PMU of its own for what writes to them.
+ * AUX areas through the perf core door: a PMU of its own for events that write to them.
  *
- * perf core owns the area, its head and its records; the device writes the data. So
- * an area is lent in turns: one begins where perf core says that there is room, and
- * ends when the event stops or the device sends a notice, as hardware would raise an
- * interrupt. The event is off between two turns, by which the driver's own kicks are
- * not in the trace.
+ * perf core owns the area, its head and its records; the device writes the data. So an area is
+ * lent in turns: a turn begins where perf core gives room, and ends when the event stops or the
+ * device sends a notice, where hardware would raise an interrupt. The event is off between two
+ * turns, so the trace does not contain the driver's own kicks.
  */
 #include <linux/cpumask.h>
 #include <linux/math.h>
@@ -17,15 +16,16 @@
 #include <linux/virtio_config.h>
 
 #include "compat.h"
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_event.h"
 #include "vpmu_trace.h"
 
 /**
- * vpmu_trace_alloc() - an event's part
+ * vpmu_trace_alloc() - allocate a trace's part of an event
  * @own: the event, which is being made
  *
- * Return: it, or NULL.
+ * Return: the part, or NULL.
  */
 struct vpmu_trace *vpmu_trace_alloc(struct vpmu_event *own)
 {
@@ -61,7 +61,7 @@ static int trace_room(struct vpmu_trace *trace)
 	const void *buffer = READ_ONCE(owner->trace->buffer);
 	struct vpmu_area *area;
 
-	if (!buffer || buffer != READ_ONCE(output->rb))
+	if (!buffer || buffer != perf_core_buffer(output))
 		return -EINVAL;
 	area = perf_aux_output_begin(&trace->handle, event);
 	if (!area)
@@ -76,7 +76,7 @@ static int trace_room(struct vpmu_trace *trace)
 	/* For no packet, though for a byte: no watermark need have woken the reader. */
 	perf_aux_output_flag(&trace->handle, PERF_AUX_FLAG_TRUNCATED);
 	perf_aux_output_end(&trace->handle, 0);
-	vpmu_aux_disable(event);
+	perf_core_disable(event);
 	return -ENOSPC;
 }
 
@@ -109,11 +109,7 @@ static int trace_begin(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu)
 	commands[count++] = trace_command(own, on);
 	err = vpmu_vcpu_commands(vcpu, commands, replies, count);
 	own->started = true;
-	/*
-	 * Of each event that it adds perf core says before that its trace starts, until
-	 * told that it has; what tells it so is not exported.
-	 */
-	own->event->attach_state |= PERF_ATTACH_ITRACE;
+	perf_core_trace_started(own->event);
 	vpmu_event_answer(own->event, on, err ? NULL : &replies[count - 1]);
 	return 0;
 }
@@ -160,7 +156,7 @@ static bool trace_end(struct vpmu_trace *trace, struct vpmu_vcpu *vcpu, bool sta
 	/* Never more than perf core has given. */
 	perf_aux_output_end(handle, min(head - trace->head, trace->room));
 	if (truncated)
-		vpmu_aux_disable(own->event);
+		perf_core_disable(own->event);
 	return !truncated;
 }
 
@@ -184,13 +180,13 @@ void vpmu_trace_service(void *vcpu)
 			continue;
 		/* Who makes room again has to enable it, too, as with any of perf core's. */
 		trace->own->event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
-		vpmu_aux_disable(trace->own->event);
+		perf_core_disable(trace->own->event);
 	}
 	vpmu_device_put(here->dev);
 }
 
 /**
- * vpmu_trace_notice() - an area has crossed its mark, or is full
+ * vpmu_trace_notice() - end a turn whose area has crossed its watermark, or is full
  * @dev: the device
  * @id: of the event that has written there
  *
@@ -203,8 +199,8 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 	unsigned long flags;
 	int cpu = -1;
 
-	spin_lock_irqsave(&dev->notice_lock, flags);
-	own = xa_load(&dev->traces, id);
+	spin_lock_irqsave(&dev->lookup.lock, flags);
+	own = xa_load(&dev->lookup.traces, id);
 	if (own) {
 		WRITE_ONCE(own->trace->noticed, true);
 		cpu = READ_ONCE(own->trace->cpu);
@@ -212,7 +208,7 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 	/* Until the lock is released there is the event, another user. */
 	if (cpu >= 0)
 		vpmu_device_get(dev);
-	spin_unlock_irqrestore(&dev->notice_lock, flags);
+	spin_unlock_irqrestore(&dev->lookup.lock, flags);
 	if (cpu < 0)
 		return;
 	/* A call that is on its way already sees this notice as well. */
@@ -222,10 +218,10 @@ void vpmu_trace_notice(struct vpmu_device *dev, u64 id)
 }
 
 /**
- * vpmu_trace_flush() - show what a trace has written so far
+ * vpmu_trace_flush() - publish what a trace has written so far
  * @own: its event, which stays open
  *
- * A trace that is on no CPU has shown all.
+ * A trace that is not active has published all.
  */
 void vpmu_trace_flush(struct vpmu_event *own)
 {
@@ -301,7 +297,7 @@ static void trace_del(struct perf_event *event, int flags)
 
 static int trace_event_init(struct perf_event *event)
 {
-	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, trace_pmu);
+	struct vpmu_device *dev = container_of(event->pmu, struct vpmu_device, tracing.pmu);
 
 	if (event->attr.type != event->pmu->type || !vpmu_config_is_trace(event->attr.config))
 		return -ENOENT;
@@ -312,7 +308,7 @@ static int trace_event_init(struct perf_event *event)
 				     "vpmu_trace takes a period, not a frequency; perf record cannot read its packets: use vperf exits\n");
 		return -EINVAL;
 	}
-	if (!event->parent && vpmu_config_tells_registers(event->attr.config)) {
+	if (!event->parent && vpmu_config_has_registers(event->attr.config)) {
 		int err = security_locked_down(LOCKDOWN_PERF);
 
 		if (err)
@@ -322,7 +318,7 @@ static int trace_event_init(struct perf_event *event)
 }
 
 /**
- * vpmu_trace_register() - make what writes to AUX areas a PMU
+ * vpmu_trace_register() - register the PMU vpmu_trace
  * @dev: the device
  *
  * Return: 0, also for a device without the feature; or a negative errno.
@@ -333,12 +329,12 @@ int vpmu_trace_register(struct vpmu_device *dev)
 
 	if (!vpmu_has_feature(dev, VPMU_F_AUX))
 		return 0;
-	err = vpmu_sysfs_init(dev, &dev->trace_sysfs, true);
+	err = vpmu_sysfs_init(dev, &dev->tracing.sysfs, true);
 	if (err)
 		return err;
-	dev->trace_pmu = (struct pmu) {
+	dev->tracing.pmu = (struct pmu) {
 		.module		= THIS_MODULE,
-		.attr_groups	= dev->trace_sysfs.groups,
+		.attr_groups	= dev->tracing.sysfs.groups,
 		.task_ctx_nr	= perf_sw_context,
 		.capabilities	= PERF_PMU_CAP_ITRACE,
 		.event_init	= trace_event_init,
@@ -350,22 +346,22 @@ int vpmu_trace_register(struct vpmu_device *dev)
 		.setup_aux	= vpmu_area_setup,
 		.free_aux	= vpmu_area_free,
 	};
-	err = perf_pmu_register(&dev->trace_pmu, "vpmu_trace", -1);
+	err = perf_pmu_register(&dev->tracing.pmu, "vpmu_trace", -1);
 	if (err) {
-		vpmu_sysfs_exit(&dev->trace_sysfs);
-		dev->trace_pmu.type = 0;
+		vpmu_sysfs_exit(&dev->tracing.sysfs);
+		dev->tracing.pmu.type = 0;
 	}
 	return err;
 }
 
 /**
- * vpmu_trace_unregister() - it is one no more; no event may be left
+ * vpmu_trace_unregister() - unregister the PMU; all events are closed
  * @dev: the device
  */
 void vpmu_trace_unregister(struct vpmu_device *dev)
 {
-	if (!dev->trace_pmu.type)
+	if (!dev->tracing.pmu.type)
 		return;
-	perf_pmu_unregister(&dev->trace_pmu);
-	vpmu_sysfs_exit(&dev->trace_sysfs);
+	perf_pmu_unregister(&dev->tracing.pmu);
+	vpmu_sysfs_exit(&dev->tracing.sysfs);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What a trace of perf core's and its AUX area know of each other.
+ * Traces through perf core, and their AUX areas.
  */
 #ifndef _VPMU_TRACE_H
 #define _VPMU_TRACE_H
@@ -13,12 +13,14 @@ struct vpmu_event;
 
 /**
  * struct vpmu_area - pages of perf core's that the device may write to
- * @dev: of which device
- * @owner: the event that they were mapped with, NULL once it is closed
+ * @dev: the device
+ * @owner: the event that they were mapped with; NULL once that is closed
  * @pages: their addresses
  * @count: how many
- * @overwrite: nobody moves the tail
- * @kept: the device may not have let go of them
+ * @overwrite: new packets overwrite old ones: no reader moves the tail
+ * @kept: the device may still write to them
+ *
+ * vpmu_device::output_lock protects @owner and @kept.
  */
 struct vpmu_area {
 	struct vpmu_device *dev;
@@ -30,18 +32,20 @@ struct vpmu_area {
 };
 
 /**
- * struct vpmu_trace - an event's part in it
+ * struct vpmu_trace - a trace's part of an event
  * @own: the event
- * @area: that it was mapped with, if any
- * @buffer: perf core's ring beside @area, to tell whether the event still writes there
- * @handle: perf core's, within a turn
- * @active: in the vCPU's traces, within a turn
- * @cpu: where the turn is, -1 between two
+ * @area: the area that it was mapped with, or NULL
+ * @buffer: perf core's ring beside @area; tells whether the event still writes there
+ * @handle: perf core's handle, within a turn
+ * @active: in vpmu_vcpu::traces, within a turn
+ * @cpu: the CPU of the turn, -1 between two turns
  * @noticed: the device wants this turn to end
  * @head: where the turn began
- * @room: bytes that there were
- * @lost: bytes that the turn before has lost
- * @period: as the device has it
+ * @room: bytes of room at its beginning
+ * @lost: bytes that the last turn lost
+ * @period: the device's period
+ *
+ * vpmu_device::output_lock protects @area and @buffer; the rest belongs to the CPU of the turn.
  */
 struct vpmu_trace {
 	struct vpmu_event *own;

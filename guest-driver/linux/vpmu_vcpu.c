@@ -19,7 +19,7 @@
 /* Nothing can be printed or queued where the scheduler's locks may be held; here it can. */
 static void vcpu_alarm(struct irq_work *work)
 {
-	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, alarm);
+	struct vpmu_vcpu *vcpu = container_of(work, struct vpmu_vcpu, error_work);
 
 	dev_err(&vcpu->dev->vdev->dev, "vCPU queue %u did not answer its kick at once\n",
 		vcpu->index);
@@ -27,7 +27,7 @@ static void vcpu_alarm(struct irq_work *work)
 }
 
 /**
- * vpmu_vcpu_open() - commands go to a queue from now on
+ * vpmu_vcpu_open() - start sending commands to a new queue
  * @vcpu: the queue
  * @vq: new
  */
@@ -42,7 +42,7 @@ void vpmu_vcpu_open(struct vpmu_vcpu *vcpu, struct virtqueue *vq)
 }
 
 /**
- * vpmu_vcpu_close() - commands fail from now on
+ * vpmu_vcpu_close() - fail all later commands
  * @vcpu: the queue, which is not touched any more when this returns
  */
 void vpmu_vcpu_close(struct vpmu_vcpu *vcpu)
@@ -65,7 +65,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
 	vcpu->dev = dev;
 	vcpu->index = index;
 	raw_spin_lock_init(&vcpu->lock);
-	init_irq_work(&vcpu->alarm, vcpu_alarm);
+	init_irq_work(&vcpu->error_work, vcpu_alarm);
 	INIT_LIST_HEAD(&vcpu->traces);
 	INIT_CSD(&vcpu->service, vpmu_trace_service, vcpu);
 	vcpu->commands = kcalloc(VPMU_BATCH + VPMU_DIRECT, sizeof(*vcpu->commands), GFP_KERNEL);
@@ -82,7 +82,7 @@ int vpmu_vcpu_init(struct vpmu_vcpu *vcpu, struct vpmu_device *dev, u32 index)
  */
 void vpmu_vcpu_exit(struct vpmu_vcpu *vcpu)
 {
-	irq_work_sync(&vcpu->alarm);
+	irq_work_sync(&vcpu->error_work);
 	vpmu_sampling_exit(vcpu);
 	kfree(vcpu->commands);
 	kfree(vcpu->replies);
@@ -98,7 +98,7 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 
 	lockdep_assert_held(&vcpu->lock);
 	if (vcpu->broken || vcpu->closed)
-		return READ_ONCE(vcpu->dev->lost) ?: -EIO;
+		return READ_ONCE(vcpu->dev->life.lost) ?: -EIO;
 
 	sg_init_one(&out, &vcpu->commands[first], count * sizeof(*vcpu->commands));
 	sg_init_one(&in, &vcpu->replies[first], count * sizeof(*vcpu->replies));
@@ -114,7 +114,7 @@ static int vcpu_send(struct vpmu_vcpu *vcpu, unsigned int first, unsigned int co
 
 	/* The device may write to the buffers at any later time: never use them again. */
 	vcpu->broken = true;
-	irq_work_queue(&vcpu->alarm);
+	irq_work_queue(&vcpu->error_work);
 	return -EIO;
 }
 
@@ -134,7 +134,7 @@ static void vcpu_flush(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_vcpu_flush() - send what has gathered
+ * vpmu_vcpu_flush() - send gathered commands
  * @vcpu: this CPU's queue
  */
 void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
@@ -147,13 +147,13 @@ void vpmu_vcpu_flush(struct vpmu_vcpu *vcpu)
 }
 
 /**
- * vpmu_vcpu_append() - a command for an event
+ * vpmu_vcpu_append() - add a command for an event
  * @vcpu: this CPU's queue
  * @event: whose; interrupts are off, and stay off until it is sent
  * @op: VPMU_COMMAND_*
  * @value: its value, or zero
  *
- * It is sent at once, or at the end of perf core's bracket. The answer goes to
+ * It is sent at once, or when perf core enables the PMU again. The answer goes to
  * vpmu_event_answer().
  */
 void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, u64 value)
@@ -171,20 +171,20 @@ void vpmu_vcpu_append(struct vpmu_vcpu *vcpu, struct perf_event *event, u32 op, 
 	command->event = cpu_to_le64(own->id);
 	command->value = cpu_to_le64(value);
 	vcpu->events[vcpu->pending++] = event;
-	if (!vcpu->bracket && !vcpu->reading)
+	if (!vcpu->pmu_disabled && !vcpu->reading)
 		vcpu_flush(vcpu);
 	raw_spin_unlock_irqrestore(&vcpu->lock, flags);
 }
 
 /**
- * vpmu_vcpu_commands() - commands that are sent at once, with one kick
+ * vpmu_vcpu_commands() - send commands at once, with one kick
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
- * @commands: they
+ * @commands: the commands
  * @replies: as many answers, on success
  * @count: how many, VPMU_DIRECT at most
  *
  * Call with preemption off. What has gathered on the queue stays where it is: it
- * may be another CPU's, in the midst of its bracket.
+ * may be another CPU's, whose PMU is disabled.
  *
  * Return: 0, then each answer has its own status; or a negative errno.
  */
@@ -204,7 +204,7 @@ int vpmu_vcpu_commands(struct vpmu_vcpu *vcpu, const struct vpmu_command *comman
 }
 
 /**
- * vpmu_vcpu_command() - one command, sent at once
+ * vpmu_vcpu_command() - send one command at once
  * @vcpu: any queue for VPMU_COMMAND_VCPU, else this CPU's
  * @op: VPMU_COMMAND_*
  * @event: the event meant or zero
@@ -257,11 +257,11 @@ int vpmu_vcpu_discover(struct vpmu_device *dev)
 }
 
 /**
- * vpmu_vcpu_cpu() - the CPU that runs on a vCPU
+ * vpmu_vcpu_cpu() - find the CPU that runs on a vCPU
  * @dev: the device
  * @index: the vCPU's
  *
- * Return: its number, or -1 as long as none has come that does.
+ * Return: its number, or -1 while it is unknown.
  */
 int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
 {
@@ -277,12 +277,12 @@ int vpmu_vcpu_cpu(struct vpmu_device *dev, u32 index)
 }
 
 /**
- * vpmu_vcpu_local() - this CPU's queue
+ * vpmu_vcpu_local() - find this CPU's queue
  * @dev: the device
  *
  * Call with preemption off.
  *
- * Return: the queue, or NULL where none was found.
+ * Return: the queue, or NULL without one.
  */
 struct vpmu_vcpu *vpmu_vcpu_local(struct vpmu_device *dev)
 {

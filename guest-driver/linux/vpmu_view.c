@@ -10,14 +10,12 @@
  * A view's ring is perf core's. While it is mapped, the samples of the persistent event's
  * ring are replayed there, those of before first. As in a ring that several programs map,
  * what one reader has taken is gone for the others.
- *
- * Lock order: vpmu_device::output_lock, vpmu_device::notice_lock. A replay has the lock of
- * the ring's records alone.
  */
 #include <linux/perf_event.h>
 #include <linux/slab.h>
 #include <linux/smp.h>
 
+#include "perf_core_private.h"
 #include "vpmu.h"
 #include "vpmu_arch.h"
 #include "vpmu_event.h"
@@ -32,7 +30,7 @@
 			 PERF_SAMPLE_CALLCHAIN | PERF_SAMPLE_REGS_INTR)
 
 /**
- * vpmu_view_alloc() - make a view of nothing yet
+ * vpmu_view_alloc() - allocate a view, without an event to read
  * @event: perf core's event
  *
  * Return: the view, for vpmu_view_close(); or NULL.
@@ -51,15 +49,15 @@ struct vpmu_view *vpmu_view_alloc(struct perf_event *event)
 /* Whether records of an event's ring hold all that a view's samples are made of. */
 static bool view_fits(const struct vpmu_file *file, u64 wanted)
 {
-	u64 type = le64_to_cpu(file->wanted.sample_type);
+	u64 type = le64_to_cpu(file->spec.request.sample_type);
 
 	if (type & ~(u64)VPMU_REPLAYED || (type | wanted) & VPMU_SAMPLE_PROMPT)
 		return false;
 	if (type & PERF_SAMPLE_REGS_INTR &&
-	    le64_to_cpu(file->wanted.regs_intr) != VPMU_ARCH_REGS)
+	    le64_to_cpu(file->spec.request.regs_intr) != VPMU_ARCH_REGS)
 		return false;
 	/* The period of a frequency is in no record unless asked for. */
-	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->freq)
+	if (wanted & PERF_SAMPLE_PERIOD && !(type & PERF_SAMPLE_PERIOD) && file->spec.freq)
 		return false;
 	return !(wanted & SAMPLE_PASSED & ~type);
 }
@@ -74,12 +72,12 @@ static bool view_ring_fits(const struct vpmu_ring *ring)
 static void view_map(struct vpmu_view *view)
 {
 	struct vpmu_file *file = view->file;
-	struct vpmu_ring *ring = file->ring;
+	struct vpmu_ring *ring = file->output.ring;
 	struct vpmu_records *records = &ring->records;
 
 	vpmu_ring_mapped(file);
-	records->type = le64_to_cpu(file->wanted.sample_type);
-	records->period = file->period;
+	records->type = le64_to_cpu(file->spec.request.sample_type);
+	records->period = file->spec.period;
 	records->shared = true;
 	records->pages = ring->pages;
 	records->window = ring->window ? vpmu_window_address(file->dev, ring->pfn) : NULL;
@@ -88,7 +86,7 @@ static void view_map(struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_open() - show a persistent event
+ * vpmu_view_open() - have a view read a persistent event
  * @view: the view
  * @file: the event's, with a handle that is the view's then
  *
@@ -103,7 +101,7 @@ int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 
 	mutex_lock(&dev->output_lock);
 	view->file = file;
-	if (view_ring_fits(file->ring) && view_fits(file, event->attr.sample_type))
+	if (view_ring_fits(file->output.ring) && view_fits(file, event->attr.sample_type))
 		view_map(view);
 	else if (is_sampling_event(event))
 		err = -EOPNOTSUPP;
@@ -112,14 +110,14 @@ int vpmu_view_open(struct vpmu_view *view, struct vpmu_file *file)
 		view->file = NULL;
 		return err;
 	}
-	spin_lock_irq(&dev->notice_lock);
-	file->views++;
-	spin_unlock_irq(&dev->notice_lock);
+	spin_lock_irq(&dev->lookup.lock);
+	file->persist.views++;
+	spin_unlock_irq(&dev->lookup.lock);
 	return 0;
 }
 
 /**
- * vpmu_view_close() - show it no longer, and free the view
+ * vpmu_view_close() - free a view, and put its handle
  * @view: the view, which is not active
  */
 void vpmu_view_close(struct vpmu_view *view)
@@ -129,9 +127,9 @@ void vpmu_view_close(struct vpmu_view *view)
 
 	if (file) {
 		dev = file->dev;
-		spin_lock_irq(&dev->notice_lock);
-		file->views--;
-		spin_unlock_irq(&dev->notice_lock);
+		spin_lock_irq(&dev->lookup.lock);
+		file->persist.views--;
+		spin_unlock_irq(&dev->lookup.lock);
 		mutex_lock(&dev->output_lock);
 		if (view->ring)
 			vpmu_ring_unmapped(file);
@@ -152,19 +150,19 @@ static void view_update(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_replay() - replay what the event's ring holds
+ * vpmu_view_replay() - replay the samples in the event's ring
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view, which is active here
  */
 void vpmu_view_replay(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 {
-	/* Without a ring of its own it would take samples and write none. */
-	if (view->ring && READ_ONCE(view->event->rb))
+	/* Without a ring of its own a view would consume samples without a record. */
+	if (view->ring && perf_core_buffer(view->event))
 		vpmu_replay(vcpu, view->event, &view->ring->records, &view->ended);
 }
 
 /**
- * vpmu_view_start() - perf core begins to look
+ * vpmu_view_start() - start a view
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view
  */
@@ -179,7 +177,7 @@ void vpmu_view_start(struct vpmu_vcpu *vcpu, struct vpmu_view *view)
 }
 
 /**
- * vpmu_view_stop() - perf core looks no longer
+ * vpmu_view_stop() - stop a view
  * @vcpu: this CPU's queue; interrupts are off
  * @view: the view
  */
@@ -198,7 +196,7 @@ void vpmu_view_read(struct vpmu_view *view)
 {
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(view->file->dev);
 
-	/* A queue's lock must not be taken from an NMI; the last count stands then. */
+	/* A queue's lock must not be taken from an NMI; the last count stays then. */
 	if (in_nmi() || !vcpu || view->event->hw.state & PERF_HES_STOPPED)
 		return;
 	view_update(vcpu, view);
@@ -235,22 +233,22 @@ static void view_take(void *info)
 	struct vpmu_vcpu *vcpu = vpmu_vcpu_local(own->dev);
 
 	/* While it is held, no event of the context is scheduled in or out. */
-	raw_spin_lock(&event->ctx->lock);
-	WRITE_ONCE(view->file->enabled, own->started);
+	perf_core_lock(event->ctx);
+	WRITE_ONCE(view->file->control.enabled, own->started);
 	own->id = 0;
 	own->started = false;
-	own->spent = true;
+	own->limit_hit = true;
 	if (own->sampler)
 		list_del_init(&own->sampling);
 	own->view = view;
 	if (vcpu && event->state == PERF_EVENT_STATE_ACTIVE &&
 	    !(event->hw.state & PERF_HES_STOPPED))
 		vpmu_view_start(vcpu, view);
-	raw_spin_unlock(&event->ctx->lock);
+	perf_core_unlock(event->ctx);
 }
 
 /**
- * vpmu_view_take() - take an event from perf core, which has a view of it from now on
+ * vpmu_view_take() - turn perf core's event into a view of a persistent event
  * @view: the view, open, of an event of a CPU that is alone in its group
  *
  * The device goes on with the event as it is. Perf core's times go on, too.
@@ -260,7 +258,7 @@ void vpmu_view_take(struct vpmu_view *view)
 	struct vpmu_event *own = view->event->pmu_private;
 	struct vpmu_device *dev = own->dev;
 
-	mutex_lock(&dev->events_lock);
+	mutex_lock(&dev->life.lock);
 	vpmu_event_unpublish(own);
 	if (smp_call_function_single(view->event->cpu, view_take, view, 1)) {
 		local_irq_disable();
@@ -269,5 +267,5 @@ void vpmu_view_take(struct vpmu_view *view)
 	}
 	/* A reset does not end it. */
 	list_del_init(&own->entry);
-	mutex_unlock(&dev->events_lock);
+	mutex_unlock(&dev->life.lock);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Persistent events as perf core sees them.
+ * Views: perf core's events that read persistent events.
  */
 #ifndef _VPMU_VIEW_H
 #define _VPMU_VIEW_H
@@ -15,11 +15,11 @@ struct vpmu_vcpu;
 
 /**
  * struct vpmu_view - an event of perf core that reads a persistent event
- * @file: the persistent event's, of which this is a handle
- * @event: perf core's
- * @ring: the ring of @file, mapped by this; NULL: it has none whose samples can be replayed
+ * @file: the persistent event; the view is one of its handles
+ * @event: perf core's event
+ * @ring: the ring of @file, which the view maps; NULL if its samples cannot be replayed
  * @ended: the limit of PERF_EVENT_IOC_REFRESH is used up
- * @entry: in vpmu_vcpu::views while it is active
+ * @entry: in vpmu_vcpu::views while the view is active
  */
 struct vpmu_view {
 	struct vpmu_file *file;

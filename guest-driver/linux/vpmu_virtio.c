@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The virtio device: what is there at probe and gone after remove.
+ * The virtio device: probe and remove, queues, notices.
  *
  * Programs that have events open do not keep the transport from being unbound, nor does
  * unbinding wait for them: their events end, and what perf core and they hold of this
@@ -23,7 +23,7 @@
 #include "vpmu_persistent.h"
 #include "vpmu_ring.h"
 
-/* Bounds on what the device says of itself, so that no size below can overflow. */
+/* Limits on the device's configuration, so that no size below can overflow. */
 #define MAX_CATALOGUE	4096
 #define MAX_VCPUS	4096
 
@@ -35,7 +35,7 @@ static struct vpmu_device *vpmu_kept;
 
 /**
  * struct vpmu_transport - a device that was unbound from under users
- * @entry: in vpmu_device::transports
+ * @entry: in vpmu_life::transports
  * @vdev: as virtio saw it
  * @owner: has what frees it
  */
@@ -46,31 +46,31 @@ struct vpmu_transport {
 };
 
 /**
- * vpmu_device_get() - keep the device from going
+ * vpmu_device_get() - add a user of the device
  * @dev: the device
  */
 void vpmu_device_get(struct vpmu_device *dev)
 {
-	atomic_inc(&dev->users);
+	atomic_inc(&dev->life.users);
 }
 
 /**
- * vpmu_device_put() - let it go
+ * vpmu_device_put() - remove a user of the device
  * @dev: the device
  */
 void vpmu_device_put(struct vpmu_device *dev)
 {
-	if (atomic_dec_and_test(&dev->users))
-		wake_up_all(&dev->idle);
+	if (atomic_dec_and_test(&dev->life.users))
+		wake_up_all(&dev->life.idle);
 }
 
 /* Nothing more is opened. Returns whether somebody uses the device. */
 static bool device_leave(struct vpmu_device *dev)
 {
-	WRITE_ONCE(dev->lost, -ENODEV);
+	WRITE_ONCE(dev->life.lost, -ENODEV);
 	/* Either this sees the user that vpmu_event_create() adds, or that sees @lost. */
 	smp_mb();
-	return atomic_read(&dev->users);
+	return atomic_read(&dev->life.users);
 }
 
 /*
@@ -80,7 +80,7 @@ static bool device_leave(struct vpmu_device *dev)
 static void device_drain(struct vpmu_device *dev)
 {
 	device_leave(dev);
-	wait_event(dev->idle, !atomic_read(&dev->users));
+	wait_event(dev->life.idle, !atomic_read(&dev->life.users));
 	/*
 	 * The last user may still be about to wake this up, and perf core looks at the
 	 * PMU once more behind pmu->destroy(). Neither sleeps on the way out, but both
@@ -114,11 +114,11 @@ static const char *refusal(u32 why)
 }
 
 /**
- * vpmu_device_refused() - the host has refused a counter for an event
+ * vpmu_device_refused() - log that the host has refused a counter for an event
  * @dev: the device
  * @why: VPMU_REFUSED_*
  *
- * Says so in the kernel's log, once for each reason: programs can ask as often as they like.
+ * Once for each reason: programs can repeat the request.
  */
 void vpmu_device_refused(struct vpmu_device *dev, u32 why)
 {
@@ -156,14 +156,14 @@ static int notices_post(struct vpmu_device *dev, struct vpmu_notice *notice)
 	struct scatterlist sg;
 
 	sg_init_one(&sg, notice, sizeof(*notice));
-	return virtqueue_add_inbuf(dev->event_vq, &sg, 1, notice, GFP_ATOMIC);
+	return virtqueue_add_inbuf(dev->notices.vq, &sg, 1, notice, GFP_ATOMIC);
 }
 
 /**
- * vpmu_notices_take() - act on what the device has told
+ * vpmu_notices_take() - handle the notices of the device
  * @dev: the device
  *
- * What another CPU takes meanwhile has been acted on, too, when this returns.
+ * Notices that another CPU takes meanwhile have been handled, too, when this returns.
  *
  * Return: true if there was anything.
  */
@@ -175,10 +175,10 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 	bool taken = false;
 	unsigned int len;
 
-	spin_lock_irqsave(&dev->event_lock, flags);
-	if (dev->event_closed)
+	spin_lock_irqsave(&dev->notices.lock, flags);
+	if (dev->notices.closed)
 		goto unlock;
-	vq = dev->event_vq;
+	vq = dev->notices.vq;
 	do {
 		virtqueue_disable_cb(vq);
 		while ((notice = virtqueue_get_buf(vq, &len))) {
@@ -191,11 +191,11 @@ bool vpmu_notices_take(struct vpmu_device *dev)
 			taken = true;
 		}
 	} while (!virtqueue_enable_cb(vq));
-	/* With none posted a kick would be an exit for nothing. */
+	/* Without a buffer posted, a kick would be a useless exit. */
 	if (taken)
 		virtqueue_kick(vq);
 unlock:
-	spin_unlock_irqrestore(&dev->event_lock, flags);
+	spin_unlock_irqrestore(&dev->notices.lock, flags);
 	return taken;
 }
 
@@ -251,12 +251,12 @@ static int device_info(struct virtio_device *vdev, struct vpmu_info *info)
 	info->time_shift = shift;
 
 	if (info->version != VPMU_VERSION) {
-		dev_err(&vdev->dev, "the device speaks version %u, this driver version %u\n",
+		dev_err(&vdev->dev, "the device has version %u, this driver supports version %u\n",
 			info->version, VPMU_VERSION);
 		return -EINVAL;
 	}
 	if (!info->vcpus || info->vcpus > MAX_VCPUS || info->catalogue_len > MAX_CATALOGUE) {
-		dev_err(&vdev->dev, "senseless configuration: %u vCPUs, %u catalogue entries\n",
+		dev_err(&vdev->dev, "invalid configuration: %u vCPUs, %u catalogue entries\n",
 			info->vcpus, info->catalogue_len);
 		return -EINVAL;
 	}
@@ -272,15 +272,15 @@ static void notices_start(struct vpmu_device *dev, struct virtqueue *vq)
 {
 	unsigned int i;
 
-	spin_lock_irq(&dev->event_lock);
-	dev->event_vq = vq;
-	dev->event_closed = false;
+	spin_lock_irq(&dev->notices.lock);
+	dev->notices.vq = vq;
+	dev->notices.closed = false;
 	/* A queue shorter than the array takes what fits. */
 	for (i = 0; i < VPMU_NOTICES; i++)
-		if (notices_post(dev, &dev->notices[i]))
+		if (notices_post(dev, &dev->notices.buffers[i]))
 			break;
 	virtqueue_kick(vq);
-	spin_unlock_irq(&dev->event_lock);
+	spin_unlock_irq(&dev->notices.lock);
 }
 
 /* Makes the queues, and the device ready to use them. */
@@ -308,7 +308,7 @@ static int device_start(struct vpmu_device *dev)
 	if (err)
 		goto free;
 	virtio_device_ready(dev->vdev);
-	dev->control = vqs[VPMU_QUEUE_CONTROL];
+	dev->control.vq = vqs[VPMU_QUEUE_CONTROL];
 	vpmu_control_open_queue(dev);
 	notices_start(dev, vqs[VPMU_QUEUE_EVENT]);
 	for (i = 0; i < dev->info.vcpus; i++)
@@ -329,35 +329,35 @@ static void device_stop(struct vpmu_device *dev)
 	u32 i;
 
 	for (i = 0; i < dev->info.vcpus; i++)
-		irq_work_sync(&dev->vcpus[i].alarm);
-	cancel_work_sync(&dev->give_up);
+		irq_work_sync(&dev->vcpus[i].error_work);
+	cancel_work_sync(&dev->life.give_up);
 	vpmu_persistent_exit(dev);
-	if (dev->control)
+	if (dev->control.vq)
 		dev->vdev->config->del_vqs(dev->vdev);
-	dev->control = NULL;
+	dev->control.vq = NULL;
 }
 
 static void give_up_work(struct work_struct *work)
 {
-	struct vpmu_device *dev = container_of(work, struct vpmu_device, give_up);
+	struct vpmu_device *dev = container_of(work, struct vpmu_device, life.give_up);
 
 	/* One that is being unbound is lost already. */
-	if (!cmpxchg(&dev->lost, 0, -EIO))
+	if (!cmpxchg(&dev->life.lost, 0, -EIO))
 		dev_err(&dev->vdev->dev,
 			"the device does not answer: it is given up, and its events end; bind it again\n");
-	vpmu_life_close(dev, dev->lost);
-	vpmu_life_end(dev, dev->lost);
+	vpmu_life_close(dev, dev->life.lost);
+	vpmu_life_end(dev, dev->life.lost);
 }
 
 /**
- * vpmu_device_give_up() - have the use of a device end that does not answer
+ * vpmu_device_give_up() - give up a device that does not answer
  * @dev: the device
  *
- * Whoever waits for it waits no longer, some time later.
+ * A work ends all waits for it, some time later.
  */
 void vpmu_device_give_up(struct vpmu_device *dev)
 {
-	schedule_work(&dev->give_up);
+	schedule_work(&dev->life.give_up);
 }
 
 /*
@@ -366,10 +366,10 @@ void vpmu_device_give_up(struct vpmu_device *dev)
  */
 static int device_reboot(struct notifier_block *block, unsigned long action, void *unused)
 {
-	struct vpmu_device *dev = container_of(block, struct vpmu_device, reboot);
+	struct vpmu_device *dev = container_of(block, struct vpmu_device, life.reboot);
 
 	/* The transport of one that is kept has gone. */
-	if (!cmpxchg(&dev->lost, 0, -ENODEV))
+	if (!cmpxchg(&dev->life.lost, 0, -ENODEV))
 		vpmu_life_close(dev, -ENODEV);
 	return NOTIFY_DONE;
 }
@@ -379,7 +379,7 @@ static void device_free(struct vpmu_device *dev)
 	struct vpmu_transport *transport, *next;
 	u32 i;
 
-	list_for_each_entry_safe(transport, next, &dev->transports, entry) {
+	list_for_each_entry_safe(transport, next, &dev->life.transports, entry) {
 		put_device(&transport->vdev->dev);
 		module_put(transport->owner);
 		kfree(transport);
@@ -388,12 +388,12 @@ static void device_free(struct vpmu_device *dev)
 	if (dev->vcpus)
 		for (i = 0; i < dev->info.vcpus && dev->vcpus[i].dev; i++)
 			vpmu_vcpu_exit(&dev->vcpus[i]);
-	xa_destroy(&dev->files);
-	xa_destroy(&dev->traces);
-	xa_destroy(&dev->sampled);
+	xa_destroy(&dev->lookup.files);
+	xa_destroy(&dev->lookup.traces);
+	xa_destroy(&dev->lookup.sampled);
 	free_percpu(dev->cpu_vcpu);
 	kfree(dev->vcpus);
-	kfree(dev->notices);
+	kfree(dev->notices.buffers);
 	kvfree(dev->catalogue);
 	kfree(dev);
 }
@@ -407,24 +407,24 @@ static struct vpmu_device *device_alloc(struct virtio_device *vdev)
 		return ERR_PTR(-ENOMEM);
 	dev->vdev = vdev;
 	vdev->priv = dev;
-	spin_lock_init(&dev->control_lock);
-	INIT_LIST_HEAD(&dev->control_sent);
-	INIT_LIST_HEAD(&dev->control_waiting);
+	spin_lock_init(&dev->control.lock);
+	INIT_LIST_HEAD(&dev->control.sent);
+	INIT_LIST_HEAD(&dev->control.waiting);
 	mutex_init(&dev->output_lock);
 	mutex_init(&dev->link_lock);
-	spin_lock_init(&dev->event_lock);
-	spin_lock_init(&dev->notice_lock);
-	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
-	xa_init_flags(&dev->traces, XA_FLAGS_LOCK_IRQ);
-	xa_init_flags(&dev->sampled, XA_FLAGS_LOCK_IRQ);
-	init_waitqueue_head(&dev->idle);
-	mutex_init(&dev->events_lock);
-	INIT_LIST_HEAD(&dev->events);
-	INIT_LIST_HEAD(&dev->transports);
-	INIT_WORK(&dev->give_up, give_up_work);
-	dev->reboot.notifier_call = device_reboot;
-	dev->control_closed = -ENODEV;
-	dev->event_closed = true;
+	spin_lock_init(&dev->notices.lock);
+	spin_lock_init(&dev->lookup.lock);
+	xa_init_flags(&dev->lookup.files, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&dev->lookup.traces, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&dev->lookup.sampled, XA_FLAGS_LOCK_IRQ);
+	init_waitqueue_head(&dev->life.idle);
+	mutex_init(&dev->life.lock);
+	INIT_LIST_HEAD(&dev->life.events);
+	INIT_LIST_HEAD(&dev->life.transports);
+	INIT_WORK(&dev->life.give_up, give_up_work);
+	dev->life.reboot.notifier_call = device_reboot;
+	dev->control.closed = -ENODEV;
+	dev->notices.closed = true;
 	vpmu_persistent_init(dev);
 	return dev;
 }
@@ -436,10 +436,10 @@ static int device_arrays(struct vpmu_device *dev)
 	u32 i;
 
 	dev->vcpus = kcalloc(dev->info.vcpus, sizeof(*dev->vcpus), GFP_KERNEL);
-	dev->notices = kcalloc(VPMU_NOTICES, sizeof(*dev->notices), GFP_KERNEL);
+	dev->notices.buffers = kcalloc(VPMU_NOTICES, sizeof(*dev->notices.buffers), GFP_KERNEL);
 	dev->catalogue = kvcalloc(dev->info.catalogue_len, sizeof(*dev->catalogue), GFP_KERNEL);
 	dev->cpu_vcpu = alloc_percpu(struct vpmu_vcpu *);
-	if (!dev->vcpus || !dev->notices || !dev->catalogue || !dev->cpu_vcpu)
+	if (!dev->vcpus || !dev->notices.buffers || !dev->catalogue || !dev->cpu_vcpu)
 		return -ENOMEM;
 	for (i = 0; i < dev->info.vcpus && !err; i++)
 		err = vpmu_vcpu_init(&dev->vcpus[i], dev, i);
@@ -454,28 +454,34 @@ static int device_doorbell(struct vpmu_device *dev)
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_DOORBELL) ||
 	    region.len < sizeof(u32)) {
-		dev_err(&dev->vdev->dev, "the doorbell is offered but not there\n");
+		dev_err(&dev->vdev->dev, "the device offers a doorbell without its memory region\n");
 		return -ENXIO;
 	}
 	/* Programs get pages of which nothing belongs to anything else. */
 	if (region.len >= PAGE_SIZE && PAGE_ALIGNED(region.addr))
-		dev->doorbell_page = region.addr;
-	dev->doorbell = ioremap(region.addr, region.len);
-	return dev->doorbell ? 0 : -ENOMEM;
+		dev->doorbell.page = region.addr;
+	dev->doorbell.address = ioremap(region.addr, region.len);
+	return dev->doorbell.address ? 0 : -ENOMEM;
+}
+
+static void device_say_no_queue(struct vpmu_device *dev, unsigned int cpu, int err)
+{
+	dev_err(&dev->vdev->dev, "CPU %u: its queue is not found, events on it are refused (%d)\n",
+		cpu, err);
 }
 
 static int vpmu_online(unsigned int cpu, struct hlist_node *node)
 {
-	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, node);
+	struct vpmu_device *dev = hlist_entry_safe(node, struct vpmu_device, hotplug);
 	int err;
 
 	/* When there is a device again it is asked for all CPUs. */
-	if (READ_ONCE(dev->lost) || READ_ONCE(dev->down))
+	if (READ_ONCE(dev->life.lost) || READ_ONCE(dev->life.asleep))
 		return 0;
 	err = vpmu_vcpu_discover(dev);
 	/* A CPU without a queue is still a CPU: events on it are refused, it is not. */
 	if (err)
-		dev_err(&dev->vdev->dev, "CPU %u: nothing can be counted on it (%d)\n", cpu, err);
+		device_say_no_queue(dev, cpu, err);
 	else
 		vpmu_task_online(dev, cpu);
 	return 0;
@@ -487,8 +493,7 @@ static void rediscover(void *device)
 	int err = vpmu_vcpu_discover(dev);
 
 	if (err)
-		dev_err(&dev->vdev->dev, "CPU %u: nothing can be counted on it (%d)\n",
-			smp_processor_id(), err);
+		device_say_no_queue(dev, smp_processor_id(), err);
 }
 
 /* Lets a device that was reset know again what it has to, and learns who is where. */
@@ -509,19 +514,19 @@ static int device_restart(struct vpmu_device *dev)
 /* No event is left, and nothing in this kernel leads here any more. */
 static void device_withdraw(struct vpmu_device *dev)
 {
-	unregister_reboot_notifier(&dev->reboot);
+	unregister_reboot_notifier(&dev->life.reboot);
 	device_drain(dev);
 	vpmu_persistent_unregister(dev);
 	vpmu_trace_unregister(dev);
 	vpmu_pmu_unregister(dev);
-	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
+	cpuhp_state_remove_instance(vpmu_online_state, &dev->hotplug);
 }
 
 /* Of a device that is stopped. */
 static void device_release(struct vpmu_device *dev)
 {
-	if (dev->doorbell)
-		iounmap(dev->doorbell);
+	if (dev->doorbell.address)
+		iounmap(dev->doorbell.address);
 	vpmu_window_exit(dev);
 	vpmu_task_exit(dev);
 	device_free(dev);
@@ -551,7 +556,7 @@ static void device_keep(struct vpmu_device *dev, struct vpmu_transport *transpor
 	transport->vdev = vdev;
 	transport->owner = parent && parent->driver ? parent->driver->owner : NULL;
 	__module_get(transport->owner);
-	list_add(&transport->entry, &dev->transports);
+	list_add(&transport->entry, &dev->life.transports);
 	vpmu_kept = dev;
 }
 
@@ -564,12 +569,12 @@ static bool device_is_same(const struct vpmu_device *dev, struct virtio_device *
 	if (device_features(vdev) != dev->features || device_info(vdev, &info) ||
 	    memcmp(&info, &dev->info, sizeof(info)))
 		return false;
-	if (dev->doorbell_page && (!virtio_get_shm_region(vdev, &region, VPMU_SHM_DOORBELL) ||
-				   region.addr != dev->doorbell_page))
+	if (dev->doorbell.page && (!virtio_get_shm_region(vdev, &region, VPMU_SHM_DOORBELL) ||
+				   region.addr != dev->doorbell.page))
 		return false;
-	return !dev->window || (virtio_get_shm_region(vdev, &region, VPMU_SHM_WINDOW) &&
-				PHYS_PFN(region.addr) == dev->window_pfn &&
-				region.len / VPMU_PAGE_SIZE >= dev->window_pages);
+	return !dev->window.base || (virtio_get_shm_region(vdev, &region, VPMU_SHM_WINDOW) &&
+				PHYS_PFN(region.addr) == dev->window.pfn &&
+				region.len / VPMU_PAGE_SIZE >= dev->window.pages);
 }
 
 /* Reads the catalogue, which must be what it was. */
@@ -610,7 +615,7 @@ static int device_rebind(struct vpmu_device *dev, struct virtio_device *vdev)
 		err = vpmu_persistent_resume(dev);
 	if (err)
 		goto close;
-	WRITE_ONCE(dev->lost, 0);
+	WRITE_ONCE(dev->life.lost, 0);
 	err = vpmu_cdev_register(dev);
 	if (!err)
 		return 0;
@@ -654,7 +659,7 @@ static int device_bind(struct virtio_device *vdev)
 	err = vpmu_window_init(dev);
 	if (err)
 		goto close;
-	err = cpuhp_state_add_instance(vpmu_online_state, &dev->node);
+	err = cpuhp_state_add_instance(vpmu_online_state, &dev->hotplug);
 	if (err)
 		goto close;
 	err = vpmu_pmu_register(dev);
@@ -670,8 +675,8 @@ static int device_bind(struct virtio_device *vdev)
 	err = vpmu_cdev_register(dev);
 	if (err)
 		goto forget;
-	register_reboot_notifier(&dev->reboot);
-	dev_info(&vdev->dev, "%u vCPUs, %u events to choose from\n",
+	register_reboot_notifier(&dev->life.reboot);
+	dev_info(&vdev->dev, "%u vCPUs, %u events in the catalogue\n",
 		 dev->info.vcpus, dev->info.catalogue_len);
 	device_say_refusals(vdev);
 	return 0;
@@ -687,7 +692,7 @@ unregister:
 	device_drain(dev);
 	vpmu_pmu_unregister(dev);
 offline:
-	cpuhp_state_remove_instance(vpmu_online_state, &dev->node);
+	cpuhp_state_remove_instance(vpmu_online_state, &dev->hotplug);
 close:
 	vpmu_life_close(dev, -ENODEV);
 	device_stop(dev);
@@ -704,10 +709,10 @@ static int vpmu_probe(struct virtio_device *vdev)
 	int err;
 
 	if (atomic_cmpxchg(&vpmu_present, 0, 1)) {
-		dev_err(&vdev->dev, "there is a virtio PMU already\n");
+		dev_err(&vdev->dev, "another virtio PMU is bound already\n");
 		return -EBUSY;
 	}
-	if (vpmu_kept && !atomic_read(&vpmu_kept->users))
+	if (vpmu_kept && !atomic_read(&vpmu_kept->life.users))
 		device_forget();
 	if (vpmu_kept) {
 		err = device_rebind(vpmu_kept, vdev);
@@ -761,15 +766,15 @@ static int vpmu_restore(struct virtio_device *vdev)
 
 	err = device_restart(dev);
 	if (err) {
-		dev_err(&vdev->dev, "the device does not go on, and its events end (%d)\n", err);
-		WRITE_ONCE(dev->lost, -EIO);
+		dev_err(&vdev->dev, "the device cannot be restored, its events end (%d)\n", err);
+		WRITE_ONCE(dev->life.lost, -EIO);
 		vpmu_life_close(dev, -EIO);
 		vpmu_life_end(dev, -EIO);
-		WRITE_ONCE(dev->down, false);
+		WRITE_ONCE(dev->life.asleep, false);
 		return err;
 	}
 	/* One that was given up is as good as new. */
-	WRITE_ONCE(dev->lost, 0);
+	WRITE_ONCE(dev->life.lost, 0);
 	vpmu_life_resume(dev);
 	err = vpmu_persistent_resume(dev);
 	if (err)

@@ -16,10 +16,10 @@
 #include "vpmu_ring.h"
 
 /**
- * vpmu_window_init() - find the window
+ * vpmu_window_init() - map the window
  * @dev: the device
  *
- * Return: 0, also for a device that has none; or a negative errno.
+ * Return: 0, also for a device without a window; or a negative errno.
  */
 int vpmu_window_init(struct vpmu_device *dev)
 {
@@ -29,48 +29,48 @@ int vpmu_window_init(struct vpmu_device *dev)
 		return 0;
 	if (!virtio_get_shm_region(dev->vdev, &region, VPMU_SHM_WINDOW) ||
 	    region.addr % VPMU_PAGE_SIZE || !(region.len / VPMU_PAGE_SIZE)) {
-		dev_err(&dev->vdev->dev, "the window is offered but not there\n");
+		dev_err(&dev->vdev->dev, "the device offers a window without its memory region\n");
 		return -ENXIO;
 	}
 	/*
 	 * Views of perf core read it here. And on x86 pages that are mapped nowhere else are
 	 * mapped uncached to programs, while this is the host's ordinary memory.
 	 */
-	dev->window = memremap(region.addr, region.len, MEMREMAP_WB);
-	if (!dev->window)
+	dev->window.base = memremap(region.addr, region.len, MEMREMAP_WB);
+	if (!dev->window.base)
 		return -ENOMEM;
-	dev->window_pfn = PHYS_PFN(region.addr);
-	dev->window_pages = min_t(u64, region.len / VPMU_PAGE_SIZE, U32_MAX);
+	dev->window.pfn = PHYS_PFN(region.addr);
+	dev->window.pages = min_t(u64, region.len / VPMU_PAGE_SIZE, U32_MAX);
 	return 0;
 }
 
 /**
- * vpmu_window_exit() - let go of it
+ * vpmu_window_exit() - unmap the window
  * @dev: the device, whose rings have all been forgotten
  */
 void vpmu_window_exit(struct vpmu_device *dev)
 {
-	if (dev->window)
-		memunmap(dev->window);
+	if (dev->window.base)
+		memunmap(dev->window.base);
 }
 
 /**
- * vpmu_window_place() - where a ring lies
+ * vpmu_window_place() - find the frame of a ring
  * @dev: the device
- * @page: the number of its first page in the window, as the device says
+ * @page: the device's number of its first page in the window
  * @count: of its pages
  *
  * Return: the frame of its first page; 0 if that is not within the window.
  */
 unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 count)
 {
-	if (page >= dev->window_pages || count > dev->window_pages - page)
+	if (page >= dev->window.pages || count > dev->window.pages - page)
 		return 0;
-	return dev->window_pfn + page;
+	return dev->window.pfn + page;
 }
 
 /**
- * vpmu_window_address() - where the driver finds a ring
+ * vpmu_window_address() - find the address of a ring
  * @dev: the device
  * @pfn: the frame of its first page
  *
@@ -78,11 +78,11 @@ unsigned long vpmu_window_place(const struct vpmu_device *dev, u32 page, u32 cou
  */
 void *vpmu_window_address(const struct vpmu_device *dev, unsigned long pfn)
 {
-	return dev->window + PFN_PHYS(pfn - dev->window_pfn);
+	return dev->window.base + PFN_PHYS(pfn - dev->window.pfn);
 }
 
 /**
- * vpmu_window_fault() - put a ring's page into a map, as a program touches it
+ * vpmu_window_fault() - map a ring's page that a program touches
  * @ring: of the window; the device's output_lock is held
  * @vmf: the fault
  *
@@ -96,7 +96,7 @@ vm_fault_t vpmu_window_fault(const struct vpmu_ring *ring, struct vm_fault *vmf)
 }
 
 /**
- * vpmu_window_revoke() - take the pages out of all maps of a ring that has ended
+ * vpmu_window_revoke() - unmap all pages of a ring that has ended
  * @dev: the device; its output_lock is held
  * @ring: of the window
  *
@@ -111,6 +111,6 @@ void vpmu_window_revoke(struct vpmu_device *dev, struct vpmu_ring *ring)
 	vpmu_records_end(&ring->records);
 	ring->pfn = 0;
 	/* What has maps keeps its ring. */
-	list_for_each_entry(file, &ring->writers, writer)
-		unmap_mapping_range(&file->mapping, 0, 0, 1);
+	list_for_each_entry(file, &ring->writers, output.entry)
+		unmap_mapping_range(&file->output.mapping, 0, 0, 1);
 }
