@@ -28,8 +28,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::host::PerfSource;
 use vpmu::source::Rate;
 use vpmu::{
-    Access, Engines, Exit, ExitReason, Hardware, Limits, Machine, Persist, Policy, QueueState,
-    Settings, VcpuSession, Vpmu, abi,
+    Access, Exit, ExitReason, Machine, Persist, QueueState, Settings, VcpuSession, Vpmu, abi,
 };
 
 use driver::{Driver, Silent};
@@ -109,14 +108,7 @@ fn install(guest: &mut Guest) -> io::Result<Handled> {
 // -- device: made before the guest runs.
 
 fn device(host: &Arc<Host>) -> Result<Arc<Vpmu>, Box<dyn Error>> {
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz: TSC_KHZ,
-        limits: Limits::default(),
-        engines: Engines::Auto,
-        hardware: Hardware::default(),
-        policy: Policy::default(),
-    };
+    let settings = Settings::new(1, TSC_KHZ);
     let source = PerfSource::new(SIGRTMIN())?;
     let window = GuestMemoryMmap::<()>::from_ranges(&[(WINDOW, WINDOW_BYTES)])?;
     let vpmu = Vpmu::new(settings, Arc::clone(host) as _, Box::new(source))?;

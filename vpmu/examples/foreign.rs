@@ -30,8 +30,7 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
 use vpmu::{
-    Engines, GuestRegs, Hardware, Interrupt, Limits, Machine, Memory, Policy, QueueState,
-    Registers, Settings, VcpuSession, Vpmu,
+    GuestRegs, Interrupt, Machine, Memory, QueueState, Registers, Settings, VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -260,14 +259,7 @@ impl Guest {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz: 1_000_000,
-        limits: Limits::default(),
-        engines: Engines::Auto,
-        hardware: Hardware::default(),
-        policy: Policy::default(),
-    };
+    let settings = Settings::new(1, 1_000_000);
     let source = PerfSource::new(SIGRTMIN())?;
     let vpmu = Arc::new(Vpmu::new(settings, Arc::new(Host), Box::new(source))?);
     let ((first, first_range), (second, second_range)) = (region(0, RAM)?, region(PLUGGED, RAM)?);

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::policy::Policy;
 
-/// The fixed facts of one device.
+/// The fixed facts of one device: [`Settings::new`], and what differs from the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Settings {
     /// Number of vCPUs, and so of vCPU queues.
     pub vcpus: u32,
@@ -19,6 +20,46 @@ pub struct Settings {
     pub hardware: Hardware,
     /// The events that the guest may open.
     pub policy: Policy,
+}
+
+impl Settings {
+    /// A device of `vcpus` vCPUs in a guest whose TSC makes `tsc_khz` ticks a millisecond, by default in all
+    /// else.
+    #[must_use]
+    pub fn new(vcpus: u32, tsc_khz: u32) -> Self {
+        Self {
+            vcpus,
+            tsc_khz,
+            limits: Limits::default(),
+            engines: Engines::default(),
+            hardware: Hardware::default(),
+            policy: Policy::default(),
+        }
+    }
+
+    /// With these limits.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// With these engines.
+    #[must_use]
+    pub fn with_engines(self, engines: Engines) -> Self {
+        Self { engines, ..self }
+    }
+
+    /// With what hardware counts.
+    #[must_use]
+    pub fn with_hardware(self, hardware: Hardware) -> Self {
+        Self { hardware, ..self }
+    }
+
+    /// With the events that the guest may open.
+    #[must_use]
+    pub fn with_policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
+    }
 }
 
 /// What the host's hardware counts for a guest, and for its operator.

@@ -23,8 +23,8 @@ use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
 use vpmu::{
-    Engines, ExitReason, GuestRegs, Hardware, Interrupt, Limits, Machine, Registers, Settings,
-    Turn, VcpuSession, Vpmu,
+    Engines, ExitReason, GuestRegs, Interrupt, Limits, Machine, Registers, Settings, Turn,
+    VcpuSession, Vpmu,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -98,17 +98,12 @@ struct Lane {
 impl Guest {
     /// The device, and the drivers' sides of the vCPUs' queues.
     fn new(vcpus: u32, max_events: u32) -> (Self, Vec<DriverQueue>) {
-        let settings = Settings {
-            vcpus,
-            tsc_khz: 1_000_000,
-            limits: Limits {
+        let settings = Settings::new(vcpus, 1_000_000)
+            .with_limits(Limits {
                 max_events,
                 ..Limits::default()
-            },
-            engines: Engines::Exit,
-            hardware: Hardware::default(),
-            policy: vpmu::Policy::default(),
-        };
+            })
+            .with_engines(Engines::Exit);
         let source = PerfSource::new(SIGRTMIN()).expect("a source");
         let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
         let range = [(GuestAddress(0), MEMORY_LEN)];

@@ -14,8 +14,7 @@ use vpmu::abi::{PAGE_SIZE, STATE_ACTIVE, STATE_INACTIVE};
 use vpmu::host::PerfSource;
 use vpmu::source::Rate;
 use vpmu::{
-    Engines, ExitReason, GuestRegs, Hardware, Limits, Machine, Persist, PersistentStatus,
-    Registers, Settings, Vpmu,
+    Engines, ExitReason, GuestRegs, Machine, Persist, PersistentStatus, Registers, Settings, Vpmu,
 };
 
 /// What each thread adds to the event's count, in nanoseconds.
@@ -52,14 +51,7 @@ fn source() -> PerfSource {
 }
 
 fn device() -> Vpmu {
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz: 1_000_000,
-        limits: Limits::default(),
-        engines: Engines::Exit,
-        hardware: Hardware::default(),
-        policy: vpmu::Policy::default(),
-    };
+    let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
     let source = source();
     let range = (GuestAddress(0xd000_0000), 64 * PAGE_SIZE);
     let window = GuestMemoryMmap::<()>::from_ranges(&[range]).expect("memory");

@@ -17,9 +17,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::PAGE_SIZE;
 use vpmu::host::{HostFiles, PerfSource};
 use vpmu::source::Rate;
-use vpmu::{
-    Engines, ExitReason, GuestRegs, Hardware, Limits, Machine, Persist, Registers, Settings, Vpmu,
-};
+use vpmu::{Engines, ExitReason, GuestRegs, Hardware, Machine, Persist, Registers, Settings, Vpmu};
 
 /// A machine that has nothing to tell.
 #[derive(Debug)]
@@ -99,14 +97,7 @@ fn construction_makes_every_thread_and_work_makes_none() {
         .expect("a source");
     assert_eq!(told.try_recv().as_deref(), Ok("vpmu closer"));
     assert!(names().contains("vpmu closer"));
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz: 1_000_000,
-        limits: Limits::default(),
-        engines: Engines::Exit,
-        hardware: Hardware::default(),
-        policy: vpmu::Policy::default(),
-    };
+    let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
     let window = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(1 << 32), 64 * PAGE_SIZE)]);
     let vpmu = Vpmu::new(settings, Arc::new(Bare), Box::new(source)).expect("a device");
     let vpmu = vpmu.with_window(window.expect("memory")).expect("a window");

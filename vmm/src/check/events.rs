@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vpmu::host::{HostFiles, PerfSource};
-use vpmu::{Engines, Hardware, Limits, Machine, Settings, Vpmu};
+use vpmu::{Hardware, Machine, Settings, Vpmu};
 
 use super::facts::Check;
 use crate::policy::{Decision, PolicyArgs, PolicyError, PolicyFile, Tier};
@@ -92,15 +92,9 @@ fn events(
     };
     let files = HostFiles::read(&hardware);
     let source = PerfSource::confined(files, signal::kick_signal(), || Ok(()))?;
-    let settings = Settings {
-        vcpus: 1,
-        // Any clock: no guest reads it.
-        tsc_khz: 1_000_000,
-        limits: Limits::default(),
-        engines: Engines::Auto,
-        hardware,
-        policy: decision.policy.clone(),
-    };
+    let settings = Settings::new(1, 1_000_000)
+        .with_hardware(hardware)
+        .with_policy(decision.policy.clone());
     let vpmu = Vpmu::new(settings, Arc::new(Idle { statistics }), Box::new(source))?;
     Ok(vpmu.guest_events())
 }

@@ -92,18 +92,15 @@ pub(super) fn leave_to_mediated(config: &mut Config, mediated: Option<bool>) {
 
 /// The fixed facts of the device that `config` describes.
 pub(super) fn settings(config: &Config, tsc_khz: u32) -> Settings {
-    Settings {
-        vcpus: u32::from(config.vcpus),
-        tsc_khz,
-        limits: config.limits.device.clone(),
-        engines: match config.engine {
+    Settings::new(u32::from(config.vcpus), tsc_khz)
+        .with_limits(config.limits.device.clone())
+        .with_engines(match config.engine {
             Engine::Auto => Engines::Auto,
             Engine::Batched => Engines::Batched,
             Engine::Exit => Engines::Exit,
-        },
-        hardware: config.hardware.clone(),
-        policy: config.policy.policy.clone(),
-    }
+        })
+        .with_hardware(config.hardware.clone())
+        .with_policy(config.policy.policy.clone())
 }
 
 impl Pmu {

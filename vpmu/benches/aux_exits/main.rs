@@ -27,10 +27,7 @@ use std::sync::Arc;
 use kvm_ioctls::{Kvm, SyncReg, VcpuExit};
 use vmm_sys_util::signal::SIGRTMIN;
 use vpmu::host::PerfSource;
-use vpmu::{
-    Access, Engines, Exit, ExitReason, Hardware, Limits, Machine, Settings, Source, VcpuSession,
-    Vpmu,
-};
+use vpmu::{Access, Engines, Exit, ExitReason, Machine, Settings, Source, VcpuSession, Vpmu};
 
 use guest::{Exited, Guest};
 use trace::Trace;
@@ -82,14 +79,7 @@ fn measure() -> io::Result<()> {
         .find(|name| Path::new("/sys/module").join(name).exists())
         .unwrap_or("of unknown kind");
     let kvm = Kvm::new().map_err(system)?;
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz: 1_000_000,
-        limits: Limits::default(),
-        engines: Engines::Exit,
-        hardware: Hardware::default(),
-        policy: vpmu::Policy::default(),
-    };
+    let settings = Settings::new(1, 1_000_000).with_engines(Engines::Exit);
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let vpmu = Vpmu::new(settings, Arc::new(Host), Box::new(source)).map_err(io::Error::other)?;
     let clock = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;

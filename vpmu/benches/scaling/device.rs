@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::abi::*;
-use vpmu::{Engines, Hardware, Limits, Machine, Settings, Source, Vpmu};
+use vpmu::{Limits, Machine, Settings, Source, Vpmu};
 use zerocopy::IntoBytes;
 
 use crate::common::{Control, DriverQueue, Silent, header};
@@ -55,21 +55,14 @@ impl Machine for BenchMachine {
 
 /// A new device with guest memory of its own. Returns a seat for each of its vCPUs.
 pub(crate) fn seats(vcpus: u32, source: Box<dyn Source>) -> io::Result<Vec<Seat>> {
-    let settings = Settings {
-        vcpus,
-        tsc_khz: 1_000_000,
-        limits: Limits {
-            max_sample_rate: u32::MAX,
-            max_samples: u32::MAX,
-            max_record_bytes: u64::MAX,
-            max_sampling_percent: 100,
-            min_hardware_period: 1,
-            ..Limits::default()
-        },
-        engines: Engines::Auto,
-        hardware: Hardware::default(),
-        policy: vpmu::Policy::default(),
-    };
+    let settings = Settings::new(vcpus, 1_000_000).with_limits(Limits {
+        max_sample_rate: u32::MAX,
+        max_samples: u32::MAX,
+        max_record_bytes: u64::MAX,
+        max_sampling_percent: 100,
+        min_hardware_period: 1,
+        ..Limits::default()
+    });
     let vpmu = Vpmu::new(settings, Arc::new(BenchMachine), source).map_err(io::Error::other)?;
     let vpmu = Arc::new(vpmu);
     let len = place(vcpus).try_into().map_err(io::Error::other)?;

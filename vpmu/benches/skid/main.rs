@@ -30,9 +30,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vpmu::abi::*;
 use vpmu::host::PerfSource;
-use vpmu::{
-    Engines, ExitReason, Hardware, Interrupt, Limits, Machine, Settings, VcpuSession, Vpmu,
-};
+use vpmu::{Engines, ExitReason, Interrupt, Limits, Machine, Settings, VcpuSession, Vpmu};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use driver::DriverQueue;
@@ -91,21 +89,16 @@ fn measure() -> io::Result<()> {
     let kvm = Kvm::new().map_err(system)?;
     let mut guest = Guest::new(&kvm, &program())?;
     let tsc_khz = guest.vcpu.get_tsc_khz().map_err(system)?;
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz,
-        limits: Limits {
+    let settings = Settings::new(1, tsc_khz)
+        .with_limits(Limits {
             max_sample_rate: u32::MAX,
             max_samples: u32::MAX,
             max_record_bytes: u64::MAX,
             max_sampling_percent: 100,
             min_hardware_period: 1,
             ..Limits::default()
-        },
-        engines: Engines::Exit,
-        hardware: Hardware::default(),
-        policy: vpmu::Policy::default(),
-    };
+        })
+        .with_engines(Engines::Exit);
     let watch = Watch::default();
     let source = Watched {
         source: PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?,

@@ -31,7 +31,7 @@ use kvm_ioctls::Kvm;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use vpmu::abi::{ENGINE_BATCHED, ENGINE_EXIT};
 use vpmu::host::PerfSource;
-use vpmu::{Engines, ExitReason, Hardware, Limits, Machine, Settings, Source, VcpuSession, Vpmu};
+use vpmu::{ExitReason, Machine, Settings, Source, VcpuSession, Vpmu};
 
 use driver::Driver;
 use guest::{Exited, Guest};
@@ -212,14 +212,7 @@ fn measure() -> io::Result<()> {
 fn guest(events: u64, engine: u32) -> io::Result<Run> {
     let kvm = Kvm::new().map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
     let shared = Arc::new(Shared::default());
-    let settings = Settings {
-        vcpus: 1,
-        tsc_khz: 1_000_000,
-        limits: Limits::default(),
-        engines: Engines::Auto,
-        hardware: Hardware::default(),
-        policy: vpmu::Policy::default(),
-    };
+    let settings = Settings::new(1, 1_000_000);
     let source = PerfSource::new(SIGRTMIN()).map_err(io::Error::other)?;
     let host = Arc::new(Host(Arc::clone(&shared)));
     let vpmu = Vpmu::new(settings, host, Box::new(source)).map_err(io::Error::other)?;

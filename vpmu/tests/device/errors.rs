@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use vm_memory::GuestMemoryMmap;
 use vpmu::abi::*;
-use vpmu::{AuxProducer, Engines, Hardware, Limits, Persist, PersistentStatus, Policy, Settings};
+use vpmu::{AuxProducer, Engines, Limits, Persist, PersistentStatus, Settings};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::persistent::{WINDOW_FEATURES, asked, window};
@@ -91,14 +91,7 @@ impl Scene {
         };
         setups.iter().for_each(|change| change(&mut setup));
         let window = window(16);
-        let settings = Settings {
-            vcpus: VCPUS,
-            tsc_khz: 1_000_000,
-            limits: setup.limits,
-            engines: Engines::Auto,
-            hardware: Hardware::default(),
-            policy: Policy::default(),
-        };
+        let settings = Settings::new(VCPUS, 1_000_000).with_limits(setup.limits);
         let memory = Rig::bare(Engines::Auto, limits(), None).memory;
         let producer = AuxProducer {
             name: "watchdog",

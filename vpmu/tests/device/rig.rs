@@ -169,15 +169,9 @@ impl Rig {
     pub(crate) fn bare(engines: Engines, limits: Limits, window: Option<&GuestMemoryMmap>) -> Self {
         let memory =
             GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_LEN)]).expect("memory");
-        let settings = Settings {
-            vcpus: VCPUS,
-            // A tick is a nanosecond.
-            tsc_khz: 1_000_000,
-            limits,
-            engines,
-            hardware: Hardware::default(),
-            policy: Policy::default(),
-        };
+        let settings = Settings::new(VCPUS, 1_000_000)
+            .with_limits(limits)
+            .with_engines(engines);
         Self::with_memory(settings, window, memory)
     }
 
@@ -189,14 +183,10 @@ impl Rig {
     /// The same, for a guest that may open only some events.
     pub(crate) fn with_policy(hardware: Hardware, policy: Policy) -> Self {
         let memory = Self::bare(Engines::Auto, limits(), None).memory;
-        let settings = Settings {
-            vcpus: VCPUS,
-            tsc_khz: 1_000_000,
-            limits: limits(),
-            engines: Engines::Auto,
-            hardware,
-            policy,
-        };
+        let settings = Settings::new(VCPUS, 1_000_000)
+            .with_limits(limits())
+            .with_hardware(hardware)
+            .with_policy(policy);
         let mut rig = Self::with_memory(settings, None, memory);
         (0..VCPUS).for_each(|vcpu| rig.attach(vcpu));
         rig.activate(ALL_FEATURES);

@@ -3,9 +3,7 @@
 
 use vpmu::abi::*;
 use vpmu::source::{Mode, Overflow, Rate};
-use vpmu::{
-    Engines, Error, ExitReason, Hardware, Limits, LimitsError, Persist, RawEvents, Settings, Vpmu,
-};
+use vpmu::{Engines, Error, ExitReason, Limits, LimitsError, Persist, RawEvents, Settings, Vpmu};
 
 use crate::reader::{Raw, Reader, SAMPLE, THROTTLE, UNTHROTTLE};
 use crate::rig::{ALL_FEATURES, Rig, VCPUS, limits, open_of, sampling, thread};
@@ -404,17 +402,10 @@ fn share_beyond_the_whole_is_refused() {
         ),
     ] {
         let world = std::sync::Arc::default();
-        let settings = Settings {
-            vcpus: VCPUS,
-            tsc_khz: 1_000_000,
-            limits: Limits {
-                max_sampling_percent: percent,
-                ..limits()
-            },
-            engines: Engines::Auto,
-            hardware: Hardware::default(),
-            policy: vpmu::Policy::default(),
-        };
+        let settings = Settings::new(VCPUS, 1_000_000).with_limits(Limits {
+            max_sampling_percent: percent,
+            ..limits()
+        });
         let source = Box::new(FakeSource::new(&world, &RawEvents::default()));
         let made = Vpmu::new(settings, std::sync::Arc::new(FakeMachine(world)), source);
         match made {

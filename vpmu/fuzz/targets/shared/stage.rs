@@ -8,8 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use vpmu::abi::{F_AUX, F_RING, F_TASK_PAGE, F_WINDOW, QUEUE_CONTROL, QUEUE_EVENT, QUEUE_VCPU};
 use vpmu::{
-    AuxProducer, Engines, ExitReason, Hardware, Limits, RestoreError, SavedState, Settings,
-    VcpuSession,
+    AuxProducer, Engines, ExitReason, Limits, RestoreError, SavedState, Settings, VcpuSession,
 };
 
 use super::driver::DriverQueue;
@@ -99,15 +98,9 @@ impl Stage {
     /// yet.
     pub(crate) fn new(input: &mut Unstructured<'_>) -> Result<Self> {
         let engines = *input.choose(&[Engines::Auto, Engines::Batched, Engines::Exit])?;
-        let settings = Settings {
-            vcpus: VCPUS,
-            // A tick is a nanosecond.
-            tsc_khz: 1_000_000,
-            limits: limits(input)?,
-            engines,
-            hardware: Hardware::default(),
-            policy: vpmu::Policy::default(),
-        };
+        let settings = Settings::new(VCPUS, 1_000_000)
+            .with_limits(limits(input)?)
+            .with_engines(engines);
         let memory = MEMORY.with_borrow_mut(|memory| {
             let memory = memory.get_or_insert_with(|| Rc::new(Memory::new()));
             Rc::clone(memory)

@@ -1,7 +1,7 @@
 //! Counts, states and totals over a save.
 
 use vpmu::abi::*;
-use vpmu::{EventMatch, ExitReason, Policy, Settings, Tier};
+use vpmu::{EventMatch, ExitReason, Policy, Tier};
 
 use super::{mark, marks};
 use crate::persistent::{self, asked, window};
@@ -174,10 +174,8 @@ fn operator_who_denies_the_event_has_it_in_error() {
     rig.halt();
     let state = rig.save();
     let marks = EventMatch::kind(KIND_MARK);
-    let settings = Settings {
-        policy: Policy::new(Tier::Full.events(), vec![marks]),
-        ..rig.settings()
-    };
+    let mut settings = rig.settings();
+    settings.policy = Policy::new(Tier::Full.events(), vec![marks]);
     let mut next = rig.successor(settings, rig.memory.clone(), Some(&window));
     rig.vpmu.reset();
     next.resume(&state);

@@ -1,7 +1,7 @@
 //! Guest time over a save, and when a device may be saved.
 
 use vpmu::abi::*;
-use vpmu::{ExitReason, SaveError, Settings};
+use vpmu::{ExitReason, SaveError};
 
 use super::mark;
 use crate::rig::{Rig, open_of};
@@ -41,10 +41,8 @@ fn another_frequency_is_in_every_page() {
     let before = rig.read(0, event).time_enabled.get();
     rig.halt();
     let state = rig.save();
-    let settings = Settings {
-        tsc_khz: 500_000,
-        ..rig.settings()
-    };
+    let mut settings = rig.settings();
+    settings.tsc_khz = 500_000;
     let mut next = rig.successor(settings, rig.memory.clone(), None);
     rig.vpmu.reset();
     next.resume(&state);
