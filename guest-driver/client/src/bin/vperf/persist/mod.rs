@@ -1,5 +1,5 @@
-//! `vperf persist`: events that live on without a program. Which subcommand does what; what
-//! they say of events stands in `list`, what events recorded in `shown`.
+//! `vperf persist`: events that outlive a program. This file has the subcommands; `list` displays
+//! events, `shown` their records.
 
 mod attach;
 mod dump;
@@ -42,7 +42,7 @@ pub(crate) struct PersistArgs {
     command: Command,
 }
 
-// Each is described where its arguments are.
+// Each command's description is beside its arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
     Ls(list::ListArgs),
@@ -141,7 +141,7 @@ fn not_operators(event: &Persistent) -> Result<(), PersistError> {
 
 fn remove(args: &RmArgs) -> Result<(), PersistError> {
     let vpmu = Vpmu::open()?;
-    // All are found before the first ends: a name mistyped costs nothing.
+    // Look all events up before the first ends: a mistyped name has no effect.
     let events = named(&vpmu, &args.events)?;
     events.iter().try_for_each(not_operators)?;
     for event in &events {
