@@ -18,7 +18,7 @@ use crate::progress::Step;
 
 const CONFIGURATION: &str = "dkms.conf";
 
-/// Why DKMS does not install the driver.
+/// Reasons why DKMS does not install the driver.
 #[derive(Debug, Error)]
 pub enum DkmsError {
     /// The host lacks something.

@@ -16,7 +16,7 @@ use crate::module::ModuleError;
 use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
 
-/// Why a command did not run in a guest from its beginning to its end.
+/// Reasons why a command did not run in a guest from its beginning to its end.
 #[derive(Debug, Error)]
 pub enum BootError {
     /// No kernel.
@@ -57,20 +57,20 @@ pub enum BootError {
     /// The machine did not start, or did not end in time.
     #[error("{place}: the guest did not run; its console is in {console}")]
     Machine {
-        /// Where it ran.
+        /// The machine that it ran on.
         place: Place,
         /// Its console's bytes.
         console: PathBuf,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: MachineError,
     },
     /// The machine ended, but not because the command did.
     #[error("{place}: {what}; its console is in {console}")]
     Ended {
-        /// Where it ran.
+        /// The machine that it ran on.
         place: Place,
-        /// What ended, and how.
+        /// Description of the end.
         what: String,
         /// Its console's bytes.
         console: PathBuf,

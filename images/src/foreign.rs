@@ -17,7 +17,7 @@ use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
 use crate::unpacked::{self, UnpackedError};
 
-/// Why a program cannot be put into a guest.
+/// Reasons why a program cannot be put into a guest.
 #[derive(Debug, Error)]
 pub enum ForeignError {
     /// The host does not have it.
@@ -61,9 +61,9 @@ pub enum ForeignError {
     /// A file could not be read.
     #[error("cannot read {path}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -81,7 +81,7 @@ pub fn perf() -> Result<Files, ForeignError> {
     with_libraries("perf", &host::perf().unwrap_or_default())
 }
 
-/// As [`perf`], for guests of `arch`: of Debian for that architecture, if it is another.
+/// Like [`perf`], for guests of `arch`: of Debian for that architecture, if it is another.
 ///
 /// # Errors
 /// [`ForeignError`].
@@ -106,7 +106,7 @@ pub fn kernel() -> Result<Files, ForeignError> {
     Ok(vec![("boot/kernel".to_owned(), read(&kernel.bzimage)?)])
 }
 
-/// As [`perf`], with these other programs of the distribution.
+/// Like [`perf`], with these other programs of the distribution.
 ///
 /// # Errors
 /// [`ForeignError`].

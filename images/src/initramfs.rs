@@ -23,7 +23,7 @@ const GUEST_INIT: &str = include_str!("../guest/init.sh");
 const LAB_INIT: &str = include_str!("../guest/lab.sh");
 const FILE: &str = "initramfs.cpio";
 
-/// Why there is no initramfs.
+/// Reasons why there is no initramfs.
 #[derive(Debug, Error)]
 pub enum InitramfsError {
     /// There are no shell and tools.

@@ -28,7 +28,7 @@ const CLOCK: &str = "tsc=reliable";
 /// The exact lab's TSC: one nanosecond an instruction.
 const EXACT_TSC_KHZ: u32 = 1_000_000;
 
-/// Why there is no lab.
+/// Reasons why there is no lab.
 #[derive(Debug, Error)]
 pub enum LabError {
     /// No QEMU.

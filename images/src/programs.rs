@@ -21,7 +21,7 @@ const STATIC: &str = "-C target-feature=+crt-static";
 const TESTS: &str = "tests";
 const TRAPPED: &str = "trapped";
 
-/// Why there are no programs.
+/// Reasons why there are no programs.
 #[derive(Debug, Error)]
 pub enum ProgramError {
     /// Cargo could not be started.

@@ -1,5 +1,5 @@
-//! The labs' QEMU: Debian's, with a fix of the project's, built for the one machine that a lab is.
-//! Knows how QEMU is built, nothing of what runs on it.
+//! The labs' QEMU: Debian's, with the project's fix, built for the one machine of a lab. Knows how
+//! QEMU is built, not its guests.
 
 use std::fs;
 use std::io;
@@ -102,7 +102,7 @@ const NEEDS: [Need; 10] = [
     Need::Python,
 ];
 
-/// Why there is no QEMU.
+/// Reasons why there is no QEMU.
 #[derive(Debug, Error)]
 pub enum QemuError {
     /// The host lacks something.
@@ -126,9 +126,9 @@ pub enum QemuError {
     /// A file could not be read or written.
     #[error("cannot use {path}")]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
