@@ -1,4 +1,4 @@
-//! The system calls that each thread may make, and why. Any other ends the process.
+//! The system calls of each thread, with the reasons. Any other call ends the process.
 
 use std::os::fd::RawFd;
 
@@ -10,12 +10,12 @@ use crate::arch::calls;
 use crate::place;
 use crate::signal;
 
-/// What decides about rules besides a thread's kind.
+/// Inputs of the rules besides a thread's kind.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     /// This process.
     pub(super) process: u32,
-    /// There is a PMU.
+    /// The machine has a PMU.
     pub(super) pmu: bool,
     /// A guest that resets boots again.
     pub(super) restarts: bool,
@@ -25,7 +25,7 @@ pub(super) struct Plan {
     pub(super) socket: Option<RawFd>,
 }
 
-/// A call that is allowed if its arguments satisfy all of these.
+/// A call that is allowed if its arguments satisfy all conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) number: c_long,
@@ -47,8 +47,7 @@ impl From<&Call> for Rule {
 
 const KVM_RUN: u32 = 0xae80;
 
-/// Of the requests that put a VM together, those that every architecture has; the others are
-/// [`calls::BOOT`].
+/// Ioctls that build a VM on every architecture; the others are [`calls::BOOT`].
 const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
     (0xae03, "KVM_CHECK_EXTENSION: what KVM can do"),
@@ -92,12 +91,12 @@ fn ioctl((request, reason): (u32, &'static str)) -> Rule {
     rule(call!(SYS_ioctl, ioctl), arguments, reason)
 }
 
-/// The `int` at `index` is the descriptor `fd`.
+/// Requires the `int` at `index` to be the descriptor `fd`.
 fn is(index: u8, fd: RawFd) -> Argument {
     Argument::int(index, fd.cast_unsigned())
 }
 
-/// What threads of `kind` may call; the rules of one call in the order in which they are tried.
+/// The calls of threads of `kind`; the rules of one call in the order in which they are tried.
 pub(super) fn of(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let mut rules = match kind {
         ThreadKind::Main => main(plan),
@@ -123,7 +122,7 @@ fn vcpu(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// What the devices of the machine do on any thread.
+/// Calls of the machine's devices on any thread.
 fn machine(plan: &Plan) -> Vec<Rule> {
     let kick = [
         Argument::int(0, plan.process),
@@ -215,7 +214,7 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
     rules
 }
 
-/// The wait of an event loop, and what it waits for.
+/// The wait of an event loop and its sources.
 fn waiting() -> [Rule; 3] {
     let why = "the event loop";
     [
@@ -229,7 +228,7 @@ fn waiting() -> [Rule; 3] {
     ]
 }
 
-/// Files that are open: symbols, the report, a recording.
+/// Calls on open files: symbols, the report, a recording.
 fn open_files() -> [Rule; 2] {
     [
         rule(
@@ -245,8 +244,8 @@ fn open_files() -> [Rule; 2] {
     ]
 }
 
-/// Recordings: a new file in their directory takes the place of the older one. Files that are there
-/// cannot be opened.
+/// Recordings: a new file in their directory replaces the older one. Existing files cannot be
+/// opened.
 fn recording(plan: &Plan) -> Vec<Rule> {
     let Some(directory) = plan.recordings else {
         return Vec::new();
@@ -275,7 +274,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
     ]
 }
 
-/// What the PMU device and the runtime do.
+/// Calls of the PMU device and the runtime.
 fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     let thread = match kind {
         ThreadKind::Vcpu => Thread::Vcpu,
@@ -289,7 +288,7 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
     }
 }
 
-/// Any thread may crash.
+/// Calls of a crash, on any thread.
 fn crash() -> [Rule; 4] {
     let why = "a crash gives the terminal back";
     [TCGETS, TCSETS, TCGETS2, TCSETS2].map(|request| ioctl((request, why)))
@@ -299,7 +298,7 @@ fn crash() -> [Rule; 4] {
 mod tests {
     use super::*;
 
-    /// Everything that a machine can have.
+    /// A machine with every option.
     fn all() -> Plan {
         Plan {
             process: 7,

@@ -12,7 +12,7 @@ use super::{gic, layout, reg};
 use crate::kvm::KvmError;
 use crate::machine::Machine;
 
-/// Why the vCPUs cannot be made.
+/// Reasons why the vCPUs cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// KVM refuses a step.

@@ -11,7 +11,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an arm64 Image";
 
-/// Why a kernel cannot be loaded.
+/// Reasons why a kernel cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.

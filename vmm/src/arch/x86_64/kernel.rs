@@ -13,7 +13,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
 
-/// Why a kernel cannot be loaded.
+/// Reasons why a kernel cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.
