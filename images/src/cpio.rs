@@ -83,6 +83,7 @@ impl Archive {
 
     /// The finished archive. Another may follow it directly: its length is a multiple of four.
     ///
+    /// # Errors
     /// Only in theory: the trailer always fits.
     pub fn finish(mut self) -> Result<Vec<u8>, CpioError> {
         self.inode = u32::MAX; // the trailer's inode number wraps round to zero

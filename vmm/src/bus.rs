@@ -55,8 +55,8 @@ impl Bus {
 
     /// Puts `device` at `start`, `size` addresses long.
     ///
+    /// # Errors
     /// [`Overlap`] if another device claims one of the addresses.
-    /// [`Overlap`] when another device answers there.
     pub fn insert(
         &mut self,
         start: u64,

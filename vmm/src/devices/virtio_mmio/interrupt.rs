@@ -41,8 +41,8 @@ impl Interrupt {
     /// while the driver resets the device; Linux frees its queues then, and a status that says that
     /// buffers were used would make its handler walk them.
     ///
+    /// # Errors
     /// The line's error.
-    /// The line's.
     pub fn used_buffer(&self) -> io::Result<()> {
         self.raise(USED_BUFFER)
     }
