@@ -1,15 +1,15 @@
 //! The paravirtual PMU: the device, for VMMs that keep guest memory in vm-memory's
 //! `GuestMemoryMmap` and virtqueues in virtio-queue's `Queue`.
 //!
-//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (the services that the device asks of it)
-//! and a [`Source`] (the counters: [`host::PerfSource`] on a real host), and carries it on a virtio
+//! A VMM makes a [`Vpmu`] from [`Settings`], a [`Machine`] (the services that the device needs) and
+//! a [`Source`] (the counters: [`host::PerfSource`] on a real host), and attaches it to a virtio
 //! transport. Each vCPU's thread [attaches](Vpmu::attach) and reports its entries, exits, marks and
-//! notifications to its [`VcpuSession`]. The operator's persistent events live on over every reset,
-//! in a window of the VMM's memory. The crate knows guest memory and perf; it knows nothing of KVM,
+//! notifications to its [`VcpuSession`]. The operator's persistent events survive every reset, in a
+//! window of the VMM's memory. The crate knows guest memory and perf; it knows nothing of KVM,
 //! event loops or command lines.
 //!
-//! Events belong to the vCPU that they are placed on. A vCPU's work takes the lock of that vCPU's
-//! shard alone; the order of all locks is written in `locks`.
+//! Events belong to the vCPU that they are placed on. A vCPU's work takes only the lock of its own
+//! shard; the order of all locks is documented in `locks`.
 
 pub use vpmu_abi as abi;
 mod arch;

@@ -1,5 +1,5 @@
-//! The window: memory of the VMM's for rings that outlive a reset, and which of its pages are taken.
-//! Knows nothing of rings.
+//! The window: the VMM's memory for rings that outlive a reset, and its allocated pages. Knows
+//! nothing of rings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::abi::PAGE_SIZE;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The side whose ring lies in a run of pages.
+/// The owner of a run of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holder {
     Guest,
     Operator,
 }
 
-/// One region of memory, and the runs of its pages that are taken.
+/// One region of memory, with its allocated runs of pages.
 #[derive(Debug)]
 pub(crate) struct Window {
     region: Arc<GuestRegionMmap>,
     pages: u32,
-    /// The first page that only the operator takes.
+    /// The first page reserved for the operator.
     operators: u32,
     /// The first page of each run, and its length.
     taken: BTreeMap<u32, u32>,
 }
 
 impl Window {
-    /// The window that `memory` is, of which the guest takes `guests` pages at most; `None` if it is not
-    /// one region of whole pages.
+    /// The window in `memory`, of which the guest may allocate at most `guests` pages; `None` if it
+    /// is not one region of whole pages.
     pub(crate) fn new(memory: &GuestMemoryMmap, guests: u32) -> Option<Self> {
         let mut regions = memory.iter();
         let (region, None) = (regions.next()?, regions.next()) else {
@@ -53,13 +53,13 @@ impl Window {
         })
     }
 
-    /// Its memory, where the guest sees it.
+    /// Its memory, at the guest's addresses.
     pub(crate) fn region(&self) -> Arc<GuestRegionMmap> {
         Arc::clone(&self.region)
     }
 
-    /// Takes the first run of `pages` free pages, which are all zero then; `None`: there is none. The
-    /// operator has pages that no guest takes, and takes those first.
+    /// Allocates the first run of `pages` free pages and zeroes them; `None` if there is none. The
+    /// operator has reserved pages, and allocates those first.
     pub(crate) fn take(&mut self, pages: u32, holder: Holder) -> Option<Vec<GuestAddress>> {
         let first = match holder {
             Holder::Guest => self.first_fit(pages, 0, self.operators),
@@ -80,19 +80,19 @@ impl Window {
         Some(addresses.collect())
     }
 
-    /// Gives back the run that begins with page `first`.
+    /// Frees the run that begins with page `first`.
     pub(crate) fn give_back(&mut self, first: u32) {
         self.taken.remove(&first);
     }
 
-    /// The number of the page at `address`, if it is one of the window's.
+    /// The number of the page at `address`, if it is in the window.
     pub(crate) fn page(&self, address: GuestAddress) -> Option<u32> {
         let offset = address.checked_offset_from(self.region.start_addr())?;
         let page = u32::try_from(offset / PAGE).ok()?;
         (page < self.pages).then_some(page)
     }
 
-    /// The first of `pages` free ones that lie between the pages `from` and `until`.
+    /// The first of `pages` free ones between the pages `from` and `until`.
     fn first_fit(&self, pages: u32, from: u32, until: u32) -> Option<u32> {
         let mut free = from;
         for (&first, &len) in &self.taken {

@@ -7,10 +7,10 @@ use crate::confine::{Argument, Call, call};
 /// `fcntl` operations that `libc` does not name for every target.
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
-/// No CPU: a counter follows its thread.
+/// A counter follows its thread to any CPU.
 const ANY_CPU: u32 = u32::MAX;
 
-/// To open, switch and read host counters.
+/// Calls that open, switch and read host counters.
 pub(crate) const COUNTERS: [Call; 11] = [
     call!(
         perf_event_open,
@@ -87,7 +87,7 @@ pub(crate) const COUNTERS: [Call; 11] = [
 
 const RLIMIT_NOFILE: u32 = libc::RLIMIT_NOFILE;
 
-/// To give host counters back.
+/// Calls that close host counters.
 pub(crate) const CLOSING: [Call; 2] = [
     call!(
         ioctl,

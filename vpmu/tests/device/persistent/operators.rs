@@ -224,7 +224,7 @@ fn what_cannot_be_had_is_said_and_leaves_nothing() {
                 name: Some("9".to_owned()),
                 ..usual.clone()
             },
-            "`9` is no name",
+            "`9` is not a valid name",
         ),
         (
             Persist {
