@@ -1,4 +1,4 @@
-//! Where guests run: on this machine's KVM if a stock kernel boots there, else in the lab.
+//! Selects the machine for guests: this machine's KVM if a stock kernel boots there, else the lab.
 
 use std::fmt;
 use std::fs;

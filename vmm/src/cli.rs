@@ -352,7 +352,7 @@ fn one_line(report: &str) -> String {
         .collect();
     let message = message.join(" ");
     let message = message.strip_prefix("error: ").unwrap_or(&message);
-    format!("{message}; 'vmm --help' and 'vmm COMMAND --help' tell more")
+    format!("{message}; see 'vmm --help' and 'vmm COMMAND --help'")
 }
 
 #[cfg(test)]

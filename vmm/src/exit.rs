@@ -186,7 +186,7 @@ impl End {
 
 fn tell(event: &EventFd) {
     if let Err(error) = event.write(1) {
-        log::error!("cannot tell that the run has ended: {error}");
+        log::error!("cannot signal the end of the run: {error}");
     }
 }
 

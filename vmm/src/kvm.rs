@@ -9,7 +9,7 @@ use crate::arch::platform;
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// The device does not exist.
-    #[error("there is no /dev/kvm: {}; 'vmm check' tells more", platform::REMEDY)]
+    #[error("there is no /dev/kvm: {}; see 'vmm check'", platform::REMEDY)]
     Missing,
     /// The process lacks permission.
     #[error(

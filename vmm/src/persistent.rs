@@ -39,7 +39,7 @@ pub struct Spec {
     name: Option<String>,
 }
 
-/// What is wrong with the text.
+/// Errors of a description.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SpecError {
     /// The event's name is missing.
@@ -65,10 +65,10 @@ pub enum SpecError {
     #[error("period and freq: give one of them")]
     TwoRates,
     /// A size for an event without samples.
-    #[error("`{0}` cannot be sampled and only counts: leave size out")]
+    #[error("`{0}` cannot be sampled and only counts: omit size")]
     OnlyCounts(String),
     /// Samples without a ring.
-    #[error("samples need room: leave size=0 out, or period and freq")]
+    #[error("samples need a ring: omit size=0, or period and freq")]
     NoRoom,
 }
 

@@ -72,7 +72,7 @@ pub struct PolicyArgs {
     )]
     pub allow_events: Vec<Events>,
 
-    /// Take events out of the list: the guest cannot tell that the host has them; may be given again
+    /// Remove events from the list: the guest cannot see that the host has them; may be given again
     #[arg(long = "deny-event", value_name = "EVENT[,...]", value_delimiter = ',')]
     pub deny_events: Vec<Events>,
 

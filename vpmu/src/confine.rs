@@ -154,12 +154,12 @@ const RUNTIME: [Call; 26] = [
     ),
     call!(mremap, SYS_mremap, [], "a large allocation grows"),
     call!(brk, SYS_brk, [], "memory"),
-    call!(madvise, SYS_madvise, [], "memory that is given back"),
+    call!(madvise, SYS_madvise, [], "memory that is freed"),
     call!(
         sched_getaffinity,
         SYS_sched_getaffinity,
         [],
-        "how many arenas an allocator makes"
+        "the number of an allocator's arenas"
     ),
     call!(getrandom, SYS_getrandom, [], "keys of hash tables"),
     call!(
@@ -172,13 +172,13 @@ const RUNTIME: [Call; 26] = [
         clock_nanosleep,
         SYS_clock_nanosleep,
         [],
-        "a wait with an end"
+        "a wait with a time-out"
     ),
     call!(
         restart_syscall,
         SYS_restart_syscall,
         [],
-        "a wait that a stop interrupted"
+        "a wait that was interrupted"
     ),
     call!(
         rt_sigreturn,
@@ -190,13 +190,13 @@ const RUNTIME: [Call; 26] = [
         rt_sigprocmask,
         SYS_rt_sigprocmask,
         [],
-        "signals are held back while a thread ends or aborts"
+        "signals are blocked while a thread ends or aborts"
     ),
     call!(
         rt_sigaction,
         SYS_rt_sigaction,
         [],
-        "a crash does what it does by default"
+        "a crash takes its default action"
     ),
     call!(
         sigaltstack,

@@ -71,7 +71,7 @@ pub struct Notice {
     pub pid: u32,
     /// Nanoseconds of `CLOCK_MONOTONIC_RAW`.
     pub time: u64,
-    /// What it did.
+    /// The action.
     pub action: Action,
 }
 

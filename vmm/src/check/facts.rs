@@ -220,7 +220,7 @@ impl Samples {
         self.guest >= Self::ENOUGH || self.total >= 8 * Self::ENOUGH
     }
 
-    /// Whether host samples carry guest instruction pointers; `None`: too few samples to tell.
+    /// Whether host samples have guest instruction pointers; `None` if samples are too few.
     pub fn carry_guest_ips(&self) -> Option<bool> {
         (self.total >= Self::ENOUGH).then_some(self.in_loop > self.total / 2)
     }

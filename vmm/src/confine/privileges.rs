@@ -22,7 +22,7 @@ pub struct User {
     gid: u32,
 }
 
-/// What is wrong with the text.
+/// An invalid user and group.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("give two numbers, as in 1000:1000")]
 pub struct UserError;

@@ -50,7 +50,7 @@ const KVM_RUN: u32 = 0xae80;
 /// Ioctls that build a VM on every architecture; the others are [`calls::BOOT`].
 const BOOT: [(u32, &str); 8] = [
     (0xae01, "KVM_CREATE_VM: a guest that was reset has a new VM"),
-    (0xae03, "KVM_CHECK_EXTENSION: what KVM can do"),
+    (0xae03, "KVM_CHECK_EXTENSION: KVM's capabilities"),
     (0xae04, "KVM_GET_VCPU_MMAP_SIZE: the size of run pages"),
     (0x4020_ae46, "KVM_SET_USER_MEMORY_REGION: the VM's memory"),
     (0xae41, "KVM_CREATE_VCPU: the VM's vCPUs"),
@@ -134,11 +134,7 @@ fn machine(plan: &Plan) -> Vec<Rule> {
             [],
             "event descriptors; the console; messages",
         ),
-        rule(
-            call!(SYS_tgkill, tgkill),
-            kick,
-            "a vCPU is called out of the guest",
-        ),
+        rule(call!(SYS_tgkill, tgkill), kick, "the kick of a vCPU"),
         rule(
             call!(SYS_pread64, pread64),
             [],
@@ -160,7 +156,7 @@ fn main(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_ftruncate, ftruncate),
             [],
-            "the report replaces what is there",
+            "the report replaces an older one",
         ),
     ]);
     rules.extend(open_files());
@@ -177,21 +173,17 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
     rules.extend(waiting());
     rules.extend([
         rule(call!(SYS_accept4, accept4), [], "a client"),
-        ioctl((FIONBIO, "a client is not waited for")),
+        ioctl((FIONBIO, "a client that must not block")),
         rule(
             call!(SYS_getsockopt, getsockopt),
             [
                 Argument::int(1, libc::SOL_SOCKET.cast_unsigned()),
                 Argument::int(2, libc::SO_PEERCRED.cast_unsigned()),
             ],
-            "whose client it is",
+            "the user of a client",
         ),
-        rule(call!(SYS_geteuid, geteuid), [], "whose machine it is"),
-        rule(
-            call!(SYS_recvmsg, recvmsg),
-            [],
-            "a request, and the file that it names",
-        ),
+        rule(call!(SYS_geteuid, geteuid), [], "the user of the machine"),
+        rule(call!(SYS_recvmsg, recvmsg), [], "a request, with its file"),
         rule(call!(SYS_sendto, sendto), [], "an answer"),
         rule(call!(SYS_read, read), [], "event descriptors"),
     ]);
@@ -202,12 +194,12 @@ fn ctl(plan: &Plan) -> Vec<Rule> {
             rule(
                 call!(SYS_newfstatat, newfstatat),
                 [is(0, directory)],
-                "whether the control socket is still its own",
+                "a check that the control socket was not replaced",
             ),
             rule(
                 call!(SYS_unlinkat, unlinkat),
                 [is(0, directory), Argument::int(2, 0)],
-                "the control socket goes with its machine",
+                "the removal of the control socket",
             ),
         ]);
     }
@@ -234,12 +226,12 @@ fn open_files() -> [Rule; 2] {
         rule(
             call!(SYS_lseek, lseek),
             [],
-            "symbols are read again; the report replaces what is there",
+            "symbols are read again; the report replaces an older one",
         ),
         rule(
             call!(SYS_statx, statx),
             [],
-            "the size of a file that is open, and whether it is one",
+            "the type and size of an open file",
         ),
     ]
 }
@@ -259,7 +251,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_newfstatat, newfstatat),
             [is(0, directory)],
-            "whether there is an older recording",
+            "a check for an older recording",
         ),
         rule(
             call!(SYS_renameat, renameat),
@@ -269,7 +261,7 @@ fn recording(plan: &Plan) -> Vec<Rule> {
         rule(
             call!(SYS_unlinkat, unlinkat),
             [is(0, directory), Argument::int(2, 0)],
-            "a recording that could not be written",
+            "the removal of a partial recording",
         ),
     ]
 }
@@ -290,7 +282,7 @@ fn device(kind: ThreadKind, plan: &Plan) -> Vec<Rule> {
 
 /// Calls of a crash, on any thread.
 fn crash() -> [Rule; 4] {
-    let why = "a crash gives the terminal back";
+    let why = "a crash restores the terminal";
     [TCGETS, TCSETS, TCGETS2, TCSETS2].map(|request| ioctl((request, why)))
 }
 

@@ -109,7 +109,7 @@ pub enum CtlError {
     Stranger {
         /// The path.
         path: PathBuf,
-        /// What is wrong with the answer.
+        /// The parser's error.
         #[source]
         source: serde_json::Error,
     },

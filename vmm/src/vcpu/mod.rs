@@ -35,7 +35,7 @@ pub enum VcpuError {
     #[error("cannot map a vCPU's run page")]
     RunPage(#[source] io::Error),
     /// KVM met an instruction or state that it cannot emulate.
-    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' says what this machine can run")]
+    #[error("vCPU {vcpu} at {ip:#x}: {what}; 'vmm check' shows this machine's abilities")]
     Stopped {
         /// The vCPU.
         vcpu: u32,

@@ -40,7 +40,7 @@ impl Kept {
         }
     }
 
-    /// Resets writer and reader, whatever an earlier area of the same ring left.
+    /// Resets writer and reader, independent of an earlier area of the same ring.
     pub(super) fn clear(&self, pages: &impl Pages) -> Result<(), Unwritable> {
         pages.store(AUX_TAIL, 0, Ordering::Relaxed)?;
         pages.store(AUX_HEAD, self.writer.head(), Ordering::Release)

@@ -31,8 +31,8 @@ pub fn host_traces() -> Vec<HostTrace> {
     traces
 }
 
-/// The reason why a guest cannot have the trace of `pmu`; `None` for a PMU that makes none.
-/// `pt_mode` is what KVM says of Intel PT, where it does.
+/// The reason why a guest cannot have the trace of `pmu`; `None` for a PMU without traces.
+/// `pt_mode` is KVM's setting for Intel PT, if it has one.
 fn refusal(pmu: &str, pt_mode: Option<u32>) -> Option<&'static str> {
     let kind = pmu.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
     Some(match (kind, pt_mode) {

@@ -174,6 +174,8 @@ pub enum PersistError {
     #[error("the event {0} has no ring")]
     NoRing(u64),
     /// The start of a record in its ring is unknown.
-    #[error("the ring of event {0} is overwritten forwards, so its records cannot be told apart")]
+    #[error(
+        "the ring of event {0} is overwritten forwards, so the start of its records is unknown"
+    )]
     Unreadable(u64),
 }

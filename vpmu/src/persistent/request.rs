@@ -29,15 +29,15 @@ pub(crate) fn open_request(
         return Err(refused("a trace needs an area in the guest's memory"));
     }
     if modes != 0 && !entry.excludes {
-        return Err(refused("it does not tell user mode from the kernel"));
+        return Err(refused("it cannot separate user and kernel mode"));
     }
     if asked.sample_type & !SAMPLE_TYPE != 0 {
-        return Err(refused("its samples cannot hold all that is asked for"));
+        return Err(refused("its samples cannot hold all requested fields"));
     }
     match (asked.rate, asked.pages) {
         (None, 0) => {}
         (None, _) => return Err(refused("without a period or frequency a ring stays empty")),
-        (Some(_), 0) => return Err(refused("its samples have no ring to go to")),
+        (Some(_), 0) => return Err(refused("its samples need a ring")),
         (Some(rate), _) => check_rate(entry, rate, highest).map_err(refused)?,
     }
     let (period, freq) = match asked.rate {
@@ -107,7 +107,7 @@ fn check_rate(entry: &Entry, rate: Rate, highest: u32) -> Result<(), &'static st
     let shortest = entry.shortest_period.ok_or("it makes no samples")?;
     match rate {
         Rate::Period(period) if period < shortest => {
-            Err("its period is shorter than what counts it keeps")
+            Err("its period is shorter than its counter supports")
         }
         Rate::Period(period) if period >> 63 != 0 => Err("its period is out of bounds"),
         Rate::Frequency(hertz) if !(1..=u64::from(highest)).contains(&hertz) => {

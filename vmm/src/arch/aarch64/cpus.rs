@@ -23,9 +23,9 @@ pub enum CpuError {
     Affinity {
         /// Which vCPU.
         index: u8,
-        /// What KVM gives it.
+        /// KVM's affinity.
         is: u64,
-        /// What the device tree says.
+        /// The device tree's affinity.
         expected: u64,
     },
     /// `--guest-pmu` was given, but KVM has no PMU for guests.

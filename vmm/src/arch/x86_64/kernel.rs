@@ -47,9 +47,9 @@ pub enum KernelError {
         "it needs memory up to {needs_mib} MiB, and the guest has {has_mib} MiB: raise --memory"
     )]
     TooBig {
-        /// Where its memory ends.
+        /// End of its memory, in MiB.
         needs_mib: u64,
-        /// Where the guest's memory ends.
+        /// End of the guest's memory, in MiB.
         has_mib: u64,
     },
     /// The loader refuses.

@@ -1,4 +1,4 @@
-//! Traces through rings and areas in guest memory, read back as a program would.
+//! Traces through rings and areas in guest memory, read back like a program would.
 
 mod properties;
 mod rules;
@@ -27,7 +27,7 @@ use crate::sink::{Flush, Sink};
 
 const RING: u64 = 0x10_0000;
 const AREA: u64 = 0x20_0000;
-/// The event that ring and area were mapped with.
+/// The event with the ring and area.
 const OWNER: u64 = 5;
 
 fn spec(id: u64, kind: u32) -> EventSpec {
@@ -64,7 +64,7 @@ impl Machine for Silent {
     }
 }
 
-/// A ring with an area, and who reads both.
+/// A ring with an area, and a reader of both.
 struct Rig {
     memory: GuestMemoryMmap,
     sink: Sink,
@@ -75,7 +75,7 @@ struct Rig {
     time: u64,
 }
 
-/// A record of the ring: its type and what follows its header.
+/// A record of the ring: its type and the words after its header.
 type Found = (u32, Vec<u64>);
 
 /// A packet of the area.
@@ -88,7 +88,7 @@ enum Read {
 }
 
 impl Rig {
-    /// A ring of 64 pages, and an area of `pages` pages that lie apart.
+    /// A ring of 64 pages, and an area of `pages` scattered pages.
     fn new(pages: u64, writable: bool, watermark: u32) -> Self {
         Self::with(64, pages, writable, watermark)
     }
@@ -198,7 +198,7 @@ impl Rig {
         self.set(offset_of!(Metadata, aux_tail), tail);
     }
 
-    /// Every record since the last look.
+    /// Every record since the last call.
     fn records(&mut self) -> Vec<Found> {
         let head = self.field(offset_of!(Metadata, data_head));
         let data = self.field(offset_of!(Metadata, data_size));

@@ -108,7 +108,7 @@ pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Where events are opened.
+/// The places of events: tasks or CPUs.
 #[derive(Debug)]
 enum Places {
     Child(i32),
