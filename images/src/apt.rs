@@ -53,7 +53,7 @@ const UNREACHABLE: [&str; 6] = [
     "Connection failed",
 ];
 
-/// Reasons why the package lists could not be refreshed.
+/// Errors of refreshing the package lists.
 #[derive(Debug, Error)]
 pub enum AptError {
     /// Only root may refresh them.

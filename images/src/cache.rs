@@ -13,7 +13,7 @@ use crate::sys::Lock;
 /// The number of results of one kind to keep: enough for several branches.
 const KEPT: usize = 4;
 
-/// Reasons why the cache cannot be used.
+/// Errors of the cache.
 #[derive(Debug, Error)]
 pub enum CacheError {
     /// Something in it cannot be made, moved or removed.

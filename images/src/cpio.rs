@@ -11,7 +11,7 @@ const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Reasons why an entry cannot be put into an archive.
+/// Errors of adding an entry to an archive.
 #[derive(Debug, Error)]
 pub enum CpioError {
     /// The format counts a file's bytes in 32 bits.

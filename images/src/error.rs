@@ -16,25 +16,25 @@ use crate::module::ModuleError;
 use crate::place::{Place, PlaceError};
 use crate::programs::ProgramError;
 
-/// Reasons why a command did not run in a guest from its beginning to its end.
+/// Errors of running a command in a guest.
 #[derive(Debug, Error)]
 pub enum BootError {
-    /// No kernel.
+    /// The kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// No driver.
+    /// The driver.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// No programs.
+    /// The programs.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// No initramfs.
+    /// The initramfs.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     /// A file that the caller added cannot go in.
     #[error(transparent)]
     File(#[from] CpioError),
-    /// No lab.
+    /// The lab.
     #[error(transparent)]
     Lab(#[from] LabError),
     /// The place could not be chosen.

@@ -17,7 +17,7 @@ use crate::kernel::{DEFAULT_SERIES, Kernel, KernelError};
 use crate::process::{self, ProcessError};
 use crate::unpacked::{self, UnpackedError};
 
-/// Reasons why a program cannot be put into a guest.
+/// Errors of adding a program to a guest.
 #[derive(Debug, Error)]
 pub enum ForeignError {
     /// The host does not have it.
@@ -44,7 +44,7 @@ pub enum ForeignError {
     /// Debian for another architecture does not have it.
     #[error(transparent)]
     Unpacked(#[from] UnpackedError),
-    /// There is no directory to compile in.
+    /// The temporary directory cannot be made.
     #[error("cannot make a temporary directory")]
     Temporary(#[source] io::Error),
     /// There is no kernel.

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::host::{self, HostError, Need};
 use crate::process::{self, ProcessError};
 
-/// Reasons why a module cannot be put into an initramfs.
+/// Errors of adding a module to an initramfs.
 #[derive(Debug, Error)]
 pub enum KmodError {
     /// Neither a file nor built in.

@@ -13,7 +13,7 @@ use crate::{process, sys};
 
 const CHUNK: usize = 4096;
 
-/// Reasons why a machine did not run to its end.
+/// Errors of running a machine.
 #[derive(Debug, Error)]
 pub enum MachineError {
     /// The program is missing or not executable.

@@ -16,7 +16,7 @@ use crate::error::FileError;
 use crate::progress::Step;
 use crate::sys;
 
-/// Reasons why the place could not be chosen.
+/// Errors of choosing the machine.
 #[derive(Debug, Error)]
 pub enum PlaceError {
     /// The VMM could not be started.

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::sys;
 
-/// Reasons why a program failed.
+/// Errors of running a program.
 #[derive(Debug, Error)]
 pub enum ProcessError {
     /// The program is missing or not executable.

@@ -102,7 +102,7 @@ const NEEDS: [Need; 10] = [
     Need::Python,
 ];
 
-/// Reasons why there is no QEMU.
+/// Errors of getting QEMU.
 #[derive(Debug, Error)]
 pub enum QemuError {
     /// The host lacks something.

@@ -24,7 +24,7 @@ const TRIES: u32 = 64;
 /// A place for a file.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The reason why it could not be opened is reported when somebody needs it.
+    /// The error of opening it is reported at its first use.
     directory: Result<OwnedFd, Errno>,
     name: OsString,
     path: PathBuf,

@@ -38,10 +38,10 @@ const HOT: &str = "hot_three_quarters";
 /// The heading of the table of exits by reason.
 const REASONS: &str = "WORST  REASON";
 
-/// Reasons why the demo failed.
+/// Errors of the demo.
 #[derive(Debug, Error)]
 pub enum DemoError {
-    /// No guest.
+    /// The guest did not run.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// A command failed in the guest.
@@ -71,10 +71,10 @@ pub enum DemoError {
     /// A run of perf did not print a count.
     #[error("perf stat printed no count of instructions")]
     NoCount,
-    /// There is no kernel to take symbols from.
+    /// The kernel with the symbols is missing.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// There is no perf to read recordings with.
+    /// perf, which reads recordings, is missing.
     #[error(transparent)]
     Perf(#[from] ForeignError),
     /// The guest of the last act ended without a panic.

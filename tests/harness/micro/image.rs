@@ -15,8 +15,8 @@ const DONE: u32 = 0x80_0000;
 const TRAMPOLINE: u32 = 0x1_0000;
 const TRAMPOLINE_SIZE: u32 = 0x1000;
 
-/// The local APIC's software switch. KVM finds a vCPU that nobody has sent anything to yet only
-/// after some local APIC has changed, and every operating system throws this switch first.
+/// The local APIC's software enable. KVM finds a vCPU that has not received anything yet only
+/// after some local APIC has changed, and every operating system enables its APIC first.
 const SPURIOUS: u32 = 0xfee0_00f0;
 const ENABLED: u32 = 0x1ff;
 /// Its interrupt command register, high half first.

@@ -15,7 +15,7 @@ const RDMSR: u8 = 0x32;
 /// The kernel's load address, and the limit of its end.
 const KERNEL: std::ops::Range<u64> = 0x10_0000..0x800_0000;
 
-/// Reasons why the kernel cannot read its counters.
+/// Errors of patching the guest's kernel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RdpmcError {
     /// Guest memory cannot be read.

@@ -14,7 +14,7 @@ use super::{Ring, Watch};
 use crate::arch::check::{code, create_vcpu, create_vm};
 use crate::kvm::KvmError;
 
-/// Reasons why a machine could not be built or run.
+/// Errors of building or running a machine.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MachineError {
     /// KVM refused a step of building it.

@@ -108,7 +108,7 @@ pub struct Entry {
     pub count: u64,
     /// Guest nanoseconds enabled.
     pub time_enabled: u64,
-    /// Guest nanoseconds of those in which it counted.
+    /// Guest nanoseconds counted.
     pub time_running: u64,
     /// Overflows without a record.
     pub lost: u64,

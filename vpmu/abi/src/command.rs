@@ -61,7 +61,7 @@ wire! {
         pub value: U64,
         /// Nanoseconds enabled with its context scheduled in.
         pub time_enabled: U64,
-        /// Nanoseconds of those in which the backing counted.
+        /// Nanoseconds for which the backing counted.
         pub time_running: U64,
         /// Overflows without a record; for a trace, lost bytes.
         pub lost: U64,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSymbol, SymbolKind};
 
-/// Reasons why a file has no names to give.
+/// Errors of a file of symbols.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbolsError {
     /// The file cannot be read.

@@ -11,7 +11,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an arm64 Image";
 
-/// Reasons why a kernel cannot be loaded.
+/// Errors of loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.

@@ -13,7 +13,7 @@ use super::layout;
 /// The known kinds of images.
 pub const KINDS: &str = "an x86-64 ELF vmlinux or a bzImage";
 
-/// Reasons why a kernel cannot be loaded.
+/// Errors of loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The file cannot be read.

@@ -22,7 +22,7 @@ use crate::target::TargetError;
 
 /// Make, list, read and end events that outlive the program that made them.
 ///
-/// A persistent event counts and samples a CPU until somebody ends it, and any number of programs
+/// A persistent event counts and samples a CPU until it is ended, and any number of programs
 /// can open it. Its ring holds the newest samples and outlives a reset of this machine if
 /// the host has memory for it. The host's operator may have started events before this machine
 /// booted: read them here, end them on the host (`vmm ctl`). /sys/bus/event_source/devices/

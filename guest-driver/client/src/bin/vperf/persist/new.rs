@@ -17,7 +17,7 @@ const PAGE: u32 = 4096;
 const FIELDS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_CPU | SAMPLE_PERIOD;
 
-/// Make persistent events, which count and sample until somebody ends them.
+/// Make persistent events, which count and sample until they are ended.
 ///
 /// Makes one for each event and CPU. Its ring keeps the newest samples; with --until-full it keeps
 /// unread samples, and counts those that it has no room for as lost.
